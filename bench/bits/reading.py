@@ -70,18 +70,20 @@ def checkpoint(folder):
     for path in sorted(glob.glob(os.path.join(folder, "*.safetensors"))):
         stem = os.path.basename(path).split(".")[0]
         for name, digest in tensors(path).items():
+            # In format 2 the names of what is trained differ from the model's.
+            name = name.removesuffix(".trained") if stem == "trained" else name
             group = stem if stem in ("model", "trained") else "rng" if GENERATORS.search(name) else "optimizer"
             found[group][name] = digest
     return found
 
 
 def test_figures(said):
-    """The figures of `drumline test`: its line, without the words on which model it was."""
+    """The figures of `drumline test`: its line, without the words on which model it was, in an order that does not matter."""
     line = next((line for line in said.splitlines() if "== test:" in line), None)
     if line is None:
         return None
     parts = [part.strip() for part in line.split("== test:")[1].split("|")]
-    return " | ".join(part for part in parts if "/" not in part)
+    return " | ".join(sorted(part for part in parts if "/" not in part))
 
 
 def bleu(said):

@@ -133,7 +133,9 @@ class Runner:
         return found
 
     def test(self, case):
-        words = self.job(case, "test")
+        """The last model of images, which older programs test without a flag, and the best of the others."""
+        is_flag = case.program is grid.IMAGES and b"--last" in self.output(self.work, ["test", "--help"])
+        words = self.job(case, "test", ["--last"] if is_flag else [])
         return [*words, "TEST.PREDICTIONS", "predictions.csv"] if case.program is grid.IMAGES else words
 
     def used(self, case, folder, found):

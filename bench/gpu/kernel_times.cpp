@@ -1,7 +1,7 @@
 // Where a step's time goes on a GPU: the kernels of the last steps, by name, longest first. CUDA loads it by itself:
 //
 //   g++ -O2 -std=c++17 -shared -fPIC kernel_times.cpp -I CUDA/include -L CUDA/lib -l:libcupti.so.13 -o kernel_times.so
-//   CUDA_INJECTION64_PATH=$PWD/kernel_times.so MARK=nll_loss_forward drumline-train bench-gpu --model resnet50 --mode graph …
+//   CUDA_INJECTION64_PATH=$PWD/kernel_times.so MARK=nll_loss_forward drumline-bench gpu --model resnet50 --mode graph …
 //
 // CUDA is the folder `nvidia/cu13` that pip's packages nvidia-cuda-cupti and nvidia-cuda-runtime share. MARK is part of the name of a kernel that each
 // step has once; STEPS says how many steps are looked at (10), SHOWN how many kernels are listed (45).

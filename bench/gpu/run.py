@@ -1,6 +1,6 @@
-"""Training steps on one GPU, ours and PyTorch's in turn; needs a GPU, torch 2.11 and a built drumline-train.
+"""Training steps on one GPU, ours and PyTorch's in turn; needs a GPU, torch 2.11 and a built drumline-bench.
 
-  python3 bench/gpu/run.py --ours PATH/drumline-train [--cases resnet18-128,…] [--blocks 3] [--steps 100] [--out FOLDER] [--add]
+  python3 bench/gpu/run.py --ours PATH/drumline-bench [--cases resnet18-128,…] [--blocks 3] [--steps 100] [--out FOLDER] [--add]
 
 Every side trains on the same formula of weights and images, so that losses are compared before times are: a side that computes something
 else fails the run. Times are medians over blocks, whose order of sides rotates; PyTorch's compiled ways, which take a minute to start, are in the first
@@ -60,7 +60,7 @@ def arguments(case, mode, precision, steps):
 
 def measure(side, case, options):
     who, mode = side
-    program = [options.ours, "bench-gpu"] if who == "ours" else [sys.executable, PEER]
+    program = [options.ours, "gpu"] if who == "ours" else [sys.executable, PEER]
     precision = "bf16-master" if who == "ours" and options.precision == "bf16" else options.precision
     command = program + arguments(case, mode, precision, options.steps)
     try:
@@ -183,7 +183,7 @@ def main():
             goals.append(["PASS" if eager >= ours else "MISS", case, "first step, PyTorch eager", ">= 1x", f"{eager / ours:.1f}x"])
 
     import torch
-    text = f"# Training steps on {torch.cuda.get_device_name(0)}\n\n`python3 bench/gpu/run.py --ours drumline-train`, {options.precision}, "
+    text = f"# Training steps on {torch.cuda.get_device_name(0)}\n\n`python3 bench/gpu/run.py --ours drumline-bench`, {options.precision}, "
     text += f"{options.blocks} blocks of {options.steps} steps (compiled ways: 1), order rotated; PyTorch {torch.__version__}, CUDA {torch.version.cuda}.\n\n"
     text += table(rows) + "\n" + ("\n" + table(goals) + "\n" if len(goals) > 1 else "")
     text += "\n".join(["", "Wrong:", *wrong, ""]) if wrong else f"\nAll sides compute the same losses in {', '.join(results)}.\n"

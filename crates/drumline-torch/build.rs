@@ -1,16 +1,17 @@
-//! Compiles the C++ shim (`shim/*.cpp`) against the libtorch that `torch-sys` found, and the CUDA plugin (`cuda/*.cpp`), a library
-//! that becomes part of the binary and is opened only when a GPU is asked for. Without CUDA's headers the plugin is left empty.
+//! Compiles the C++ shim (`shim/*.cpp`) against the libtorch that `torch-sys` found, and the CUDA plugin
+//! (`cuda/*.cpp`), a library that becomes part of the binary and is opened only when a GPU is used. Without CUDA's
+//! headers the plugin is empty.
 //!
-//! Also makes programs find libtorch with no variable to set: cargo puts the search path printed here, as it lies inside
-//! the target folder, on the library path of all it runs (tests, doc tests, `cargo run`); binaries that are run by themselves get an rpath from
-//! their own build script, which reads `DEP_DRUMLINE_TORCH_LIB_DIR`.
+//! It also makes programs find libtorch without an environment variable. cargo adds the search path that is printed
+//! here, because it is inside the target folder, to the library path of all that it runs (tests, doc tests, `cargo
+//! run`). Other binaries get an rpath from their own build script, which reads `DEP_DRUMLINE_TORCH_LIB_DIR`.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 fn main() {
     let lib_dir = PathBuf::from(variable("DEP_TCH_LIBTORCH_LIB"));
-    let libtorch = lib_dir.parent().expect("the library folder lies in libtorch's").to_owned();
+    let libtorch = lib_dir.parent().expect("the library folder has a parent").to_owned();
     compiler(&libtorch).files(sources("shim")).compile("drumline_torch_shim");
     compile_plugin(&libtorch);
     println!("cargo::rustc-link-lib=torch_cpu");
@@ -33,13 +34,14 @@ fn compiler(libtorch: &Path) -> cc::Build {
     build
 }
 
-/// The library `drumline_cuda.so` in OUT_DIR. It is linked against nothing: what it needs is there when it is opened.
+/// Compiles the library `drumline_cuda.so` in OUT_DIR. It is linked against nothing: its symbols are loaded before it
+/// is opened.
 fn compile_plugin(libtorch: &Path) {
     let plugin = PathBuf::from(variable("OUT_DIR")).join("drumline_cuda.so");
     let sources = sources("cuda");
     println!("cargo::rerun-if-env-changed=CUDA_HOME");
     let Some(headers) = cuda_headers(libtorch) else {
-        println!("cargo::warning=no headers of CUDA: this build cannot use GPUs; try cargo xtask libtorch");
+        println!("cargo::warning=no CUDA headers: this build cannot use GPUs; try cargo xtask libtorch");
         return fs::write(plugin, "").expect("OUT_DIR is writable");
     };
     let mut compiler = compiler(libtorch);
@@ -50,7 +52,7 @@ fn compile_plugin(libtorch: &Path) {
     assert!(status.success(), "the CUDA plugin was not compiled: {status}");
 }
 
-/// Beside libtorch, as pip puts them, or in a toolkit.
+/// CUDA's headers: beside libtorch, where pip installs them, or in a CUDA toolkit.
 fn cuda_headers(libtorch: &Path) -> Option<PathBuf> {
     let toolkit = env::var("CUDA_HOME").unwrap_or_else(|_| "/usr/local/cuda".to_owned());
     let folders = [libtorch.join("../nvidia/cu13/include"), Path::new(&toolkit).join("include")];

@@ -1,4 +1,5 @@
-//! For the tests that need a GPU: compiles the stand-in for NCCL (`nccl_stand_in`), which becomes part of the test program. The machine with the GPU needs no compiler.
+//! For tests that need a GPU: compiles the stand-in for NCCL (`nccl_stand_in`), which becomes part of the test program.
+//! So the machine with the GPU needs no compiler.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -12,10 +13,10 @@ fn main() {
     }
 }
 
-/// It is linked against nothing: what it needs of CUDA is there when it is opened. Its own names come before the real NCCL's, which libtorch opens for all.
+/// It is not linked against anything: CUDA's functions are already loaded when it is opened. Its own symbols take
+/// precedence over those of the real NCCL, which libtorch loads globally.
 fn compile_stand_in() {
-    let library =
-        PathBuf::from(env::var_os("OUT_DIR").expect("cargo says where")).join("libnccl_stand_in.so");
+    let library = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it")).join("libnccl_stand_in.so");
     let mut compiler = cc::Build::new();
     compiler.cpp(true).std("c++17").opt_level(2).debug(false).warnings(true).warnings_into_errors(true);
     compiler.cargo_metadata(false).flag("-shared").flag("-Wl,-Bsymbolic");

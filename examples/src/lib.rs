@@ -1,4 +1,4 @@
-//! What the training examples have in common: their arguments, pictures to train on where none are given, a log.
+//! What the training examples share: their arguments, synthetic images as default data, and a log.
 #![forbid(unsafe_code)]
 
 use std::fs::{self, File};
@@ -10,20 +10,20 @@ use drumline::tch::nn::VarStore;
 use drumline::trainer::{CallbackResult, Evaluation, MasterCallback, TrainState};
 use drumline_zoo::synth_cifar;
 
-/// What is made when no data is given: enough for a loss that falls, in a second or two.
+/// The size of the synthetic data: enough for a loss that falls, in a second or two.
 const TRAIN_IMAGES: usize = 2000;
 const TEST_IMAGES: usize = 500;
 
-/// What every training example is told.
+/// The arguments of every training example.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
-    /// Folder of the data set: CIFAR-10's binary files; small pictures are made where none is given
+    /// Folder of the data set, with CIFAR-10's binary files; by default synthetic images are made
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Times that all of the data is seen
+    /// Number of epochs
     #[arg(long, default_value_t = 5, value_name = "N")]
     pub epochs: u64,
-    /// Steps after which an epoch ends early, for a first look
+    /// Maximum number of steps in an epoch, for a first look
     #[arg(long, default_value_t = usize::MAX, hide_default_value = true, value_name = "N")]
     pub steps: usize,
     /// Images in a step of each process
@@ -35,8 +35,8 @@ pub struct Args {
 }
 
 impl Args {
-    /// The folder of the data set. Pictures are made once for all examples and ranks: who is first gives them their name, and all
-    /// would have made the same.
+    /// The folder of the data set. Synthetic images are made once for all examples and ranks: the first process gives
+    /// the folder its name, and all would have made the same.
     pub fn data(&self) -> anyhow::Result<PathBuf> {
         if let Some(data) = &self.data {
             return Ok(data.clone());
@@ -54,13 +54,13 @@ impl Args {
         Ok(data)
     }
 
-    /// Steps of an epoch that would have so many.
+    /// The number of steps of an epoch with this many batches.
     pub fn steps_of(&self, num_batches: usize) -> usize {
         self.steps.min(num_batches)
     }
 }
 
-/// On the master: a line in `fitlog.txt` for each evaluation.
+/// On rank 0: writes a line to `fitlog.txt` for each evaluation.
 #[derive(Debug)]
 pub struct FitLog {
     path: PathBuf,
@@ -68,7 +68,7 @@ pub struct FitLog {
 }
 
 impl FitLog {
-    /// In this folder, which the training makes.
+    /// Writes in this folder, which is created if necessary.
     pub fn in_folder(folder: impl AsRef<Path>) -> Self {
         Self { path: folder.as_ref().join("fitlog.txt"), file: None }
     }
@@ -89,7 +89,7 @@ impl MasterCallback for FitLog {
     }
 }
 
-/// A number that tells whether two trainings have come to the same weights: the root of the sum of their squares.
+/// The norm of all weights, to check whether two trainings have the same result.
 pub fn norm_of(store: &VarStore) -> f64 {
     let squares =
         store.trainable_variables().iter().map(|w| w.square().sum(Kind::Double).double_value(&[])).sum();

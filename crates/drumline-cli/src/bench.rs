@@ -10,11 +10,11 @@
 mod binding;
 mod buffers;
 mod op;
+mod progress;
 mod ranks;
 mod row;
 mod sizes;
 mod table;
-mod talk;
 mod turns;
 mod values;
 mod worker;
@@ -25,8 +25,8 @@ use drumline_comm::{DType, Transport};
 use drumline_launch::parse_seconds;
 use drumline_rendezvous::worker_env;
 
+use crate::errors::{Mistake, print_line};
 use crate::job::{is_later_rank, rank_variable};
-use crate::telling::{Mistake, say};
 use buffers::Memory;
 use op::Op;
 use sizes::ByteSize;
@@ -44,7 +44,7 @@ Examples:
   drumline bench barrier --json | jq '.[0].median_us'
   srun -n 4 drumline bench all-reduce                  joins the job; rank 0 prints
 
-How it is measured: each rank rewrites its buffer, all meet in a barrier, one call is timed. The time of a turn is that \
+How it is measured: each rank rewrites its buffer, all ranks enter a barrier, one call is timed. The time of a turn is that \
 of its slowest rank. Shown are the median (p50) and the 99th percentile of the turns. The first and the last result of \
 each size are checked; a wrong one ends the run. A size takes --seconds-per-size, \
 at most 20,000 turns.
@@ -53,7 +53,7 @@ What the size is: the buffer (all-reduce, reduce, broadcast, all-to-all), the wh
 whole input (reduce-scatter, scatter), or one message (send-recv; half the round trip counts).
 
 Rates are 10^9 bytes a second. algbw is size / median. busbw makes operations comparable: with n ranks, algbw times \
-2(n-1)/n for all-reduce, 1 for reduce, broadcast and send-recv, (n-1)/n for the others. Each cell of the bar behind it \
+2(n-1)/n for all-reduce, 1 for reduce, broadcast and send-recv, (n-1)/n for the others. Each cell of the bar at the end \
 is twice the rate of the one before; the first begins at 1 MB/s.";
 
 /// Measure a collective operation and check its results
@@ -63,7 +63,7 @@ pub(crate) struct BenchArgs {
     /// What to measure
     #[arg(value_enum)]
     op: Op,
-    /// Ranks to start on this machine; inside a job its ranks are taken [default: 2]
+    /// Ranks to start on this machine; inside a job its ranks are used [default: 2]
     #[arg(long, value_name = "N", value_parser = ranks_to_start, allow_negative_numbers = true)]
     nproc_per_node: Option<usize>,
     /// Sizes in bytes; K, M and G (or KiB, KB, ...) are powers of 1024 [default: 16 B to 64 MiB in 8 steps]
@@ -72,22 +72,22 @@ pub(crate) struct BenchArgs {
     /// Element type: f64 f32 f16 bf16 i8 i16 i32 i64 u8 u16 u32 u64 bool [default: f32]
     #[arg(long, value_name = "TYPE")]
     dtype: Option<DType>,
-    /// Where the buffers lie
+    /// Where the buffers are allocated
     #[arg(long, value_enum, default_value = "private")]
     memory: Memory,
-    /// Which way the data takes: auto (shared memory inside a machine, TCP between), shm or tcp
-    #[arg(long, value_name = "WAY", env = worker_env::DRUMLINE_TRANSPORT, default_value = "auto")]
+    /// How data travels: auto (shared memory inside a machine, TCP between), shm or tcp
+    #[arg(long, value_name = "TRANSPORT", env = worker_env::DRUMLINE_TRANSPORT, default_value = "auto")]
     transport: Transport,
-    /// One buffer, in the caches as far as it fits (the default)
+    /// One buffer, in the caches if it fits (the default)
     #[arg(long, conflicts_with = "cold")]
     hot: bool,
-    /// Buffers in rotation that have left the caches before their use
+    /// Several buffers in turn, each out of the caches by the time it is used
     #[arg(long)]
     cold: bool,
-    /// How long to measure each size, but no more than 20,000 turns; a tenth of the time more is warm-up
+    /// How long to measure each size, at most 20,000 turns; warm-up takes another tenth of the time
     #[arg(long, value_name = "SECONDS", default_value = "0.4", value_parser = seconds, allow_negative_numbers = true)]
     seconds_per_size: Duration,
-    /// Leave the ranks to the scheduler; else each gets a core of its own if there are enough, as with Open MPI
+    /// Do not bind ranks to cores; by default each gets its own if there are enough, as with Open MPI
     #[arg(long)]
     no_bind: bool,
     /// Print a JSON array instead of the table
@@ -100,7 +100,7 @@ impl BenchArgs {
         self.dtype.unwrap_or(DType::F32)
     }
 
-    /// The sizes to measure among `world` ranks; an error that says what to change if the arguments do not fit that world.
+    /// The sizes to measure among `world` ranks; an error that says what to change if the arguments do not fit.
     fn sizes_among(&self, world: usize) -> Result<Vec<usize>, Mistake> {
         if self.op == Op::SendRecv && world < 2 {
             return Err(Mistake::new("send-recv needs two ranks, the job has 1; try --nproc-per-node 2"));
@@ -108,7 +108,7 @@ impl BenchArgs {
         sizes::to_measure(&self.sizes, self.op, self.dtype(), world).map_err(Mistake::new)
     }
 
-    /// What was given and has no effect; `variable` is where this process has its rank from, if it is one of a job.
+    /// Arguments that have no effect. `variable` is the one that holds this process's rank, if it is a rank of a job.
     fn remarks(&self, variable: Option<&str>) -> Vec<String> {
         let mut remarks = Vec::new();
         if let (Some(given), Some(variable)) = (self.nproc_per_node, variable) {
@@ -140,12 +140,12 @@ fn seconds(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("`{text}` is no number of seconds from 0 to {}; try 0.4", LONGEST.as_secs()))
 }
 
-/// Joins the job this process is a rank of, or starts one.
+/// Joins the job that this process is a rank of, or starts one.
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let env = |name: &str| std::env::var(name).ok();
     let variable = rank_variable(env);
     if !ranks::is_one_of_ours() && !is_later_rank(env) {
-        args.remarks(variable).iter().for_each(|remark| say(&format!("note: {remark}")));
+        args.remarks(variable).iter().for_each(|remark| print_line(&format!("note: {remark}")));
     }
     match variable {
         Some(variable) => worker::run(args, variable),
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_effect_is_remarked() {
+    fn arguments_without_effect_are_remarked() {
         assert_eq!(
             remarks("all-reduce --nproc-per-node 4", Some("RANK")),
             [
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_an_effect_is_not() {
+    fn arguments_with_an_effect_are_not_remarked() {
         assert!(remarks("all-reduce --nproc-per-node 4 --sizes 4K --dtype f16", None).is_empty());
         assert!(
             remarks("all-reduce", Some("RANK")).is_empty() && remarks("barrier --sizes 0", None).is_empty()

@@ -1,4 +1,4 @@
-//! `drumline completions`: what a shell needs to complete our command lines.
+//! `drumline completions`: the script with which a shell completes our command lines.
 
 use std::io::Write;
 
@@ -14,7 +14,7 @@ Examples:
 
 Open a new shell afterwards.";
 
-/// Print what a shell needs to complete drumline's command lines
+/// Print the script with which a shell completes drumline's command lines
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct CompletionsArgs {
@@ -23,7 +23,7 @@ pub(crate) struct CompletionsArgs {
     shell: Shell,
 }
 
-/// Prints them to stdout, for the whole command line.
+/// Prints the script for the whole command line to stdout.
 pub(crate) fn completions(args: &CompletionsArgs, mut command: Command) -> anyhow::Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "drumline", &mut script);

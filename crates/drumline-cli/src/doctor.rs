@@ -1,13 +1,14 @@
-//! `drumline doctor`: what this machine has, what is missing, and how fast ranks reach each other. GPUs are looked at by `drumline-train`, which has
-//! libtorch.
+//! `drumline doctor`: what this machine has, what is missing, and how fast ranks reach each other. `drumline-train` checks
+//! GPUs, since it has libtorch.
 //!
 //! ```text
 //!   drumline doctor ─┬─ no job around it ─▶ this host alone, or with --nproc-per-node ranks of itself (ranks.rs) ─┐
 //!                    └─ is a rank of a job ◀──────────────────────────────────────────────────────────────────────┘
-//!                         └▶ host.rs: what this host has ─▶ gathered (board.rs) ─▶ links.rs: each pair of ranks ─▶ findings.rs ─▶ rank 0: report.rs
+//!                         └▶ host.rs: what this host has ─▶ gathered (board.rs) ─▶ links.rs: each pair of ranks
+//!                             ─▶ findings.rs ─▶ rank 0: report.rs
 //! ```
-//! Ranks gather through the job's store, so that a link which is broken is a problem in the report and not the end of it.
-//! Problems come first, each with what to do. The exit code is 1 where there are any.
+//! Ranks gather through the job's store, so that a broken link is a problem in the report and does not prevent the report.
+//! Problems come first, each with what to do. The exit code is 1 if there are any.
 
 mod board;
 mod findings;
@@ -23,8 +24,8 @@ use std::time::Duration;
 use anyhow::Context;
 use drumline_comm::{GroupOptions, ProcessGroup};
 
+use crate::errors::{ExitCodeOnly, Mistake};
 use crate::job::rank_variable;
-use crate::telling::{ExitCodeOnly, Mistake};
 use crate::train::{become_program, trainer};
 use board::Board;
 use host::Host;
@@ -39,25 +40,25 @@ Examples:
   srun -N 4 --ntasks-per-node 1 drumline doctor            the same under Slurm
   drumline doctor --json                                   one JSON object
   drumline doctor gpu                                      this machine's GPUs, driver, libraries, bandwidths, NCCL
-  drumline run --nproc-per-node 4 drumline doctor gpu      also whether all ranks have the same versions, and an all-reduce of theirs
+  drumline run --nproc-per-node 4 drumline doctor gpu      also whether all ranks have the same versions, and an all-reduce between them
 
-The exit code is 1 where there is a problem. Hints do not count.";
+The exit code is 1 if there is a problem. Hints do not count.";
 
 /// How long a rank may take for anything between ranks.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// The note that the report is printed.
-const SPOKEN: &str = "the report";
-/// The note that a rank needs the store no more, and how long the first waits for it.
+const PRINTED: &str = "the report";
+/// The note that a rank no longer needs the store, and how long rank 0 waits for it.
 const END: &str = "the end";
-const LAST_WORDS: Duration = Duration::from_secs(5);
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Look at what this machine, or each host of a job, has and lacks
+/// Check what this machine, or each host of a job, has and lacks
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES, args_conflicts_with_subcommands = true)]
 pub(crate) struct DoctorArgs {
     #[command(subcommand)]
     command: Option<DoctorCommand>,
-    /// Ranks to start on this machine, to measure the links between them; inside a job its ranks are taken
+    /// Ranks to start on this machine, to measure the links between them; inside a job its ranks are used
     #[arg(long, visible_alias = "nproc_per_node", value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     nproc_per_node: Option<u16>,
     /// Print one JSON object instead of lines
@@ -75,7 +76,7 @@ enum DoctorCommand {
     },
 }
 
-/// Looks at this host, or at those of the job; for GPUs it becomes `drumline-train doctor gpu`.
+/// Checks this host, or those of the job; for GPUs it becomes `drumline-train doctor gpu`.
 pub(crate) fn doctor(args: &DoctorArgs) -> anyhow::Result<()> {
     if let Some(DoctorCommand::Gpu { json }) = args.command {
         let mut words: Vec<OsString> = vec![trainer()?.into(), "doctor".into(), "gpu".into()];
@@ -86,7 +87,7 @@ pub(crate) fn doctor(args: &DoctorArgs) -> anyhow::Result<()> {
     match args.nproc_per_node {
         _ if is_rank => as_rank(args),
         Some(nproc) if nproc > 1 => ranks::run(nproc.into(), args),
-        _ => tell(&Report::new(vec![Host::here()], Measured::default()), args),
+        _ => print(&Report::new(vec![Host::here()], Measured::default()), args),
     }
 }
 
@@ -94,34 +95,34 @@ pub(crate) fn doctor(args: &DoctorArgs) -> anyhow::Result<()> {
 fn as_rank(args: &DoctorArgs) -> anyhow::Result<()> {
     let options = GroupOptions::from_env().map_err(Mistake::new)?;
     let member = drumline_rendezvous::from_env().context("cannot join the job")?;
-    let options = GroupOptions { timeout: options.timeout.min(PATIENCE), ..options };
+    let options = GroupOptions { timeout: options.timeout.min(TIMEOUT), ..options };
     let board = Board::of(&member);
     let group = ProcessGroup::new(member, options)?;
     let mut host = Host::here();
     host.rank = group.rank();
-    let mut hosts = board.gather("host", &host, PATIENCE)?;
+    let mut hosts = board.gather("host", &host, TIMEOUT)?;
     host::share_cores(&mut hosts);
     let names = hosts.iter().map(|host| host.name.clone()).collect::<Vec<_>>();
-    let unknown = board.gather("unknown names", &host::unknown_among(&names), PATIENCE)?;
+    let unknown = board.gather("unknown names", &host::unknown_among(&names), TIMEOUT)?;
     hosts.iter_mut().zip(unknown).for_each(|(host, unknown)| host.unknown_hosts = unknown);
     let measured = links::measure_all(&group, &board, &mut hosts)?;
     if group.rank() > 0 {
-        // They stay until the first has spoken: a rank that ends makes launchers look at the rest. What fails from here on is no finding.
-        let _ = board.read::<()>(SPOKEN, PATIENCE);
+        // Wait for rank 0's report: when a rank ends, a launcher may stop the others. Errors from here on are no finding.
+        let _ = board.read::<()>(PRINTED, TIMEOUT);
         let _ = board.contribute(END, &());
         return Ok(());
     }
-    let outcome = tell(&Report::new(hosts, measured), args);
-    let _ = board.write(SPOKEN, &());
-    // The store may be this rank's own, and the others still read from it.
-    let _ = board.gather(END, &(), LAST_WORDS);
+    let outcome = print(&Report::new(hosts, measured), args);
+    let _ = board.write(PRINTED, &());
+    // This rank may host the store, which the others still read.
+    let _ = board.gather(END, &(), END_TIMEOUT);
     outcome
 }
 
-fn tell(report: &Report, args: &DoctorArgs) -> anyhow::Result<()> {
+fn print(report: &Report, args: &DoctorArgs) -> anyhow::Result<()> {
     let text = if args.json { serde_json::to_string_pretty(report)? + "\n" } else { report.to_string() };
     let mut stdout = std::io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).context("cannot print the report")?;
-    // The report has said it.
+    // The report contains the problems.
     if report.problems.is_empty() { Ok(()) } else { Err(ExitCodeOnly(1).into()) }
 }

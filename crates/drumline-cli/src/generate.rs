@@ -1,4 +1,4 @@
-//! `drumline generate` and `drumline export`: the ready programs `drumline-train generate` and `export`, which this process becomes.
+//! `drumline generate` and `drumline export`: this process becomes `drumline-train generate` or `drumline-train export`.
 
 use std::ffi::OsString;
 
@@ -8,7 +8,7 @@ use crate::train::become_trainer;
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct GenerateArgs {
-    /// Passed on to drumline-train untouched
+    /// Passed on to drumline-train unchanged
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGS")]
     args: Vec<OsString>,
 }
@@ -18,11 +18,11 @@ pub(crate) fn generate(args: GenerateArgs) -> anyhow::Result<()> {
     become_trainer("generate", args.args)
 }
 
-/// Write a trained GPT as a folder of Hugging Face's; drumline export --help
+/// Write a trained GPT as a Hugging Face folder; drumline export --help
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct ExportArgs {
-    /// Passed on to drumline-train untouched
+    /// Passed on to drumline-train unchanged
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGS")]
     args: Vec<OsString>,
 }

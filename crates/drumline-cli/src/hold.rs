@@ -1,10 +1,10 @@
-//! `drumline hold -- PROGRAM ARGS`: stands in for a rank that waits for a debugger (`run --debug-rank`).
+//! `drumline hold -- PROGRAM ARGS`: takes the place of a rank that waits for a debugger (`run --debug-rank`).
 //!
 //! ```text
-//!   says how to attach ─▶ stops itself (SIGSTOP) ─▶ continued by a debugger or `kill -CONT` ─▶ exec PROGRAM, same pid
+//!   prints how to attach ─▶ stops itself (SIGSTOP) ─▶ continued by a debugger or `kill -CONT` ─▶ exec PROGRAM, same pid
 //! ```
 //!
-//! A debugger thus has the rank before its first instruction, and the launcher sees one and the same process.
+//! So a debugger can attach before the program's first instruction, and the launcher sees one and the same process.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
@@ -43,7 +43,7 @@ pub(crate) fn hold(args: &HoldArgs) -> anyhow::Result<()> {
     Err(error).with_context(|| format!("cannot start `{}`", program.display()))
 }
 
-/// Who is held and what for.
+/// The process that is held.
 struct Held<'a> {
     rank: Option<String>,
     host: String,
@@ -53,21 +53,18 @@ struct Held<'a> {
 }
 
 impl Held<'_> {
-    /// What to do, one way a line.
+    /// What to do, one possibility per line.
     fn advice(&self) -> String {
         let (pid, host) = (self.pid, &self.host);
         let rank =
             self.rank.as_deref().map_or_else(|| "this process".to_string(), |rank| format!("rank {rank}"));
         let mut text = format!("{rank} waits for a debugger: pid {pid} on host {host}\n");
         let _ = writeln!(text, "  to let it run:  kill -CONT {pid}");
-        match self.is_python() {
-            true => text += &self.python_ways(),
-            false => text += &self.native_ways(),
-        }
+        text += &if self.is_python() { self.python_commands() } else { self.native_commands() };
         text + self.ptrace_hint()
     }
 
-    fn native_ways(&self) -> String {
+    fn native_commands(&self) -> String {
         let name =
             Path::new(self.program).file_name().unwrap_or_default().to_string_lossy().replace('-', "_");
         let plain = name.chars().all(|c| c.is_alphanumeric() || c == '_');
@@ -77,8 +74,8 @@ impl Held<'_> {
         format!("  C and C++:      {c} {}\n  Rust:           {rust} {}\n", stop_at("main"), stop_at(&main))
     }
 
-    /// A debugger that comes before the program is there and stops once it is, with its symbols. It ends our own stop,
-    /// which would come back when the debugger leaves.
+    /// A debugger that attaches before the program is executed, and stops once it is, with its symbols. It also ends our own stop,
+    /// which would return when the debugger detaches.
     fn gdb_to_exec(&self, gdb: &str) -> String {
         let pid = self.pid;
         format!(
@@ -87,7 +84,7 @@ impl Held<'_> {
         )
     }
 
-    fn python_ways(&self) -> String {
+    fn python_commands(&self) -> String {
         let (python, pid) = (self.program.display(), self.pid);
         format!(
             "  its own lines:  with `import debugpy; debugpy.listen(5678); debugpy.wait_for_client()` at its start, let \
@@ -111,7 +108,7 @@ impl Held<'_> {
                  `sudo sysctl kernel.yama.ptrace_scope=0`\n"
             }
             Some(_) => {
-                "  note: nobody may attach on this machine until it is booted anew (kernel.yama.ptrace_scope=3)\n"
+                "  note: nobody may attach on this machine until it is rebooted (kernel.yama.ptrace_scope=3)\n"
             }
         }
     }
@@ -127,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_program_has_its_ways() {
+    fn each_kind_of_program_has_its_commands() {
         let native = advice("./my-train", None);
         assert!(native.starts_with("rank 3 waits for a debugger: pid 77 on host node0\n"), "{native}");
         let gdb = "gdb -p 77 -ex 'handle SIGSTOP SIGCONT nostop noprint nopass' -ex 'shell kill -CONT 77' \
@@ -146,13 +143,13 @@ mod tests {
     }
 
     #[test]
-    fn what_forbids_attaching_is_told() {
-        for (scope, said) in
-            [(None, ""), (Some(0), ""), (Some(1), "try sudo"), (Some(2), "try sudo"), (Some(3), "anew")]
+    fn a_rule_against_attaching_is_reported() {
+        for (scope, expected) in
+            [(None, ""), (Some(0), ""), (Some(1), "try sudo"), (Some(2), "try sudo"), (Some(3), "rebooted")]
         {
             let text = advice("a", scope);
-            assert_eq!(text.contains("ptrace_scope"), !said.is_empty(), "{scope:?}: {text}");
-            assert!(text.contains(said), "{scope:?}: {text}");
+            assert_eq!(text.contains("ptrace_scope"), !expected.is_empty(), "{scope:?}: {text}");
+            assert!(text.contains(expected), "{scope:?}: {text}");
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Am I a rank of a job that somebody has started? Pure: the environment comes in as a function.
+//! Whether this process is a rank of a job. Pure: the environment comes in as a function.
 
 use drumline_rendezvous::worker_env;
 
-/// The variable in which a launcher, MPI or `srun` has given this process a rank.
+/// The variable in which a launcher, MPI or `srun` has set this process's rank.
 ///
-/// Inside `sbatch` and `salloc`, but outside `srun`, Slurm's variables describe the allocation and not this process: there
-/// the answer is `None`.
+/// Inside `sbatch` and `salloc`, but outside `srun`, Slurm's variables describe the allocation and not this process. Then the
+/// answer is `None`.
 pub(crate) fn rank_variable(env: impl Fn(&str) -> Option<String>) -> Option<&'static str> {
     let launchers = [worker_env::RANK, worker_env::OMPI_COMM_WORLD_RANK, worker_env::PMI_RANK];
     let step_tasks = || env(worker_env::SLURM_STEP_NUM_TASKS)?.parse::<usize>().ok();
@@ -14,7 +14,7 @@ pub(crate) fn rank_variable(env: impl Fn(&str) -> Option<String>) -> Option<&'st
     launcher.or_else(|| in_step().then_some(worker_env::SLURM_PROCID))
 }
 
-/// Whether this process is a rank other than the first: what all would say alike, it leaves to that one.
+/// Whether this process is a rank other than the first. Messages that are the same on all ranks come from the first only.
 pub(crate) fn is_later_rank(env: impl Fn(&str) -> Option<String>) -> bool {
     let rank = rank_variable(&env).and_then(|name| env(name)?.trim().parse::<usize>().ok());
     rank.is_some_and(|rank| rank > 0)
@@ -28,28 +28,28 @@ mod tests {
         |name| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string())
     }
 
-    fn asked(variables: &[(&str, &str)]) -> Option<&'static str> {
+    fn variable(variables: &[(&str, &str)]) -> Option<&'static str> {
         rank_variable(of(variables))
     }
 
     #[test]
     fn launchers_are_recognised() {
-        assert_eq!(asked(&[]), None);
-        assert_eq!(asked(&[("RANK", "0"), ("WORLD_SIZE", "1")]), Some("RANK"));
-        assert_eq!(asked(&[("OMPI_COMM_WORLD_RANK", "1")]), Some("OMPI_COMM_WORLD_RANK"));
-        assert_eq!(asked(&[("PMI_RANK", "1")]), Some("PMI_RANK"));
-        assert_eq!(asked(&[("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "4")]), Some("SLURM_PROCID"));
+        assert_eq!(variable(&[]), None);
+        assert_eq!(variable(&[("RANK", "0"), ("WORLD_SIZE", "1")]), Some("RANK"));
+        assert_eq!(variable(&[("OMPI_COMM_WORLD_RANK", "1")]), Some("OMPI_COMM_WORLD_RANK"));
+        assert_eq!(variable(&[("PMI_RANK", "1")]), Some("PMI_RANK"));
+        assert_eq!(variable(&[("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "4")]), Some("SLURM_PROCID"));
     }
 
     #[test]
     fn an_allocation_alone_is_no_job() {
-        assert_eq!(asked(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4")]), None);
+        assert_eq!(variable(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4")]), None);
         let one_task = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_STEP_NUM_TASKS", "1")];
-        assert_eq!(asked(&one_task), None);
+        assert_eq!(variable(&one_task), None);
     }
 
     #[test]
-    fn later_ranks_are_told_from_the_first_and_from_no_rank() {
+    fn later_ranks_are_distinguished_from_the_first_and_from_no_rank() {
         let later = |variables: &[(&str, &str)]| is_later_rank(of(variables));
         assert!(later(&[("RANK", "1")]) && later(&[("PMI_RANK", "3")]));
         assert!(!later(&[("RANK", "0")]) && !later(&[("RANK", "x")]) && !later(&[]));

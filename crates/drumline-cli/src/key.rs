@@ -1,4 +1,4 @@
-//! `drumline key`: makes the key by which the machines of a job know each other.
+//! `drumline key`: makes the key with which the machines of a job prove that they belong together.
 
 use std::path::PathBuf;
 
@@ -22,14 +22,14 @@ pub(crate) struct KeyArgs {
 
 #[derive(Debug, clap::Subcommand)]
 enum KeyCommand {
-    /// Write a new random key to FILE, with mode 600; a file that is there already is left alone
+    /// Write a new random key to FILE, with mode 600; an existing file is not changed
     New {
         /// The file to make
         file: PathBuf,
     },
 }
 
-/// Says on stderr what to do next; stdout stays empty.
+/// Prints to stderr what to do next; stdout stays empty.
 pub(crate) fn key(args: &KeyArgs) -> anyhow::Result<()> {
     let KeyCommand::New { file } = &args.command;
     JobKey::new_file(file)?;

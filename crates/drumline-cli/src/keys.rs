@@ -1,4 +1,4 @@
-//! `drumline keys`: the ready program `drumline-train keys`, which this process becomes.
+//! `drumline keys`: this process becomes `drumline-train keys`.
 
 use crate::train::become_trainer;
 
@@ -6,9 +6,9 @@ const EXAMPLES: &str = "\
 Examples:
   drumline keys                                     the keys of a configuration for images, with their defaults
   drumline keys gpt                                 those for a GPT
-  drumline keys text --schema > text.schema.json    for an editor, which completes keys and shows what they are for
+  drumline keys text --schema > text.schema.json    for an editor, which completes keys and describes them
 
-The files in config/ name their schema in the first line, which editors with a YAML language server heed:
+The files in config/ name their schema in the first line, which editors with a YAML language server read:
   # yaml-language-server: $schema=schema/images.json";
 
 /// List the keys of a configuration with their defaults, or print their JSON schema
@@ -16,9 +16,9 @@ The files in config/ name their schema in the first line, which editors with a Y
 #[command(after_help = EXAMPLES)]
 pub(crate) struct KeysArgs {
     /// What the configuration is for
-    #[arg(value_name = "KIND", default_value = "images", value_parser = ["images", "translation", "text", "gpt"])]
+    #[arg(value_name = "KIND", default_value = "images", value_parser = ["images", "translation", "text", "gpt", "mlm"])]
     kind: String,
-    /// As a JSON schema, by which editors complete keys
+    /// Print a JSON schema, with which editors complete keys
     #[arg(long)]
     schema: bool,
 }

@@ -1,5 +1,4 @@
-//! `drumline launch`: `run` for programs written for `torch.distributed.launch`, which want their local rank as an
-//! argument.
+//! `drumline launch`: `run` for programs written for `torch.distributed.launch`, which get their local rank as an argument.
 
 use clap::ValueEnum;
 use drumline_launch::LocalRankArg;
@@ -10,18 +9,18 @@ const EXAMPLES: &str = "\
 Examples:
   drumline launch --nproc-per-node 4 train.py --lr 0.1       train.py --local-rank=N --lr 0.1
   drumline launch --nproc-per-node 4 --use-env train.py      train.py, with LOCAL_RANK only
-  drumline launch --rank-spelling underscore train.py        train.py --local_rank=N, whatever its text has
+  drumline launch --rank-spelling underscore train.py        train.py --local_rank=N, whatever the script declares
 
 All other flags are those of drumline run.";
 
-/// Start ranks that are told their local rank as an argument: takes torch.distributed.launch's command lines
+/// Start ranks that get their local rank as an argument: takes torch.distributed.launch's command lines
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct LaunchArgs {
     /// Pass no --local-rank: the program reads LOCAL_RANK
     #[arg(long)]
     use_env: bool,
-    /// How the argument is spelled: --local-rank as since PyTorch 2, or --local_rank as before [default: as the script has it, else dash]
+    /// Spelling of the argument: --local-rank as since PyTorch 2, or --local_rank as before [default: the one that the script declares, or dash]
     #[arg(long, value_enum, value_name = "HOW")]
     rank_spelling: Option<Spelling>,
     #[command(flatten)]
@@ -43,7 +42,7 @@ impl From<Spelling> for LocalRankArg {
     }
 }
 
-/// Carries out the command line; an error if a rank failed.
+/// Runs `drumline launch`; an error if a rank failed.
 pub(crate) fn launch(args: &LaunchArgs) -> anyhow::Result<()> {
     let spelling = || match args.rank_spelling {
         Some(given) => given.into(),

@@ -1,11 +1,11 @@
-//! The `drumline` command: reads the command line and hands over to the part that was asked for.
+//! The `drumline` command: parses the command line and calls the subcommand.
 #![forbid(unsafe_code)]
 
 mod bench;
 mod completions;
 mod doctor;
+mod errors;
 mod generate;
-mod habits;
 mod hold;
 mod job;
 mod key;
@@ -15,7 +15,7 @@ mod plot;
 mod run;
 mod runs;
 mod sbatch;
-mod telling;
+mod suggestions;
 mod trace;
 mod train;
 mod translate;
@@ -54,7 +54,7 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     Key(key::KeyArgs),
     Completions(completions::CompletionsArgs),
-    /// Become the agent that a leading launcher orders on stdin
+    /// Become the agent that a leading launcher controls through stdin
     #[command(hide = true)]
     OnHost,
     /// Started by an agent between itself and its workers; not for people
@@ -68,7 +68,7 @@ enum Command {
 const KEEPER: &str = "keeper";
 
 impl Cli {
-    /// All commands with all their flags, which torchrun would take too.
+    /// All commands with all their flags, parsed as torchrun does.
     fn whole_command() -> clap::Command {
         let command = Self::command();
         let command =
@@ -81,7 +81,7 @@ impl Cli {
     fn read() -> Result<Self, clap::Error> {
         let mut command = Self::whole_command();
         let typed = std::env::args_os().nth(1).unwrap_or_default();
-        let advised = |error| habits::advised(error, &typed.to_string_lossy());
+        let advised = |error| suggestions::with_suggestion(error, &typed.to_string_lossy());
         let matches = command.try_get_matches_from_mut(std::env::args_os()).map_err(advised)?;
         Self::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
     }
@@ -101,7 +101,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli.command,
         Err(error) => {
             let variable = run::variable_at_fault(&error, |name| std::env::var(name).ok());
-            return telling::tell_usage(&error, variable.as_deref());
+            return errors::report_usage(&error, variable.as_deref());
         }
     };
     let outcome = match command {
@@ -129,6 +129,6 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => telling::tell(&error),
+        Err(error) => errors::report(&error),
     }
 }

@@ -10,10 +10,10 @@ const EXAMPLES: &str = "\
 Examples:
   drumline plot exp/a                                        plot.svg: loss and evaluations
   drumline plot exp/a exp/b --metric loss,acc1 --out ab.png  two runs in the same panels
-  drumline plot exp --metric loss --smooth 0.9 --log         all runs in exp; smooth, logarithmic axis
+  drumline plot exp --metric loss --smooth 0.9 --log         all runs in exp; smoothed, logarithmic axis
 
-A run is its OUT_DIR, the folder above (all runs in it), or a file of events such as exp/a/metrics.1.jsonl; it may still be running. A metric is any figure of \
-metrics.jsonl: loss, lr, samples_per_s, acc1, …; a name that is not there is answered with those that are.";
+A run is its OUT_DIR, the folder above (all runs in it), or a file of events such as exp/a/metrics.1.jsonl; it may still be running. A metric is any number in \
+metrics.jsonl: loss, lr, samples_per_s, acc1, …; for an unknown name the error lists those that exist.";
 
 /// Draw curves of one or several runs: loss, accuracy, learning rate, …
 #[derive(Debug, clap::Args)]
@@ -22,10 +22,10 @@ pub(crate) struct PlotArgs {
     /// Folders of runs
     #[arg(required = true, value_name = "DIR")]
     runs: Vec<PathBuf>,
-    /// Metrics, a panel for each [default: the loss, and what evaluations tell]
+    /// Metrics, a panel for each [default: the loss, and the metrics of evaluations]
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     metric: Vec<String>,
-    /// The picture; the end of its name says of which kind: .svg or .png
+    /// The picture; its name ends in .svg or .png
     #[arg(long, value_name = "FILE", default_value = "plot.svg")]
     out: PathBuf,
     /// Weight of the past, from 0 to below 1, as in TensorBoard
@@ -38,7 +38,7 @@ pub(crate) struct PlotArgs {
 
 /// Draws, and prints the name of the picture.
 pub(crate) fn plot(args: &PlotArgs) -> anyhow::Result<()> {
-    // Before anything is read: a name that cannot be right.
+    // Before anything is read: the name may be wrong.
     plot::Format::of(&args.out)?;
     let runs = plot::load(&args.runs)?;
     let scale = if args.log { Scale::Log } else { Scale::Linear };

@@ -1,8 +1,8 @@
 //! `drumline run`: starts this node's ranks of a program.
 //!
 //! ```text
-//!   args.rs (as typed) ─plan.rs─▶ LaunchPlan ─┬─ --dry-run ─▶ dry_run.rs: told on stdout
-//!         host.rs (this node) ──▲             └─ else ──────▶ agent (drumline-launch), to the job's end
+//!   args.rs (as typed) ─plan.rs─▶ LaunchPlan ─┬─ --dry-run ─▶ dry_run.rs: printed to stdout
+//!         host.rs (this node) ──▲             └─ else ──────▶ agent (drumline-launch), until the job ends
 //! ```
 
 mod args;
@@ -34,7 +34,7 @@ use drumline_launch::{
 use drumline_rendezvous::worker_env;
 
 use crate::KEEPER;
-use crate::telling::{ExitCodeOnly, Stopped, say as tell_line};
+use crate::errors::{ExitCodeOnly, Stopped, print_line};
 
 pub(crate) use args::RunArgs;
 pub(crate) use error::PlanError;
@@ -42,14 +42,14 @@ pub(crate) use flags::{as_torchrun, hidden_if_without_effect, variable_at_fault}
 use host::Host;
 pub(crate) use on_host::on_host;
 
-/// How large a job is, as this node sees it.
+/// The size of a job, as this node sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Extent {
     pub(crate) nodes: usize,
     pub(crate) nproc: usize,
 }
 
-/// How many ranks the command line asks for; an error if it is wrong.
+/// The size of the job that the command line describes; an error if it is wrong.
 pub(crate) fn extent(args: &RunArgs) -> Result<Extent, PlanError> {
     let env = |name: &str| std::env::var_os(name);
     let host = Host::found(args.hostfile.as_deref(), &env)?;
@@ -58,22 +58,22 @@ pub(crate) fn extent(args: &RunArgs) -> Result<Extent, PlanError> {
     Ok(Extent { nodes: plan.nodes.max.max(hosts), nproc: plan.nproc })
 }
 
-/// Carries out `drumline run`; an error if a rank failed.
+/// Runs `drumline run`; an error if a rank failed.
 pub(crate) fn run_program(args: &RunArgs) -> anyhow::Result<()> {
     if let Some(remark) = args.local_rank_remark().filter(|_| !args.dry_run) {
-        tell_line(&format!("note: {remark}"));
+        print_line(&format!("note: {remark}"));
     }
     run(args, None)
 }
 
-/// Carries out the command line; an error if a rank failed.
+/// Runs the command line; an error if a rank failed.
 pub(crate) fn run(args: &RunArgs, local_rank_arg: Option<LocalRankArg>) -> anyhow::Result<()> {
-    // Told by every node: what is wrong on one of them need not be so on the first.
+    // Every node reports its errors: what is wrong on one of them need not be wrong on the first.
     let env = |name: &str| std::env::var_os(name);
     let host = Host::found(args.hostfile.as_deref(), &env)?;
     let plan = args.plan_with(&host, local_rank_arg)?;
     for remark in args.remarks() {
-        tell_line(&format!("note: {remark}"));
+        print_line(&format!("note: {remark}"));
     }
     let visible = host.text(worker_env::CUDA_VISIBLE_DEVICES);
     if let Some(fleet) = &plan.fleet {
@@ -96,11 +96,11 @@ fn start(plan: &LaunchPlan, visible: Option<String>) -> anyhow::Result<()> {
     if plan.led == LedBy::Nobody && needs_key(plan) && !has_key(|name| std::env::var_os(name).is_some()) {
         return Err(PlanError::NoKey.into());
     }
-    let say = |text: &str| tell_line(&format!("note: {text}"));
+    let say = |text: &str| print_line(&format!("note: {text}"));
     if let Some(threads) = plan.chosen_threads().filter(|_| plan.node_rank == 0) {
         say(&format!("OMP_NUM_THREADS={threads} for each of {} ranks; --omp N sets another", plan.nproc));
     }
-    // Even if this file is replaced or deleted while the job runs.
+    // This path works even if the program's file is replaced or deleted while the job runs.
     let keeper = vec!["/proc/self/exe".into(), KEEPER.into()];
     let (key, led) = match plan.led {
         LedBy::Nobody => (None, None),
@@ -109,7 +109,7 @@ fn start(plan: &LaunchPlan, visible: Option<String>) -> anyhow::Result<()> {
     let options = AgentOptions { keeper, visible, key, led, say: Box::new(say) };
     match run_agent(plan, options)? {
         Outcome::Success => Ok(()),
-        Outcome::Failure { report: None, why } if is_told_elsewhere(plan, &why) => {
+        Outcome::Failure { report: None, why } if is_reported_elsewhere(plan, &why) => {
             Err(ExitCodeOnly(1).into())
         }
         Outcome::Failure { report, why } => Err(failed(report.as_deref(), &why)),
@@ -117,7 +117,7 @@ fn start(plan: &LaunchPlan, visible: Option<String>) -> anyhow::Result<()> {
     }
 }
 
-/// Whether nodes meet on another machine's address. A name that nobody knows is none of this machine's.
+/// Whether nodes meet at an address of another machine. A name that cannot be resolved counts as one.
 fn needs_key(plan: &LaunchPlan) -> bool {
     let host = match &plan.rendezvous {
         Rendezvous::Static { addr, .. } => addr.clone(),
@@ -137,38 +137,37 @@ fn has_key(is_set: impl Fn(&str) -> bool) -> bool {
     [worker_env::DRUMLINE_JOB_KEY_FD, worker_env::DRUMLINE_JOB_KEY_FILE].into_iter().any(is_set)
 }
 
-/// Whether the agents speak to one person, who has heard it from another: from the node where a rank failed, or else from
-/// the first.
-fn is_told_elsewhere(plan: &LaunchPlan, why: &Reason) -> bool {
-    let speaks_with_others = plan.led == LedBy::Stdin || plan.slurm_step.is_some();
-    speaks_with_others
+/// Whether another agent reports the failure to the same user: the node on which a rank failed, or else the first.
+fn is_reported_elsewhere(plan: &LaunchPlan, why: &Reason) -> bool {
+    let shares_output = plan.led == LedBy::Stdin || plan.slurm_step.is_some();
+    shares_output
         && match why {
             Reason::OutOfRestarts { failure, .. } | Reason::CrashLoop { failure, .. } => {
                 !failure.ran_for.is_zero() || plan.node_rank != 0
             }
-            // Known to this agent alone.
+            // Only this agent knows these.
             Reason::StoreLost { .. } | Reason::NodeRankTaken { .. } | Reason::AskedToLeave => false,
             _ => plan.node_rank != 0,
         }
 }
 
-/// What happened here, and why the job ended, unless that is the same.
+/// What happened here, and why the job ended if that is something else.
 fn failed(report: Option<&FailureReport>, why: &Reason) -> anyhow::Error {
     let Some(report) = report else {
         return match why {
-            // It did not even start: what was said of that says it all.
+            // It did not even start: the failure's own text is enough.
             Reason::OutOfRestarts { failure, .. } if failure.ran_for.is_zero() => {
                 anyhow!("{}", failure.what)
             }
             _ => anyhow!("the job failed: {why}"),
         };
     };
-    let told = report.to_string();
+    let text = report.to_string();
     match why {
-        Reason::OutOfRestarts { failure, max_restarts: 0 } if report.tells_of(failure.rank) => {
-            anyhow!("{}", told.trim_end())
+        Reason::OutOfRestarts { failure, max_restarts: 0 } if report.includes(failure.rank) => {
+            anyhow!("{}", text.trim_end())
         }
-        _ => anyhow!("the job failed: {why}\n{}", told.trim_end()),
+        _ => anyhow!("the job failed: {why}\n{}", text.trim_end()),
     }
 }
 
@@ -181,8 +180,8 @@ mod tests {
 
     use super::*;
 
-    /// What is said if rank 3, whose last words name rank 1, failed on this node, and the job ended because `rank` failed.
-    fn said(rank: usize) -> String {
+    /// The message if rank 3, whose last output names rank 1, failed on this node, and the job ended because `rank` failed.
+    fn message(rank: usize) -> String {
         let here = RankReport {
             rank: 3,
             pid: 77,
@@ -200,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_asked_for_where_nodes_meet_on_an_address_of_others_to_reach() {
+    fn a_key_is_needed_where_nodes_meet_at_an_address_that_others_can_reach() {
         let plan = |nodes, rendezvous| LaunchPlan {
             nodes: drumline_launch::NodeRange::exactly(nodes),
             rendezvous,
@@ -209,7 +208,7 @@ mod tests {
         let at = |addr: &str| Rendezvous::Static { addr: addr.to_string(), port: 1 };
         let dynamic =
             |endpoint: &str| Rendezvous::Dynamic { endpoint: endpoint.to_string(), conf: Default::default() };
-        for (asked, nodes, rendezvous) in [
+        for (expected, nodes, rendezvous) in [
             (true, 2, at("192.0.2.2")),
             (true, 2, at("no-such-host.invalid")),
             (true, 2, dynamic("192.0.2.2:29400")),
@@ -220,16 +219,16 @@ mod tests {
             (false, 1, at("192.0.2.2")),
             (false, 1, Rendezvous::Standalone),
         ] {
-            assert_eq!(needs_key(&plan(nodes, rendezvous.clone())), asked, "{nodes} {rendezvous:?}");
+            assert_eq!(needs_key(&plan(nodes, rendezvous.clone())), expected, "{nodes} {rendezvous:?}");
         }
         assert!(!has_key(|_| false) && has_key(|name| name == "DRUMLINE_JOB_KEY_FILE"));
     }
 
     #[test]
-    fn another_nodes_failure_is_told_beside_our_own() {
-        let other = said(1);
+    fn another_nodes_failure_is_reported_next_to_our_own() {
+        let other = message(1);
         assert!(other.starts_with("the job failed: ") && other.contains("rank 1 last"), "{other}");
-        let own = said(3);
+        let own = message(3);
         assert!(own.starts_with("rank 3 ") && own.contains("rank 1 last"), "control: {own}");
     }
 }

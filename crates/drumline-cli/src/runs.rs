@@ -1,4 +1,4 @@
-//! `drumline runs`: a list of runs, those that work now and those that lie on disk.
+//! `drumline runs`: a list of runs, those that are running and those that are on disk.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -7,28 +7,28 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use drumline_observe::runs::{self, Summary};
 
-use crate::telling::say;
+use crate::errors::print_line;
 
 const EXAMPLES: &str = "\
 Examples:
-  drumline runs               jobs of yours that run on this machine, and runs in this folder down to three levels
+  drumline runs               your jobs that run on this machine, and runs in this folder down to three levels
   drumline runs exp           the runs in exp
-  drumline runs --json exp    a JSON object a line, for programs
+  drumline runs --json exp    one JSON object per line, for programs
 
 RUN STATE EPOCH STEP BEST AGE, the latest first. AGE is the time since a run last wrote something. BEST is the metric by which \
 the run chose its best checkpoint.";
 
-/// How far below a folder runs are looked for.
+/// How many levels below a folder are searched for runs.
 const LEVELS: usize = 3;
 
-/// List runs: how each is, how far, how good, and how old
+/// List runs: their state, progress, best result and age
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct RunsArgs {
-    /// Folders to look in [default: this one, and the jobs of yours that run]
+    /// Folders to look in [default: this one, and your running jobs]
     #[arg(value_name = "DIR")]
     folders: Vec<PathBuf>,
-    /// A JSON object a line
+    /// One JSON object per line
     #[arg(long)]
     json: bool,
 }
@@ -39,19 +39,18 @@ pub(crate) fn runs(args: &RunsArgs) -> anyhow::Result<()> {
     let mut summaries: Vec<_> = found.iter().map(|folder| Summary::read(folder)).collect();
     let age = |summary: &Summary| summary.age_s.unwrap_or(f64::INFINITY);
     summaries.sort_by(|a, b| age(a).total_cmp(&age(b)));
-    let text = match args.json {
-        true => {
-            summaries.iter().map(serde_json::to_string).map(|line| line.map(|line| line + "\n")).collect()
-        }
-        false => Ok(table(&summaries)),
+    let text = if args.json {
+        summaries.iter().map(serde_json::to_string).map(|line| line.map(|line| line + "\n")).collect()
+    } else {
+        Ok(table(&summaries))
     };
     if summaries.is_empty() {
-        say("no runs found; try drumline runs DIR with a folder that holds an OUT_DIR");
+        print_line("no runs found; try drumline runs DIR with a folder that contains an OUT_DIR");
     }
     std::io::stdout().write_all(text?.as_bytes()).context("cannot print")
 }
 
-/// Folders of runs, each once.
+/// The folders of runs, each once.
 fn found(folders: &[PathBuf]) -> anyhow::Result<BTreeSet<PathBuf>> {
     let mut found = BTreeSet::new();
     if folders.is_empty() {
@@ -100,7 +99,7 @@ fn row(summary: &Summary, here: &Path) -> [String; 6] {
     ]
 }
 
-/// In the largest unit that fits.
+/// An age in the largest unit that fits.
 fn age(seconds: f64) -> String {
     match seconds as u64 {
         seconds @ 0..120 => format!("{seconds} s"),

@@ -23,9 +23,10 @@ use script::Job;
 const SLURM: &str = "The job";
 const SCRIPT: &str = "The script";
 
-/// Seconds of warning for a job that shall run again, unless told otherwise.
+/// The default seconds of warning for a job that is to run again.
 const SIGNAL_BEFORE: u16 = 60;
-/// What makes the agents stop their ranks: what would without this, and the warning. By itself it would only be passed on.
+/// The signals with which the agents stop their ranks: the default ones, and that of the warning, which would otherwise only be
+/// passed on.
 const SIGNALS: &str = "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1";
 
 const EXAMPLES: &str = "\
@@ -34,9 +35,9 @@ Examples:
   drumline sbatch --nodes 2 --nproc-per-node 4 --submit ./train      submit it, and print the job's number
   drumline sbatch --nodes 2 --gpus-per-node 8 --time 4:00:00 --requeue --signal-before 120 --submit train.py
 
-All flags of drumline run can be given too, but for those that say where the nodes are: Slurm does. With --signal-before the \
-ranks get SIGUSR1 so many seconds before the time is up (or up to a minute more). With --requeue they must then end, and are \
-killed if they do not; the job goes back to the queue, and its next run sees SLURM_RESTART_COUNT.";
+All flags of drumline run can be given too, except those that give the nodes: Slurm does that. With --signal-before the \
+ranks get SIGUSR1 that many seconds before the time is up (or up to a minute more). With --requeue they must then end, and are \
+killed if they do not; the job returns to the queue, and its next run sees SLURM_RESTART_COUNT.";
 
 /// Write, or submit, a Slurm batch script that runs a program on several nodes
 #[derive(Debug, clap::Args)]
@@ -45,7 +46,7 @@ pub(crate) struct SbatchArgs {
     /// Number of nodes
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..), help_heading = SLURM)]
     nodes: u32,
-    /// GPUs of each node, as Slurm takes it: 8, or a100:8; there is a rank for each unless --nproc-per-node says otherwise
+    /// GPUs of each node, as Slurm takes it: 8, or a100:8; there is a rank for each unless --nproc-per-node is given
     #[arg(long, value_name = "G", help_heading = SLURM)]
     gpus_per_node: Option<String>,
     /// Cores of each node [default: one for each rank]
@@ -63,14 +64,14 @@ pub(crate) struct SbatchArgs {
     /// File for the job's output, such as %x-%j.out
     #[arg(long, value_name = "FILE", help_heading = SLURM)]
     output: Option<String>,
-    /// Run the job again when it was warned that its time is up
+    /// Run the job again after it was warned that its time is up
     #[arg(long, help_heading = SLURM)]
     requeue: bool,
-    /// Warn the ranks this many seconds before the time is up [default: not, or 60 with --requeue]
+    /// Warn the ranks this many seconds before the time is up [default: no warning, or 60 with --requeue]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u16).range(1..), help_heading = SLURM)]
     signal_before: Option<u16>,
 
-    /// Hand the script to Slurm, and print the job's number
+    /// Submit the script to Slurm, and print the job's number
     #[arg(long, help_heading = SCRIPT)]
     submit: bool,
     /// Write the script to this file
@@ -81,9 +82,9 @@ pub(crate) struct SbatchArgs {
     run: RunLine,
 }
 
-/// Carries out the command line.
+/// Runs `drumline sbatch`.
 pub(crate) fn sbatch(args: &SbatchArgs) -> anyhow::Result<()> {
-    let launcher = std::env::current_exe().context("cannot tell where this program is")?;
+    let launcher = std::env::current_exe().context("cannot find this program's own path")?;
     let script = args.job(launcher.as_os_str())?.script();
     if let Some(file) = &args.script {
         std::fs::write(file, &script).with_context(|| format!("cannot write {}", file.display()))?;
@@ -97,24 +98,24 @@ pub(crate) fn sbatch(args: &SbatchArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The number of the job that Slurm made of the script.
+/// Submits the script; returns the number of the job.
 fn submitted(script: &[u8]) -> anyhow::Result<String> {
     let mut command = Command::new("sbatch");
     let command = command.arg("--parsable").stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut sbatch = command.spawn().context("cannot run sbatch; try without --submit")?;
     let mut input = sbatch.stdin.take().context("sbatch has no stdin")?;
-    // One that refuses the job may not read it all; it says why.
+    // If sbatch refuses the job, it may not read everything; it prints why.
     let written = input.write_all(script);
     drop(input);
     let output = sbatch.wait_with_output()?;
-    ensure!(output.status.success(), "sbatch did not take the job ({}); it says why above", output.status);
-    written.context("cannot hand the script to sbatch")?;
+    ensure!(output.status.success(), "sbatch refused the job ({}); it says why above", output.status);
+    written.context("cannot pass the script to sbatch")?;
     let answer = String::from_utf8_lossy(&output.stdout).into_owned();
     // With several clusters: NUMBER;CLUSTER.
     Ok(answer.trim().split(';').next().unwrap_or_default().to_string())
 }
 
-/// Whether a flag that `run` knows too is not for the nodes here.
+/// Whether a flag of `run` is for Slurm here, and not for the nodes.
 fn is_slurms(flag: &OsStr) -> bool {
     ["--account=", "--comment=", "--dry-run"]
         .iter()
@@ -122,11 +123,11 @@ fn is_slurms(flag: &OsStr) -> bool {
 }
 
 impl SbatchArgs {
-    /// The job that is asked for. `launcher`: where the nodes find this program.
+    /// The job to submit. `launcher` is the path of this program on the nodes.
     fn job(&self, launcher: &OsStr) -> anyhow::Result<Job> {
-        if self.run.args.say_where() {
+        if self.run.args.give_nodes() {
             bail!(
-                "the nodes are Slurm's to give, but a flag or PET_ variable of drumline run says where they are or how they \
+                "Slurm gives the nodes, but a flag or PET_ variable of drumline run says where they are or how they \
                  meet; try --nodes N alone"
             );
         }
@@ -136,7 +137,7 @@ impl SbatchArgs {
         command.extend(self.default_ranks());
         command.extend(warning.filter(|_| self.requeue).into_iter().flat_map(|time| self.stopping_in(time)));
         command.extend(self.run.flags.iter().filter(|flag| !is_slurms(flag)).cloned());
-        // A program whose name looks like a flag is still a program.
+        // A program's name may look like a flag.
         command.push("--".into());
         command.extend(self.run.program.iter().cloned());
         let (cpus_per_task, requeue) = (self.cpus(), self.requeue);
@@ -157,7 +158,7 @@ impl SbatchArgs {
             ("comment", self.run.value("comment").map(str::to_string)),
             ("output", self.output.clone()),
             ("signal", warning.map(|seconds| format!("B:USR1@{seconds}"))),
-            // What the first run said stays.
+            // The output of the first run is kept.
             ("open-mode", self.requeue.then(|| "append".to_string())),
         ];
         let mut options = Vec::new();
@@ -178,16 +179,16 @@ impl SbatchArgs {
         if plain.is_empty() { "drumline".to_string() } else { plain }
     }
 
-    fn says_ranks(&self) -> bool {
+    fn gives_ranks(&self) -> bool {
         ["nproc-per-node", "num-gpus"].iter().any(|flag| self.run.value(flag).is_some())
     }
 
-    /// A rank for each GPU that was asked for.
+    /// A rank for each GPU.
     fn default_ranks(&self) -> Option<OsString> {
-        (self.gpus_per_node.is_some() && !self.says_ranks()).then(|| "--nproc-per-node=gpu".into())
+        (self.gpus_per_node.is_some() && !self.gives_ranks()).then(|| "--nproc-per-node=gpu".into())
     }
 
-    /// A job that shall run again must have ended when its time is up: the ranks get nine tenths of what is left.
+    /// A job that is to run again must end before its time is up: the ranks get nine tenths of what is left.
     fn stopping_in(&self, seconds: u16) -> impl Iterator<Item = OsString> + use<> {
         let signals = self.run.value("signals-to-handle").is_none().then(|| SIGNALS.to_string());
         let time = self.run.value("shutdown-timeout").is_none();

@@ -1,4 +1,4 @@
-//! `drumline trace merge`: the traces of all ranks of a run as one file.
+//! `drumline trace merge`: merges the traces of all ranks of a run into one file.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use anyhow::Context;
 use drumline_observe::runs;
 use drumline_observe::trace::{self, TRACE};
 
-use crate::telling::Mistake;
+use crate::errors::Mistake;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -16,7 +16,7 @@ Examples:
   drumline trace merge rank-00000.json other/rank-00001.json --out both.json
 
 Open the file at ui.perfetto.dev (it stays on your machine) or in chrome://tracing. Ranks of different machines are as far apart as \
-their clocks. Traces are written by drumline train with TRAIN.TRACE_STEPS, and by DistTrainer::trace_steps.";
+their clocks. drumline train with TRAIN.TRACE_STEPS writes traces, and so does DistTrainer::trace_steps.";
 
 const MERGED: &str = "all-ranks.json";
 
@@ -32,7 +32,7 @@ enum TraceCommand {
     Merge(MergeArgs),
 }
 
-/// Lay the traces of all ranks over each other, in one file for Perfetto
+/// Merge the traces of all ranks into one file for Perfetto
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 struct MergeArgs {
@@ -44,7 +44,7 @@ struct MergeArgs {
     out: Option<PathBuf>,
 }
 
-/// Carries out the command line, and prints the name of the file.
+/// Runs `drumline trace merge`, and prints the name of the file.
 pub(crate) fn trace(args: TraceArgs) -> anyhow::Result<()> {
     let TraceCommand::Merge(MergeArgs { traces, out }) = args.command;
     let mut files = Vec::new();
@@ -57,7 +57,7 @@ pub(crate) fn trace(args: TraceArgs) -> anyhow::Result<()> {
     writeln!(std::io::stdout(), "{}", out.display()).context("cannot print")
 }
 
-/// The ranks' files that a path means: itself, those in it, in its `trace`, or in that of the run one level down.
+/// The rank files that a path means: itself, those in it, in its `trace`, or in that of the run one level down.
 fn files_of(given: &Path) -> Result<Vec<PathBuf>, Mistake> {
     if given.is_file() {
         return Ok(vec![given.to_owned()]);
@@ -73,7 +73,7 @@ fn files_of(given: &Path) -> Result<Vec<PathBuf>, Mistake> {
     })
 }
 
-/// Those that ranks have written, in their order.
+/// The files that ranks have written, in the order of ranks.
 fn rank_files(folder: &Path) -> Vec<PathBuf> {
     let is_ranks = |path: &PathBuf| {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();

@@ -1,12 +1,12 @@
-//! `drumline train` and `drumline test`: the ready program `drumline-train`, started as `drumline run` starts any program.
+//! `drumline train` and `drumline test`: they start the program `drumline-train`, as `drumline run` starts any program.
 //!
 //! ```text
 //!   launcher flags, --cfg, KEY VALUE ─┬─ a rank of a job already, or one rank ─▶ this process becomes drumline-train
-//!                                     └─ else ─▶ drumline-train --check …, which says what is wrong, once
+//!                                     └─ else ─▶ drumline-train --check …, which reports what is wrong, once
 //!                                                 ─▶ drumline run FLAGS drumline-train train --cfg FILE KEY VALUE …
 //! ```
 //!
-//! What the keys mean is drumline-train's to say; here only the launcher's part is read.
+//! drumline-train interprets the keys; here only the launcher's flags are parsed.
 
 mod program;
 
@@ -20,14 +20,14 @@ use anyhow::{Context, anyhow};
 use drumline_launch::{shell, short_spins};
 use drumline_rendezvous::worker_env;
 
+use crate::errors::{ExitCodeOnly, Mistake};
 use crate::job::rank_variable;
 use crate::run::{RunArgs, run};
 use crate::sbatch::RunLine;
-use crate::telling::{ExitCodeOnly, Mistake};
 
 pub(crate) use program::trainer;
 
-/// Values of `--device`; gpu is cuda, as people say it.
+/// Values of `--device`; gpu means cuda.
 pub(crate) const DEVICES: [&str; 4] = ["auto", "cpu", "cuda", "gpu"];
 
 const TRAIN_EXAMPLES: &str = "\
@@ -37,25 +37,27 @@ Examples:
   drumline train --nproc-per-node gpu --cfg config/resnet50.yaml OPTIM.BASE_LR 0.8 OUT_DIR exp/a
   srun -n 8 drumline train --cfg config/resnet50.yaml                   under Slurm, a rank for each task
   drumline train --nproc-per-node 2 --verify-parity=5 --cfg F MODEL.SYNCBN True
-  drumline train --device cpu --cfg F                                   on the processor, GPU or not
+  drumline train --device cpu --cfg F                                   on the CPU, even if there is a GPU
   drumline train --dry-run --nproc-per-node 2 --cfg F                   show the plan only
   drumline train --nproc-per-node 2 --cfg config/text-classify.yaml     text, after drumline data synth-text --out data/text
   drumline train --nproc-per-node 2 --cfg config/nmt.yaml               translation, after drumline data synth-translation --out data/translation
   drumline train --nproc-per-node 2 --cfg config/gpt-tiny.yaml          a small GPT, after drumline data synth-story and tokens: see the file
+  drumline train --nproc-per-node 2 --cfg config/bert-small.yaml        a BERT, after drumline data synth-text --out data/text
 
-Flags come first, then KEY VALUE pairs, which win over the file: types follow the key's, None where a key may be without a \
+Flags come first, then KEY VALUE pairs, which win over the file: types are those of the key, None where a key may be without a \
 value, lists as [0,30,60]. drumline keys lists all keys. The launcher's flags are those of drumline run.
 
-A run goes on from its last checkpoint in OUT_DIR when it is started again; SIGTERM or Ctrl-C writes one and stops.";
+When a run is started again, it resumes from its last checkpoint in OUT_DIR; SIGTERM or Ctrl-C writes one and stops.";
 
 const TEST_EXAMPLES: &str = "\
 Examples:
   drumline test --cfg config/resnet18.yaml MODEL.WEIGHTS best.safetensors
-  drumline test --nproc-per-node 2 --cfg exp/resnet18/config.yaml       the last checkpoint of that run
+  drumline test --nproc-per-node 2 --cfg exp/resnet18/config.yaml       the best model of that run
+  drumline test --last --cfg exp/resnet18/config.yaml                   its last checkpoint
 
 Flags come first, then KEY VALUE pairs; drumline keys lists all keys. The launcher's flags are those of drumline run.";
 
-/// The only rank. Said, as an allocation of Slurm speaks of tasks that nobody has started.
+/// The environment of the only rank. It is set explicitly, since Slurm's variables may describe tasks that were not started.
 const ALONE: [(&str, &str); 5] = [
     (worker_env::DRUMLINE_ALONE, "1"),
     (worker_env::RANK, "0"),
@@ -66,54 +68,57 @@ const ALONE: [(&str, &str); 5] = [
 /// The exit code of a program whose libraries were not found.
 const NOT_LOADED: i32 = 127;
 
-/// With it the system's loader lists the libraries of a program instead of starting it, as `ldd` does.
+/// With this variable the system's loader lists the libraries of a program instead of starting it, as `ldd` does.
 const LIST_LIBRARIES: &str = "LD_TRACE_LOADED_OBJECTS";
 
-/// Flags that change nothing where there is one rank only.
+/// Flags that change nothing if there is only one rank.
 const OF_ONE_RANK: [&str; 4] = ["--nproc-per-node=", "--nnodes=", "--standalone", "--dry-run"];
 
 /// Train a network: one rank, several on this node, or a whole cluster
 #[derive(Debug, clap::Args)]
 #[command(after_help = TRAIN_EXAMPLES)]
 pub(crate) struct TrainArgs {
-    /// The first K steps of an image network, in fp32, are made by one rank and by all, and compared; nothing is kept [default: 5 steps]
+    /// Compare the first K steps of one rank with those of all ranks, and write nothing; exit code 1 if they differ [default: 5 steps]
     #[arg(long, value_name = "K", num_args = 0..=1, require_equals = true, default_missing_value = "5", value_parser = clap::value_parser!(u32).range(1..))]
     verify_parity: Option<u32>,
     #[command(flatten)]
     job: JobArgs,
 }
 
-/// Evaluate a network on the test set: its last checkpoint (text: its best), or MODEL.WEIGHTS
+/// Evaluate a model on the test set: the run's best, its last with --last, or MODEL.WEIGHTS (translation: run_configs.pretrain_path)
 #[derive(Debug, clap::Args)]
 #[command(after_help = TEST_EXAMPLES)]
 pub(crate) struct TestArgs {
+    /// Test the run's last checkpoint instead of its best
+    #[arg(long)]
+    last: bool,
     #[command(flatten)]
     job: JobArgs,
 }
 
-/// What both have: the configuration, and `drumline run`'s flags.
+/// What both commands have: the configuration, and `drumline run`'s flags.
 #[derive(Debug, clap::Args)]
 struct JobArgs {
     /// The configuration, a YAML file
     #[arg(long, aliases = ["config_path", "config-path"], value_name = "FILE")]
     cfg: PathBuf,
-    /// What computes: auto, cpu or cuda; wins over the key DEVICE (translation: run_configs.device)
+    /// Where to compute: auto, cpu or cuda; wins over the key DEVICE (translation: run_configs.device)
     #[arg(long, value_name = "DEVICE", value_parser = DEVICES, hide_possible_values = true)]
     device: Option<String>,
     #[command(flatten)]
     run: RunLine,
 }
 
-/// Make data sets to learn from: synth-cifar, synth-story, synth-text, synth-translation, tokens, bpe, vocabulary; drumline data --help
+/// Make synthetic data sets, tokens and vocabularies: synth-cifar, synth-story, synth-text, synth-translation, tokens, bpe, vocabulary; drumline data --help
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct DataArgs {
-    /// Passed on to drumline-train untouched
+    /// Passed on to drumline-train unchanged
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGS")]
     args: Vec<OsString>,
 }
 
-/// `run`'s flags on a command whose program is known: what would be the program are the pairs.
+/// `run`'s flags on a command whose program is known: the pairs take the place of the program.
 pub(crate) fn with_pairs(command: clap::Command) -> clap::Command {
     let command = command.mut_args(|arg| match arg.get_id().as_str() {
         "command" => {
@@ -126,15 +131,15 @@ pub(crate) fn with_pairs(command: clap::Command) -> clap::Command {
     crate::run::as_torchrun(command)
 }
 
-/// Carries out `drumline train`; an error if a rank failed.
+/// Runs `drumline train`; an error if a rank failed.
 pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
     let parity = args.verify_parity.map(|steps| format!("--verify-parity={steps}").into());
     configured("train", parity, args.job)
 }
 
-/// Carries out `drumline test`; an error if a rank failed.
+/// Runs `drumline test`; an error if a rank failed.
 pub(crate) fn test(args: TestArgs) -> anyhow::Result<()> {
-    configured("test", None, args.job)
+    configured("test", args.last.then(|| "--last".into()), args.job)
 }
 
 /// Becomes `drumline-train data …`.
@@ -142,7 +147,7 @@ pub(crate) fn data(args: DataArgs) -> anyhow::Result<()> {
     become_trainer("data", args.args)
 }
 
-/// Becomes one of `drumline-train`'s programs, with its words untouched.
+/// Becomes one of `drumline-train`'s programs, with these arguments unchanged.
 pub(crate) fn become_trainer(name: &str, args: Vec<OsString>) -> anyhow::Result<()> {
     let words = [trainer()?.into(), name.into()].into_iter().chain(args).collect::<Vec<_>>();
     become_program(&words, &[])
@@ -165,7 +170,7 @@ pub(crate) struct ReadyProgram {
     pub(crate) pairs: Vec<OsString>,
 }
 
-/// Starts it in as many ranks as were asked for; an error if one failed.
+/// Starts it with the given number of ranks; an error if one failed.
 pub(crate) fn start(program: ReadyProgram, run_line: RunLine) -> anyhow::Result<()> {
     let ReadyProgram { name, flags: own, pairs } = program;
     let RunLine { args, flags, .. } = run_line;
@@ -192,8 +197,8 @@ pub(crate) fn start(program: ReadyProgram, run_line: RunLine) -> anyhow::Result<
     }
 }
 
-/// Lets the program say what is wrong with its configuration, once, before its ranks would all say so. On other nodes
-/// there may be other files: those look for themselves.
+/// Lets the program report errors in its configuration, once, before all its ranks would. Other nodes may have other files, so
+/// they check for themselves.
 fn check(words: &[OsString]) -> anyhow::Result<()> {
     let (program, args) = words.split_first().context("no program")?;
     let mut command = Command::new(program);
@@ -201,7 +206,7 @@ fn check(words: &[OsString]) -> anyhow::Result<()> {
     let status = command.status().with_context(|| format!("cannot run {}", program.display()))?;
     match status.code() {
         Some(0) => Ok(()),
-        // The loader has said which library.
+        // The loader has printed which library.
         Some(NOT_LOADED) => Err(no_libtorch(program).into()),
         Some(code) => Err(ExitCodeOnly(u8::try_from(code).unwrap_or(1)).into()),
         None => Err(anyhow!(
@@ -213,12 +218,12 @@ fn check(words: &[OsString]) -> anyhow::Result<()> {
 
 fn no_libtorch(program: &OsStr) -> Mistake {
     Mistake::new(format!(
-        "{} needs libtorch, which is not where it was built with; try LD_LIBRARY_PATH with libtorch's folder lib, or build it again here",
+        "{} needs libtorch, which is not where it was when the program was built; try LD_LIBRARY_PATH with libtorch's folder lib, or build it again here",
         program.display()
     ))
 }
 
-/// Whether the system's loader would not find one of the program's libraries. It is asked, and starts nothing.
+/// Whether the system's loader cannot find one of the program's libraries. The loader is queried; nothing is started.
 fn lacks_library(program: &OsStr) -> bool {
     let asked = Command::new(program).env(LIST_LIBRARIES, "1").stdin(Stdio::null()).output();
     let list = asked.map(|output| output.stdout).unwrap_or_default();
@@ -234,7 +239,7 @@ enum Where {
     Here,
     /// In ranks of this node.
     OneNode,
-    /// In ranks of several.
+    /// In ranks of several nodes.
     Nodes,
 }
 
@@ -247,7 +252,7 @@ fn place(args: &RunArgs, flags: &[OsString]) -> anyhow::Result<Where> {
     let launches = flags.iter().any(|flag| flag != "--dry-run");
     match rank {
         Some(_) if !launches => return Ok(Where::InRank),
-        // A task of Slurm may well be the agent of its node; a rank is no launcher.
+        // A task of Slurm may be the agent of its node; a rank is no launcher.
         Some(name) if name != worker_env::SLURM_PROCID => {
             let flag = flags[0].to_string_lossy().into_owned();
             let what = format!(
@@ -265,21 +270,21 @@ fn place(args: &RunArgs, flags: &[OsString]) -> anyhow::Result<Where> {
     })
 }
 
-/// A flag behind the first key would be read as a key: told here, in the launcher's words.
+/// A flag after the first key would be read as a key: an error here, in the launcher's terms.
 fn check_pairs(pairs: &[OsString]) -> Result<(), Mistake> {
     let keys = pairs.iter().step_by(2);
     match keys.map(|key| key.to_string_lossy()).find(|key| key.starts_with('-')) {
         Some(flag) => {
-            Err(Mistake::new(format!("{flag} stands behind a KEY VALUE pair; try it before the first key")))
+            Err(Mistake::new(format!("{flag} comes after a KEY VALUE pair; try it before the first key")))
         }
         None => Ok(()),
     }
 }
 
-/// Returns only if it could not. The program's help then speaks of what was typed, `drumline`.
+/// Replaces this process by the program; returns only if that fails. The program's help then shows the typed name, `drumline`.
 pub(crate) fn become_program(words: &[OsString], variables: &[(&str, &str)]) -> anyhow::Result<()> {
     let (program, args) = words.split_first().context("no program")?;
-    // Afterwards nobody is there who could say what helps.
+    // Checked before: afterwards this process can no longer report it.
     if lacks_library(program) {
         return Err(no_libtorch(program).into());
     }

@@ -1,13 +1,13 @@
-//! `drumline translate`: the ready program `drumline-train translate`, started as `drumline run` starts any program.
+//! `drumline translate`: it starts `drumline-train translate`, as `drumline run` starts any program.
 //!
-//! Its flags are listed here for their help alone; what they mean is drumline-train's to say.
+//! The flags are listed here only for their help; drumline-train interprets them.
 
 use std::ffi::OsString;
 
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
+use crate::errors::Mistake;
 use crate::sbatch::{RunLine, typed};
-use crate::telling::Mistake;
 use crate::train::{DEVICES, ReadyProgram, start};
 
 const EXAMPLES: &str = "\
@@ -17,8 +17,8 @@ Examples:
   drumline translate --nproc-per-node 2 --model save/best save/best-2 --source test.src --out test.txt   an ensemble
   drumline translate --model best.safetensors --config config/nmt.yaml --source test.src --out test.txt --beam-size 8 --alpha 0.6
 
-Ranks take batches as they come to them, so that none idles; lines come out in the order of the source. NJUNMT's names are \
-taken too: --model_path, --source_path, --saveto, --config_path, --beam_size, … The launcher's flags are those of drumline run.";
+Ranks take batches as soon as they are free, so that none idles; lines are written in the order of the source. NJUNMT's names are \
+accepted too: --model_path, --source_path, --saveto, --config_path, --beam_size, … The launcher's flags are those of drumline run.";
 
 const TRANSLATING: &str = "Translating";
 
@@ -36,13 +36,13 @@ pub(crate) struct TranslateArgs {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = TRANSLATING)]
 struct Flags {
-    /// Weights: a folder of checkpoints (its best is taken) or the run's folder above it, a checkpoint, or a .safetensors file; several are an ensemble
+    /// Weights: a folder of checkpoints (its best is used) or the run's folder above it, a checkpoint, or a .safetensors file; several are an ensemble
     #[arg(long, aliases = ["model_path", "model-path"], value_name = "PATH", required = true, num_args = 1..)]
     model: Vec<OsString>,
     /// Text to translate, a sentence a line
     #[arg(long, aliases = ["source_path", "source-path"], value_name = "FILE", required = true)]
     source: Option<OsString>,
-    /// Where translations are written; FILE.0, FILE.1, … if several of each line are kept
+    /// Where translations are written; FILE.0, FILE.1, … if several are kept for each line
     #[arg(long, aliases = ["saveto"], value_name = "FILE", required = true)]
     out: Option<OsString>,
     /// The training's configuration [default: config.yaml beside the checkpoints]
@@ -51,13 +51,13 @@ struct Flags {
     /// Translations to compare with, for BLEU
     #[arg(long, value_name = "FILE")]
     reference: Option<OsString>,
-    /// Partial translations kept of each sentence [default: 5]
+    /// Partial translations kept for each sentence [default: 5]
     #[arg(long, aliases = ["beam_size"], value_name = "N")]
     beam_size: Option<usize>,
     /// Length penalty; 0 or less: none, scores are divided by the length [default: -1]
     #[arg(long, allow_hyphen_values = true, value_name = "A")]
     alpha: Option<f64>,
-    /// Translations given of each sentence [default: 1]
+    /// Translations returned for each sentence [default: 1]
     #[arg(long, aliases = ["keep_n"], value_name = "N")]
     keep_n: Option<usize>,
     /// Longest translation [default: 150]
@@ -69,16 +69,16 @@ struct Flags {
     /// What the size of a batch counts: tokens or samples [default: tokens]
     #[arg(long, aliases = ["batching_key"], value_name = "KEY", value_parser = ["tokens", "samples"], hide_possible_values = true)]
     batching_key: Option<String>,
-    /// Join pieces, and put spaces and capitals as people write
+    /// Join word pieces, and put spaces and capitals as people write
     #[arg(long)]
     postprocess: bool,
-    /// Gather translations through files in this folder, which all ranks see [default: from rank to rank]
+    /// Gather translations through files in this folder, which all ranks can access [default: through messages]
     #[arg(long, aliases = ["shared_dir"], value_name = "DIR")]
     shared_dir: Option<OsString>,
-    /// What computes: auto, cpu or cuda [default: run_configs.device]
+    /// Where to compute: auto, cpu or cuda [default: run_configs.device]
     #[arg(long, value_name = "DEVICE", value_parser = DEVICES, hide_possible_values = true)]
     device: Option<String>,
-    /// What NJUNMT's launcher and command lines have; not needed
+    /// Flags of NJUNMT's launcher and command lines; not needed
     #[arg(long = "multi_gpu", alias = "multi-gpu", hide = true)]
     multi_gpu: bool,
     #[arg(long = "model_name", alias = "model-name", hide = true)]
@@ -114,7 +114,7 @@ impl Args for HandedOn {
     }
 }
 
-/// `run`'s flags on a command that takes no further words.
+/// `run`'s flags on a command that takes no further arguments.
 pub(crate) fn without_program(command: Command) -> Command {
     let command = command.mut_args(|arg| match arg.get_id().as_str() {
         "command" => arg.required(false).hide(true),
@@ -124,7 +124,7 @@ pub(crate) fn without_program(command: Command) -> Command {
     crate::run::as_torchrun(command)
 }
 
-/// Carries out `drumline translate`; an error if a rank failed.
+/// Runs `drumline translate`; an error if a rank failed.
 pub(crate) fn translate(args: TranslateArgs) -> anyhow::Result<()> {
     let TranslateArgs { flags, run } = args;
     if let Some(word) = run.program.first() {

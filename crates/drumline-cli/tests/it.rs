@@ -10,7 +10,6 @@ mod it {
     mod faults;
     mod fleet;
     mod fleet_job;
-    mod habits;
     mod job;
     mod joining;
     mod keeping;
@@ -28,6 +27,7 @@ mod it {
     mod signals;
     mod slurm;
     mod started;
+    mod suggestions;
     mod torch_environment;
     mod torch_gloo;
     mod torch_nodes;

@@ -1,5 +1,5 @@
 //! What the protection of links costs: all-reduces of two ranks over TCP on this machine, plain, authenticated and
-//! encrypted, beside a bare pair of sockets that moves as many bytes; in turns, so that all meet the same machine.
+//! encrypted, next to a bare pair of sockets that moves as many bytes. They take turns, so that all see the same machine.
 //!
 //! `cargo run --release -p drumline-comm --example links -- [TURNS]`
 
@@ -11,7 +11,7 @@ use drumline_comm::{CommError, GroupOptions, LinkSecurity, LocalGroup, ReduceOp,
 
 const SIZES: [usize; 5] = [16, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
 
-/// How long one figure may take.
+/// How long one measurement may take.
 const UNIT: Duration = Duration::from_millis(300);
 
 /// The median time of one all-reduce of `bytes`.
@@ -22,15 +22,15 @@ fn all_reduce(security: LinkSecurity, bytes: usize) -> Result<f64, CommError> {
         let mut data = vec![1f32; bytes / 4];
         let mut times = Vec::new();
         let begin = Instant::now();
-        let mut may_go_on = [true];
-        while may_go_on[0] {
+        let mut may_continue = [true];
+        while may_continue[0] {
             data.fill(1.0);
             group.barrier()?;
             let start = Instant::now();
             group.all_reduce(&mut data, ReduceOp::Sum)?;
             times.push(start.elapsed().as_secs_f64());
-            may_go_on[0] = begin.elapsed() < UNIT;
-            group.broadcast(&mut may_go_on, 0)?;
+            may_continue[0] = begin.elapsed() < UNIT;
+            group.broadcast(&mut may_continue, 0)?;
         }
         Ok(times)
     })?;

@@ -13,95 +13,79 @@ use serde::{Deserialize, Serialize};
 use crate::element::DType;
 use crate::reduce::ReduceOp;
 
-/// What a rank can ask of its group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[repr(u8)]
-#[non_exhaustive]
-#[allow(missing_docs)]
-pub enum Op {
-    AllReduce = 1,
-    Broadcast,
-    Reduce,
-    Gather,
-    AllGather,
-    Scatter,
-    ReduceScatter,
-    AllToAll,
-    Barrier,
-    MonitoredBarrier,
-    Send,
-    Recv,
-    Batch,
-    HeapAlloc,
-    NewGroup,
-    Split,
+/// Makes [`Op`] of the one list of operations and their names. A code is a place in the list, counted from 1.
+macro_rules! operations {
+    ($first:ident => $first_name:literal, $($op:ident => $name:literal,)*) => {
+        /// What a rank can ask of its group.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[repr(u8)]
+        #[non_exhaustive]
+        #[allow(missing_docs)]
+        pub enum Op {
+            $first = 1,
+            $($op,)*
+        }
+
+        impl Op {
+            const ALL: &[Self] = &[Self::$first, $(Self::$op,)*];
+
+            /// The name of the function, as in `all_reduce`.
+            pub fn name(self) -> &'static str {
+                match self {
+                    Self::$first => $first_name,
+                    $(Self::$op => $name,)*
+                }
+            }
+        }
+    };
+}
+
+operations! {
+    AllReduce => "all_reduce",
+    Broadcast => "broadcast",
+    Reduce => "reduce",
+    Gather => "gather",
+    AllGather => "all_gather",
+    Scatter => "scatter",
+    ReduceScatter => "reduce_scatter",
+    AllToAll => "all_to_all",
+    Barrier => "barrier",
+    MonitoredBarrier => "monitored_barrier",
+    Send => "send",
+    Recv => "recv",
+    Batch => "batch",
+    HeapAlloc => "heap_alloc",
+    NewGroup => "new_group",
+    Split => "split",
 }
 
 impl Op {
-    const ALL: [Op; 16] = [
-        Op::AllReduce,
-        Op::Broadcast,
-        Op::Reduce,
-        Op::Gather,
-        Op::AllGather,
-        Op::Scatter,
-        Op::ReduceScatter,
-        Op::AllToAll,
-        Op::Barrier,
-        Op::MonitoredBarrier,
-        Op::Send,
-        Op::Recv,
-        Op::Batch,
-        Op::HeapAlloc,
-        Op::NewGroup,
-        Op::Split,
-    ];
-
     /// The operation with this code, if there is one.
     pub(crate) fn from_code(code: u8) -> Option<Self> {
         Self::ALL.get(usize::from(code).checked_sub(1)?).copied()
     }
-
-    const NAMES: [&'static str; 16] = [
-        "all_reduce",
-        "broadcast",
-        "reduce",
-        "gather",
-        "all_gather",
-        "scatter",
-        "reduce_scatter",
-        "all_to_all",
-        "barrier",
-        "monitored_barrier",
-        "send",
-        "recv",
-        "batch",
-        "heap_alloc",
-        "new_group",
-        "split",
-    ];
 }
 
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(Self::NAMES[*self as usize - 1])
+        f.write_str(self.name())
     }
 }
 
 thread_local! {
-    /// The place that calls of this thread are made for, where that is not their own.
+    /// The call site that calls of this thread report, if a library has set one with [`on_behalf_of`].
     static ON_BEHALF_OF: Cell<Option<&'static Location<'static>>> = const { Cell::new(None) };
 }
 
-/// The place in the program that a call made here names: that of [`on_behalf_of`], or else the caller's.
+/// The place in the program that errors about this call name: the one set by [`on_behalf_of`], or else the caller.
 #[track_caller]
 pub fn call_site() -> &'static Location<'static> {
     let caller = Location::caller();
     ON_BEHALF_OF.get().unwrap_or(caller)
 }
 
-/// Calls that `body` makes on this thread name `site` as their place: for libraries that make calls for their caller, perhaps on a thread of their own.
-/// Inside another `on_behalf_of` the outer one's place counts.
+/// Runs `body`; the calls that it makes on this thread report `site` as their call site. For libraries that make calls for
+/// their caller, perhaps on a thread of their own. If it is nested, the outermost site counts.
 ///
 /// ```
 /// use drumline_comm::{LocalGroup, ProcessGroup, CommError, call_site, on_behalf_of};
@@ -178,7 +162,7 @@ impl Call {
             ^ self.extra)
     }
 
-    /// What is shown of it: also what travels when a rank asks another for its last call.
+    /// The call in text form: shown in errors, and sent when another rank asks for this rank's last call.
     pub(crate) fn trace(&self, sequence: u64) -> Trace {
         Trace { sequence, what: self.to_string(), site: format!("{}:{}", self.site.file(), self.site.line()) }
     }
@@ -222,20 +206,20 @@ impl fmt::Display for Call {
 }
 
 impl Call {
-    /// Where a message goes or comes from, and the end of the bracket.
+    /// Writes the other rank of a message, and the closing bracket.
     fn write_peer(&self, f: &mut fmt::Formatter<'_>, separator: &str) -> fmt::Result {
-        let way = if self.op == Op::Send { "to" } else { "from" };
+        let direction = if self.op == Op::Send { "to" } else { "from" };
         match self.root {
-            Some(rank) => write!(f, "{separator}{way} {rank}, tag {})", self.extra),
-            None => write!(f, "{separator}{way} any rank, tag {})", self.extra),
+            Some(rank) => write!(f, "{separator}{direction} {rank}, tag {})", self.extra),
+            None => write!(f, "{separator}{direction} any rank, tag {})", self.extra),
         }
     }
 }
 
-/// A call as shown to people: `all_reduce(1024 f32, sum) #12 at src/train.rs:91`.
+/// A call in text form: `all_reduce(1024 f32, sum) #12 at src/train.rs:91`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Trace {
-    /// How many calls the rank had made on this group, this one included; messages are counted apart from collectives.
+    /// The number of the call: the rank's calls on this group, counted from 1. Messages and collectives are counted apart.
     pub sequence: u64,
     /// The call and its arguments.
     pub what: String,
@@ -244,7 +228,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Of a rank that has made no call.
+    /// For a rank that has made no call.
     pub(crate) fn none() -> Self {
         Self { sequence: 0, what: String::new(), site: String::new() }
     }
@@ -259,16 +243,16 @@ impl fmt::Display for Trace {
     }
 }
 
-/// A collective that a rank is in: `all_reduce(1024 f32, sum) #12 of world at src/train.rs:91`.
+/// A collective that has not returned yet: `all_reduce(1024 f32, sum) #12 of world at src/train.rs:91`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UnderWay {
+pub struct OngoingCall {
     /// The group's name.
     pub group: String,
     /// The call.
     pub call: Trace,
 }
 
-impl fmt::Display for UnderWay {
+impl fmt::Display for OngoingCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Trace { sequence, what, site } = &self.call;
         write!(f, "{what} #{sequence} of {} at {site}", self.group)
@@ -303,6 +287,14 @@ mod tests {
     }
 
     #[test]
+    fn codes_read_back() {
+        for op in Op::ALL {
+            assert_eq!(Op::from_code(*op as u8), Some(*op));
+        }
+        assert_eq!([0, Op::ALL.len() as u8 + 1].map(Op::from_code), [None, None]);
+    }
+
+    #[test]
     fn a_call_names_the_place_that_it_is_made_for() {
         let line = |call: Call| call.site.line();
         let outer = call_site();
@@ -318,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_reads_well() {
+    fn calls_are_formatted_for_people() {
         let call = Call::new(Op::Reduce).of(DType::Bf16, 3).reduce(ReduceOp::Avg).root(2);
         let text = call.trace(7).to_string();
         assert!(text.starts_with("reduce(3 bf16, avg, root 2) #7 at "), "{text}");

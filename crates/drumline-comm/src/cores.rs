@@ -1,18 +1,19 @@
-//! The cores a process may run on, told to others as ranges (`0-63,128-191`): short on the largest machines too.
+//! The cores that a process may run on. Ranks send them to each other as ranges (`0-63,128-191`), which are short on large
+//! machines too.
 //!
-//! Kept as ranges, sorted and apart, so that no number that another process names costs memory.
+//! They are kept as sorted, disjoint ranges, so that a large number sent by another process costs no memory.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Numbers of cores, as first and last of each range.
+/// The numbers of cores, as the first and last of each range.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub(crate) struct Cores(Vec<(usize, usize)>);
 
 impl Cores {
-    /// Those that this thread may run on.
+    /// The cores that this thread may run on.
     pub(crate) fn of_this_thread() -> Self {
         let set = rustix::thread::sched_getaffinity(None).unwrap_or_default();
         (0..rustix::thread::CpuSet::MAX_CPU)
@@ -21,12 +22,12 @@ impl Cores {
             .collect()
     }
 
-    /// Those of any.
+    /// The cores that are in any of the sets.
     pub(crate) fn union<'a>(all: impl IntoIterator<Item = &'a Self>) -> Self {
         all.into_iter().flat_map(|cores| cores.0.iter().copied()).collect()
     }
 
-    /// How many there are.
+    /// The number of cores.
     pub(crate) fn len(&self) -> usize {
         self.0.iter().map(|(first, last)| (last - first).saturating_add(1)).fold(0, usize::saturating_add)
     }
@@ -53,9 +54,10 @@ impl fmt::Display for Cores {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, (first, last)) in self.0.iter().enumerate() {
             let comma = if index == 0 { "" } else { "," };
-            match first == last {
-                true => write!(f, "{comma}{first}")?,
-                false => write!(f, "{comma}{first}-{last}")?,
+            if first == last {
+                write!(f, "{comma}{first}")?;
+            } else {
+                write!(f, "{comma}{first}-{last}")?;
             }
         }
         Ok(())
@@ -68,10 +70,15 @@ impl From<Cores> for String {
     }
 }
 
-impl TryFrom<String> for Cores {
-    type Error = String;
+/// A text that is no list of cores.
+#[derive(Debug, thiserror::Error)]
+#[error("expected cores such as `0-3,8`, got `{0}`")]
+pub(crate) struct BadCores(String);
 
-    fn try_from(text: String) -> Result<Self, String> {
+impl TryFrom<String> for Cores {
+    type Error = BadCores;
+
+    fn try_from(text: String) -> Result<Self, BadCores> {
         let parse = |part: &str| {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let range = (first.parse().ok()?, last.parse().ok()?);
@@ -79,7 +86,7 @@ impl TryFrom<String> for Cores {
         };
         let parts = text.split(',').filter(|part| !part.is_empty());
         let all = parts.map(parse).collect::<Option<Self>>();
-        all.ok_or_else(|| format!("expected cores such as `0-3,8`, got `{text}`"))
+        all.ok_or(BadCores(text))
     }
 }
 
@@ -99,7 +106,8 @@ mod tests {
         assert_eq!(cores("6,5,3,1-1,2-3").to_string(), "1-3,5-6");
         assert_eq!(cores("0-63,128-191").len(), 128);
         for wrong in ["3-1", "a", "1-", "-", "1-2-3"] {
-            assert!(Cores::try_from(wrong.to_owned()).unwrap_err().contains("`0-3,8`"), "{wrong}");
+            let error = Cores::try_from(wrong.to_owned()).unwrap_err().to_string();
+            assert!(error.contains("`0-3,8`"), "{wrong}");
         }
     }
 
@@ -112,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_of_256_cores_is_a_short_word() {
+    fn the_cores_of_a_large_machine_are_a_short_text() {
         let all: Cores = (0..256).map(|core| (core, core)).collect();
         assert_eq!(serde_json::to_string(&all).unwrap(), "\"0-255\"");
         assert!(Cores::of_this_thread().len() >= 1);

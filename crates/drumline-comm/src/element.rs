@@ -1,4 +1,4 @@
-//! The number types that travel: what a type is called, and how two of its values are combined.
+//! The number types that collectives carry: their names, and how two values are combined.
 //!
 //! A collective is generic over [`Element`]; the wire and the fingerprint carry its [`DType`]. Every element is plain
 //! old data, so a slice of them is a slice of bytes. `f16` and `bf16` are combined in `f32` and rounded once.
@@ -86,14 +86,21 @@ impl std::fmt::Display for DType {
     }
 }
 
-impl std::str::FromStr for DType {
-    type Err = String;
+/// A name that is no element type.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no element type `{name}`; try one of {}", DType::ALL.map(DType::name).join(", "))]
+pub struct UnknownDType {
+    name: String,
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        Self::ALL.into_iter().find(|dtype| dtype.name() == text).ok_or_else(|| {
-            let names: Vec<_> = Self::ALL.iter().map(|dtype| dtype.name()).collect();
-            format!("no element type `{text}`; try one of {}", names.join(", "))
-        })
+impl std::str::FromStr for DType {
+    type Err = UnknownDType;
+
+    fn from_str(text: &str) -> Result<Self, UnknownDType> {
+        Self::ALL
+            .into_iter()
+            .find(|dtype| dtype.name() == text)
+            .ok_or_else(|| UnknownDType { name: text.into() })
     }
 }
 
@@ -125,7 +132,7 @@ pub(crate) mod sealed {
         fn and(a: Self::Wide, b: Self::Wide) -> Self::Wide;
         fn or(a: Self::Wide, b: Self::Wide) -> Self::Wide;
         fn xor(a: Self::Wide, b: Self::Wide) -> Self::Wide;
-        /// One NaN for all NaNs: which of two a sum takes over is the compiler's choice, and differs between loops.
+        /// Maps every NaN to one bit pattern: which NaN a sum keeps is the compiler's choice, and differs between loops.
         #[inline(always)]
         fn plain_nan(value: Self::Wide) -> Self::Wide {
             value
@@ -143,7 +150,7 @@ macro_rules! float_element {
             const WIDENS: bool = $widens;
             #[inline(always)]
             fn widen(self) -> $wide { $to(self) }
-            // Which of two NaNs a sum becomes is up to the compiler, even from rank to rank: there is only one here.
+            // Which of two NaNs a sum keeps is the compiler's choice, even from rank to rank, so all become the same NaN.
             #[inline(always)]
             fn narrow(wide: $wide) -> Self { $from(if wide.is_nan() { <$wide>::NAN } else { wide }) }
             #[inline(always)]
@@ -216,7 +223,7 @@ impl Element for bool {
     const DTYPE: DType = DType::Bool;
 }
 
-/// A sum of truths is "any", a product is "all", as in PyTorch with NCCL.
+/// The sum of booleans is "any", the product is "all", as in PyTorch with NCCL.
 impl sealed::Sealed for bool {
     type Wide = bool;
     const WIDENS: bool = false;

@@ -1,4 +1,4 @@
-//! What can go wrong in a group, in words for the person who reads the log.
+//! What can go wrong in a group. The messages are written for the person who reads the log.
 
 use std::time::Duration;
 
@@ -11,10 +11,9 @@ const HERE: &str = file!();
 
 /// Why a call on a group failed.
 ///
-/// After most of them the group is of no use: each later call gives the same error. Not so after
-/// [`Invalid`](CommError::Invalid), [`Object`](CommError::Object), and [`System`](CommError::System) from a buffer that could
-/// not be had, which are told to all ranks or concern this one only; and [`Init`](CommError::Init) means that there is no
-/// group.
+/// After most errors the group cannot be used any more: each later call returns the same error. The exceptions are
+/// [`Invalid`](CommError::Invalid), [`Object`](CommError::Object), and [`System`](CommError::System) for a buffer that could
+/// not be allocated: they reach all ranks, or concern this one only. [`Init`](CommError::Init) means that there is no group.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {
@@ -32,7 +31,7 @@ pub enum CommError {
         /// Each rank and the call it made, in the order of ranks.
         calls: Vec<(usize, Trace)>,
     },
-    /// Some ranks did not come in time.
+    /// Some ranks did not arrive in time.
     #[error(
         "{call} on group `{group}` timed out after {after:?}; missing:{}\ntry looking at what they do there, or a longer timeout \
          (DRUMLINE_TIMEOUT) if they only need more time",
@@ -45,8 +44,8 @@ pub enum CommError {
         call: Trace,
         /// How long it waited.
         after: Duration,
-        /// Each missing rank with what is known of it.
-        missing: Vec<(usize, Silence)>,
+        /// Each missing rank, and what is known about it.
+        missing: Vec<(usize, MissingRank)>,
     },
     /// A rank's process ended.
     #[error("lost {} of group `{group}` ({host}, pid {pid}): {how}", group.rank(*rank))]
@@ -62,9 +61,9 @@ pub enum CommError {
         /// Exit code or signal, as far as known.
         how: String,
     },
-    /// A rank has left in good order while others still wanted something of it.
+    /// A rank has left normally while other ranks still needed it.
     #[error(
-        "{} has left group `{group}` (it ended, or let go of the group) and takes no part in {call}; try as many \
+        "{} has left group `{group}` (its process ended, or it dropped the group) and takes no part in {call}; try as many \
          steps on all ranks (a rank with less data ends earlier), or Ddp's uneven inputs",
         group.rank(*rank)
     )]
@@ -76,7 +75,7 @@ pub enum CommError {
         /// What it was needed for.
         call: Trace,
     },
-    /// Another rank ran into an error and called the group off.
+    /// Another rank hit an error and called the group off.
     #[error("{} called off group `{group}`: {cause}", group.rank(*by))]
     CalledOff {
         /// The group.
@@ -95,7 +94,7 @@ pub enum CommError {
         group: GroupName,
         /// The rank, counted in the whole job.
         rank: usize,
-        /// What was going on.
+        /// The call that used the link.
         call: Trace,
         /// What the system said.
         cause: String,
@@ -112,8 +111,8 @@ pub enum CommError {
         /// What came.
         got: String,
     },
-    /// The store is gone or did not answer.
-    #[error("group `{group}` cannot go on without its store: {cause}")]
+    /// The store has ended or did not answer.
+    #[error("group `{group}` cannot continue without its store: {cause}")]
     Store {
         /// The group.
         group: GroupName,
@@ -147,7 +146,7 @@ pub enum CommError {
 }
 
 impl CommError {
-    /// Whether forming a new group may help; the others are mistakes in the program.
+    /// Whether forming a new group may help. All other errors are mistakes in the program.
     pub fn is_recoverable(&self) -> bool {
         use CommError::{CalledOff, Init, Link, PeerLost, Store, Timeout};
         match self {
@@ -157,11 +156,12 @@ impl CommError {
         }
     }
 
-    /// An argument of the call that is being made makes no sense; says where in the program that call is.
+    /// An error about an argument of the current call. It names the place in the program where the call is made.
     #[track_caller]
     pub(crate) fn invalid(what: impl Into<String>) -> Self {
-        let (what, site) = (what.into(), call_site());
-        // A place in this library says nothing to those who use it.
+        let what = what.into();
+        let site = call_site();
+        // A place inside this library would not help its users.
         if site.file().starts_with(HERE.trim_end_matches("error.rs")) {
             return Self::Invalid { what };
         }
@@ -169,27 +169,55 @@ impl CommError {
     }
 }
 
-/// As for people: it is what `main` and `unwrap` show.
+/// The same text as `Display`, since this is what `main` and `unwrap` show.
 impl std::fmt::Debug for CommError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         std::fmt::Display::fmt(self, f)
     }
 }
 
-/// What is known of a rank that did not come.
+/// What is known about a rank that did not arrive.
 #[derive(Debug, Clone)]
-pub struct Silence {
+pub struct MissingRank {
     /// Where it runs.
     pub host: String,
     /// Its process.
     pub pid: u32,
     /// The last call it made, if that is known.
     pub last_call: Option<Trace>,
-    /// What its process does: "alive", "stopped", "no longer exists", …; only for ranks of the same node.
-    pub state: Option<String>,
+    /// What its process does. Known only for ranks of the same node.
+    pub state: Option<ProcessState>,
 }
 
-impl std::fmt::Display for Silence {
+/// What the process of a rank does, as the system reports it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ProcessState {
+    /// It runs, or waits for something.
+    Alive,
+    /// It was stopped by a signal or a debugger.
+    Stopped,
+    /// It has ended, and its parent has not noticed yet.
+    Dead,
+    /// It waits for a disk, and cannot be interrupted.
+    WaitingForDisk,
+    /// There is no such process any more.
+    Ended,
+}
+
+impl std::fmt::Display for ProcessState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Alive => "alive",
+            Self::Stopped => "stopped; try SIGCONT",
+            Self::Dead => "dead",
+            Self::WaitingForDisk => "waiting for a disk",
+            Self::Ended => "no longer exists",
+        })
+    }
+}
+
+impl std::fmt::Display for MissingRank {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "({}, pid {}", self.host, self.pid)?;
         if let Some(state) = &self.state {
@@ -198,7 +226,7 @@ impl std::fmt::Display for Silence {
         match &self.last_call {
             Some(call) if call.sequence == 0 => write!(f, ") which has made no call yet"),
             Some(call) => write!(f, ") whose last call was {call}"),
-            None => write!(f, ") which did not say what it does"),
+            None => write!(f, ") which did not report its last call"),
         }
     }
 }

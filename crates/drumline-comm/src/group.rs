@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!   all_reduce(..) ─▶ Call ─▶ run: number it, note it, take the lock ─▶ tiers ─▶ node (shared memory) and team (links)
-//!                                        └─ on failure: find out who and why, tell the others, give the group up
+//!                                        └─ on failure: find out who and why, report it to the others, give the group up
 //! ```
-//! Not here: the calls themselves (`collectives`, `coalesced`, `p2p`, `objects`, `elsewhere`), how groups come to be (`form`).
+//! Not here: the calls themselves (`collectives`, `coalesced`, `p2p`, `objects`, `external`), how groups are formed (`form`).
 
 mod async_calls;
 mod coalesced;
 mod collectives;
-mod elsewhere;
+mod external;
 mod failure;
 mod form;
 mod name;
@@ -21,26 +21,26 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use async_calls::{Scope, Work};
-pub use elsewhere::{Announced, Standing};
+pub use external::{ExternalCall, GroupStatus};
 pub use name::GroupName;
 #[cfg(fuzzing)]
 pub(crate) use p2p::fuzzing;
-pub use p2p::{Letter, P2p, Source};
+pub use p2p::{MessageHandle, P2p, Source};
 
 use drumline_rendezvous::fault::LinkFault;
 
-use crate::call::{Call, Trace, UnderWay};
+use crate::call::{Call, OngoingCall, Trace};
 use crate::element::DType;
 use crate::error::CommError;
 use crate::mesh::MeshShape;
-use crate::monitor::Fate;
+use crate::monitor::GroupState;
 use crate::process::{Process, Transport};
 use crate::reduce::ReduceOp;
-use crate::shm::{Context, Passing, Stop, Watch};
+use crate::shm::{Context, Descriptors, Stop, Watch};
 use async_calls::Queue;
-use elsewhere::Attachments;
+use external::Attachments;
 use form::Arrivals;
-use p2p::PostOffice;
+use p2p::Router;
 use tiers::{Tiers, Topology};
 
 /// Ranks that communicate. Cheap to clone; all clones are the same group.
@@ -62,46 +62,46 @@ use tiers::{Tiers, Topology};
 #[derive(Debug, Clone)]
 pub struct ProcessGroup {
     inner: Arc<Inner>,
-    /// This handle was given to a started call, which need not wait for started calls.
+    /// This handle belongs to a started call, which must not wait for other started calls.
     started: bool,
 }
 
 #[derive(Debug)]
 struct Inner {
-    /// Dropped first: what others keep here may still use the group's parts.
+    /// Dropped first: what other libraries have attached may still use the other fields.
     attachments: Attachments,
     process: Arc<Process>,
-    fate: Arc<Fate>,
+    state: Arc<GroupState>,
     /// This process's rank in the group.
     rank: usize,
     topology: Topology,
     engine: Mutex<Engine>,
-    post: Mutex<PostOffice>,
-    passing: Option<Passing>,
+    post: Mutex<Router>,
+    descriptors: Option<Descriptors>,
     queue: Queue,
     /// Dropped after all that claims links.
     _arrivals: Arrivals,
 }
 
 impl Drop for Inner {
-    /// Ranks that still want something of this one learn that they want it in vain. Where the group was given up they
-    /// hear of the cause, and of a panic in another way.
+    /// Reports to the other ranks that this one has left, so that none waits for it. If the group was given up, they have
+    /// the cause; a panic is reported when the process leaves the job.
     fn drop(&mut self) {
-        // With its last group the process leaves the job, which is told to all anyway.
+        // With its last group the process leaves the job, which is reported to all ranks anyway.
         let is_last = self.process.num_groups.fetch_sub(1, Ordering::Relaxed) == 1;
-        if self.fate.given_up.load(Ordering::Acquire) || std::thread::panicking() {
+        if self.state.given_up.load(Ordering::Acquire) || std::thread::panicking() {
             return;
         }
-        if let Some(board) = self.fate.board.get() {
+        if let Some(board) = self.state.board.get() {
             board.leave();
         }
         if self.topology.nodes.len() > 1 && !is_last {
-            self.process.monitor.let_go(&self.fate);
+            self.process.monitor.leave_group(&self.state);
         }
     }
 }
 
-/// What a call has to itself while it runs.
+/// What only one call at a time may use.
 #[derive(Debug)]
 struct Engine {
     sequence: u64,
@@ -114,29 +114,29 @@ impl ProcessGroup {
         self.inner.rank
     }
 
-    /// This process among those of its node, from 0, as whoever started them counts: the number of its GPU.
+    /// The index of this process on its node, counted from 0 by the launcher: the number of its GPU.
     pub fn local_rank(&self) -> usize {
         self.inner.process.member.local_rank
     }
 
     /// The number of ranks in the group.
     pub fn size(&self) -> usize {
-        self.inner.fate.members.len()
+        self.inner.state.members.len()
     }
 
     /// The group's name: `world`, `world/3`, …
     pub fn name(&self) -> &str {
-        &self.inner.fate.group
+        &self.inner.state.group
     }
 
     /// The members, as ranks of the whole job, in the order of their ranks in this group.
     pub fn members(&self) -> &[usize] {
-        &self.inner.fate.members
+        &self.inner.state.members
     }
 
-    /// Errors name the ranks with their places from now on.
+    /// Makes errors name the ranks with their places in the mesh, from now on.
     pub(crate) fn name_places(&self, shape: MeshShape) {
-        self.inner.fate.group.arrange(self.members(), shape);
+        self.inner.state.group.arrange(self.members(), shape);
     }
 
     /// How many nodes the members are on.
@@ -144,7 +144,7 @@ impl ProcessGroup {
         self.inner.topology.nodes.len()
     }
 
-    /// `shm`, `tcp` or `shm+tcp`: the ways this group's data takes.
+    /// How this group's data travels: `shm`, `tcp` or `shm+tcp`.
     pub fn transport(&self) -> &'static str {
         let nodes = &self.inner.topology.nodes;
         match nodes.len() {
@@ -154,15 +154,15 @@ impl ProcessGroup {
         }
     }
 
-    /// A fault on purpose (`drumline run --fault`): breaks or slows this process's links to another rank of the job. A broken
+    /// Injects a fault (`drumline run --fault`): breaks or delays this process's links to another rank of the job. A broken
     /// connection is made again, and no data is lost.
     ///
-    /// Ranks that share memory have no link, and a rank that is not in the job has none either: then nothing happens, and
-    /// stderr says so.
+    /// A rank that shares memory with this one has no link, and neither has a rank that is not in the job. Then nothing
+    /// happens, and stderr says so.
     pub fn inject(&self, fault: LinkFault) {
         let (LinkFault::Drop(peer) | LinkFault::Delay { peer, .. }) = fault;
         let (process, own) = (&self.inner.process, self.inner.process.member.rank);
-        let why = match process.who.len() {
+        let why = match process.ranks.len() {
             _ if peer == own => "a rank has no link to itself",
             ranks if peer >= ranks => "there is no such rank",
             _ if process.options.transport != Transport::Tcp && process.same_node(own, peer) => {
@@ -187,7 +187,7 @@ impl ProcessGroup {
         self.run_within(self.inner.process.options.timeout, call, body)
     }
 
-    /// As `run`, with a deadline of its own.
+    /// As `run`, with its own deadline.
     #[inline]
     fn run_within<R>(
         &self,
@@ -200,8 +200,8 @@ impl ProcessGroup {
         }
         let mut engine = self.engine();
         let engine = &mut *engine;
-        if self.inner.fate.given_up.load(Ordering::Relaxed)
-            && let Some(cause) = self.inner.fate.cause()
+        if self.inner.state.given_up.load(Ordering::Relaxed)
+            && let Some(cause) = self.inner.state.cause()
         {
             return Err(cause);
         }
@@ -210,21 +210,21 @@ impl ProcessGroup {
         let mut fingerprint = 0;
         if !cfg!(feature = "unchecked") {
             fingerprint = call.fingerprint(sequence);
-            if engine.tiers.note(&call, sequence, &self.inner.fate) {
-                self.inner.process.monitor.answer(&self.inner.fate);
+            if engine.tiers.note(&call, sequence, &self.inner.state) {
+                self.inner.process.monitor.answer(&self.inner.state);
             }
         }
         let cx = Context { fingerprint, sequence, watch: Watch { timeout, ..self.watch() } };
         let outcome = body(&mut engine.tiers, &cx);
         let outcome = outcome.map_err(|stop| self.failed(&engine.tiers, &cx, &call, stop));
-        self.inner.fate.ended.store(sequence, Ordering::Relaxed);
+        self.inner.state.ended.store(sequence, Ordering::Relaxed);
         outcome
     }
 
     fn watch(&self) -> Watch<'_> {
-        let fate = &self.inner.fate;
-        let (board, timeout) = (fate.board.get(), self.inner.process.options.timeout);
-        Watch { given_up: &fate.given_up, left: &fate.left, board, timeout }
+        let state = &self.inner.state;
+        let (board, timeout) = (state.board.get(), self.inner.process.options.timeout);
+        Watch { given_up: &state.given_up, left: &state.left, board, timeout }
     }
 
     #[track_caller]
@@ -244,20 +244,20 @@ impl ProcessGroup {
         )))
     }
 
-    /// The last call this rank made, as others would see it; `None` if there are no others.
+    /// The last call that this rank made, as the others see it; `None` if there are no others.
     pub fn last_call(&self) -> Option<Trace> {
-        match self.inner.fate.board.get() {
+        match self.inner.state.board.get() {
             Some(board) => board.last_call(self.rank()),
-            None if self.num_nodes() > 1 => Some(self.inner.fate.own_last_call()),
+            None if self.num_nodes() > 1 => Some(self.inner.state.own_last_call()),
             None => None,
         }
     }
 }
 
 impl ProcessGroup {
-    /// The collectives that this rank is in right now, in this group and in all others that it has in the job: started ones and
-    /// those of other threads, too. Whoever sees the same one twice knows that it lasts. Messages are not told, nor calls that
-    /// need no other rank.
+    /// The collectives that this rank has not returned from, in this group and in all its other groups of the job. Started
+    /// calls and calls of other threads are included; messages are not, nor are calls that need no other rank. To find a
+    /// call that hangs, look twice: one that is there both times has lasted that long.
     ///
     /// ```
     /// use drumline_comm::{LocalGroup, Source};
@@ -281,16 +281,17 @@ impl ProcessGroup {
     /// })?;
     /// # Ok::<(), drumline_comm::CommError>(())
     /// ```
-    pub fn calls_under_way(&self) -> Vec<UnderWay> {
-        self.inner.process.monitor.calls_under_way()
+    pub fn calls_under_way(&self) -> Vec<OngoingCall> {
+        self.inner.process.monitor.ongoing_calls()
     }
 }
 
-/// An error if elements of this type cannot be reduced so.
+/// An error if `op` is not defined for this type.
 #[track_caller]
 fn check_reduction(op: ReduceOp, dtype: DType) -> Result<(), CommError> {
-    match op.check(dtype) {
-        Ok(()) => Ok(()),
-        Err(what) => Err(CommError::invalid(what)),
+    // No closure: it would hide the caller from `track_caller`.
+    if let Err(undefined) = op.check(dtype) {
+        return Err(CommError::invalid(undefined.to_string()));
     }
+    Ok(())
 }

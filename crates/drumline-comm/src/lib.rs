@@ -6,9 +6,9 @@
 //!   Monitor ◀── store ──┘ deaths, aborts                 select: which algorithm, a pure function
 //! ```
 //!
-//! What a group promises: all ranks hold the same bits after a collective; ranks that make different calls all learn who
-//! called what, and where; a silent rank is named when the deadline passes; a dead one within a second; nothing is left
-//! behind; and nobody takes part without the job's key.
+//! A group guarantees: after a collective all ranks hold the same bits; if ranks make different calls, all of them get an error
+//! that says who called what, and where; at the deadline the error names the silent rank; a dead rank is reported within a
+//! second; nothing is left behind; and nobody takes part without the job's key.
 //!
 //! ```no_run
 //! use drumline_comm::{ProcessGroup, ReduceOp};
@@ -25,6 +25,7 @@ mod call;
 mod cores;
 mod element;
 mod error;
+mod event_poster;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -33,22 +34,30 @@ mod hint;
 mod local_group;
 mod mesh;
 mod monitor;
+mod panic_text;
 mod process;
 mod reduce;
 mod select;
 mod shm;
 mod slices;
-mod speaker;
 mod tcp;
 
-pub use call::{Op, Trace, UnderWay, call_site, on_behalf_of};
-pub use element::{DType, Element};
-pub use error::{CommError, Silence};
-pub use group::{Announced, GroupName, Letter, P2p, ProcessGroup, Scope, Source, Standing, Work};
+pub use call::{OngoingCall, Op, Trace, call_site, on_behalf_of};
+pub use element::{DType, Element, UnknownDType};
+pub use error::{CommError, MissingRank, ProcessState};
+pub use group::{
+    ExternalCall, GroupName, GroupStatus, MessageHandle, P2p, ProcessGroup, Scope, Source, Work,
+};
 pub use half::{bf16, f16};
 pub use local_group::LocalGroup;
 pub use mesh::{Axis, Mesh, MeshShape, NoSuchAxis, ShapeError};
-pub use process::{GroupOptions, Transport};
+pub use panic_text::panic_text;
+pub use process::{GroupOptions, Transport, UnknownTransport};
 pub use reduce::ReduceOp;
 pub use shm::{HeapBuffer, copy_past_caches};
-pub use tcp::LinkSecurity;
+pub use tcp::{LinkSecurity, UnknownLinkSecurity};
+
+// Compiles and runs the README's example.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

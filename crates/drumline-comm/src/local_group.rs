@@ -1,6 +1,6 @@
-//! Ranks as threads of one process: for tests, for teaching, and for trying things out.
+//! Ranks as threads of one process: for tests, for teaching, and for experiments.
 //!
-//! They meet through a store in memory and then use the same shared memory, flags and algorithms as processes do.
+//! They use a store in memory, and the same shared memory, flags and algorithms as processes do.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,8 +27,8 @@ use crate::process::GroupOptions;
 pub struct LocalGroup;
 
 impl LocalGroup {
-    /// Runs `body` as `ranks` ranks with the options of the environment; returns what each returned, or the error that is the
-    /// others' cause.
+    /// Runs `body` as `ranks` ranks with the options of the environment. Returns what each rank returned, or the error that
+    /// caused the others.
     pub fn run<R: Send>(
         ranks: usize,
         body: impl Fn(ProcessGroup) -> Result<R, CommError> + Sync,
@@ -38,25 +38,25 @@ impl LocalGroup {
 
     /// Runs `body` as `ranks` ranks with the given options.
     ///
-    /// A panic in one rank is a panic here, after the others have learnt of it and ended.
+    /// A panic in one rank becomes a panic here, after the other ranks have ended with an error.
     pub fn run_with<R: Send>(
         ranks: usize,
         options: &GroupOptions,
         body: impl Fn(ProcessGroup) -> Result<R, CommError> + Sync,
     ) -> Result<Vec<R>, CommError> {
         if ranks == 0 {
-            return Err(CommError::invalid("a group has at least one rank, 0 were asked for"));
+            return Err(CommError::invalid("a group has at least one rank, got 0"));
         }
         let (results, mut errors): (Vec<_>, Vec<_>) =
             Self::outcomes(ranks, options, body).into_iter().partition(Result::is_ok);
-        // Those that only say that another rank is gone come last.
+        // Errors that only follow from another rank's error come last.
         errors.sort_by_key(|error| {
             matches!(error, Err(CommError::PeerLeft { .. } | CommError::CalledOff { .. }))
         });
         errors.into_iter().take(1).chain(results).collect()
     }
 
-    /// As [`run_with`](Self::run_with), with each rank's own outcome.
+    /// As [`run_with`](Self::run_with), but returns each rank's own outcome.
     pub fn outcomes<R: Send>(
         ranks: usize,
         options: &GroupOptions,
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cause_is_told_and_not_what_followed() {
+    fn the_error_is_the_cause_and_not_what_followed() {
         let error = LocalGroup::run(3, |group| match group.rank() {
             2 => Err(CommError::invalid("the cause")),
             _ => group.barrier(),
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn no_rank_is_no_group() {
+    fn a_group_of_no_ranks_is_an_error() {
         assert!(LocalGroup::run(0, |_| Ok(())).unwrap_err().to_string().contains("at least one rank"));
     }
 }

@@ -1,4 +1,4 @@
-//! A mesh: the ranks of a group along named axes, and the groups along each of them.
+//! A mesh: the ranks of a group along named axes, and a group for each axis.
 //!
 //! ```text
 //!   group of 8 ──▶ Mesh (dp 4 × tp 2) ──┬─▶ axis(Tp)    2 ranks: halves of a matrix
@@ -6,7 +6,7 @@
 //!                                       ├─▶ samples()   dp × shard: ranks that read different samples
 //!                                       └─▶ losses()    dp × shard × cp: ranks over which losses and counts are summed
 //! ```
-//! The groups are made once, when the mesh is. Errors then name each rank with its place: "rank 3 (dp 1, tp 1)".
+//! The groups are made once, with the mesh. Errors then name each rank with its place: "rank 3 (dp 1, tp 1)".
 
 mod shape;
 
@@ -15,10 +15,10 @@ pub use shape::{Axis, MeshShape, NoSuchAxis, ShapeError};
 use crate::error::CommError;
 use crate::group::ProcessGroup;
 
-/// Ranks along which samples are divided.
+/// The axes along which samples are divided.
 const SAMPLES: &[Axis] = &[Axis::Dp, Axis::Shard];
 
-/// Ranks over which losses, counts and metrics are summed: those along `cp` share a sample's tokens.
+/// The axes over which losses, counts and metrics are summed: ranks along `cp` share a sample's tokens.
 const LOSSES: &[Axis] = &[Axis::Dp, Axis::Shard, Axis::Cp];
 
 /// The ranks of a group along named axes.
@@ -39,7 +39,7 @@ const LOSSES: &[Axis] = &[Axis::Dp, Axis::Shard, Axis::Cp];
 pub struct Mesh {
     shape: MeshShape,
     whole: ProcessGroup,
-    /// By the axes that have more than one rank.
+    /// The groups, each with those of its axes that have more than one rank.
     slices: Vec<(Vec<Axis>, ProcessGroup)>,
 }
 
@@ -49,7 +49,10 @@ impl Mesh {
     #[track_caller]
     pub fn new(group: &ProcessGroup, shape: MeshShape) -> Result<Self, CommError> {
         shape.check(group.size()).map_err(|error| CommError::invalid(error.to_string()))?;
-        group.name_places(shape);
+        // Along one axis a rank's place is its number.
+        if Axis::ALL.into_iter().filter(|&axis| shape.size(axis) > 1).count() > 1 {
+            group.name_places(shape);
+        }
         let mut mesh = Self { shape, whole: group.clone(), slices: Vec::new() };
         let axes = Axis::ALL.each_ref().map(std::slice::from_ref);
         for axes in axes.into_iter().chain([SAMPLES, LOSSES]) {
@@ -74,7 +77,7 @@ impl Mesh {
         &self.whole
     }
 
-    /// Where this rank stands along an axis.
+    /// This rank's index along an axis.
     pub fn coordinate(&self, axis: Axis) -> usize {
         self.shape.coordinate(self.whole.rank(), axis)
     }
@@ -100,7 +103,7 @@ impl Mesh {
         found.map(|(_, group)| group).expect("every axis and named slice was made with the mesh")
     }
 
-    /// Slices that have the same ranks are one group, on every rank alike.
+    /// Makes the group of these axes. Axes that select the same ranks share one group; this is the same on every rank.
     fn make(&mut self, axes: &[Axis]) -> Result<(), CommError> {
         let axes = self.longer_than_one(axes);
         if self.slices.iter().any(|(made, _)| *made == axes) {

@@ -1,18 +1,18 @@
-//! The one thread that listens for bad news: follows the job's event log and gives up the groups concerned.
+//! The monitor: one thread that follows the job's event log and gives up the groups that an event concerns.
 //!
 //! ```text
-//!   store ── Lost, Exit, Left, LeftGroup, Abort ──▶ monitor ──▶ Fate of each group: "given up, because …"
-//!                                                     │            ▲ looked at by every wait
-//!            ◀── Call (what we do) ───────────────────┘ when somebody else says what he does
+//!   store ── Lost, Exit, Left, LeftGroup, Abort ──▶ monitor ──▶ GroupState: "given up, because …"
+//!                                                     │            ▲ checked by every wait
+//!            ◀── Call (this rank's last call) ────────┘ when another rank reports its own
 //! ```
-//! A rank that runs into trouble first says what it does, which the others take as a question and answer, so that the
-//! cause with which it then calls the group off has everybody's call in it.
-//! A lost connection is known at once, the exit status a moment later (from the launcher); the monitor waits that moment
-//! so that the error can name it.
+//! A rank whose call fails first reports its last call. The other ranks answer with theirs. So the cause with which it then
+//! calls the group off contains the calls of all ranks.
+//! The end of a connection is known at once, the exit status a moment later (from the launcher). The monitor waits for that
+//! moment, so that the error can contain the status.
 
-mod fate;
-mod gone;
+mod group_state;
 mod processes;
+mod rank_end;
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -25,34 +25,35 @@ use std::time::{Duration, Instant};
 use drumline_rendezvous::events::{self, Event};
 use drumline_rendezvous::{Member, Store};
 
-use crate::call::UnderWay;
+use crate::call::OngoingCall;
 use crate::error::CommError;
-use crate::speaker::Speaker;
-pub(crate) use fate::Fate;
-use fate::Word;
-use gone::{Gone, exit_text, silent_end, store_end};
+use crate::event_poster::EventPoster;
+use group_state::CallReport;
+pub(crate) use group_state::GroupState;
 pub(crate) use processes::Neighbour;
+use rank_end::{RankEnd, exit_text, silent_end, store_end};
 
-/// How long saying goodbye may take.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// How long leaving the job may take.
+const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long the exit status of a lost rank may take to arrive.
 const STATUS_WAIT: Duration = Duration::from_millis(250);
 
-/// How often a process tells that it lets go of a group: the log is for the whole job. Later its links' ends tell it.
-const FAREWELLS: usize = 256;
+/// How often a process reports that it has dropped a group: the log is for the whole job. After that, the ends of its links
+/// show it.
+const MAX_LEAVE_EVENTS: usize = 256;
 
-/// How many times a rank let go of a group are remembered: a group is formed by all its ranks at about the same time.
+/// How many leave events are remembered. All ranks form a group at about the same time, so few are needed.
 const REMEMBERED: usize = 1024;
 
 /// Follows the event log until dropped.
 #[derive(Debug)]
 pub(crate) struct Monitor {
     shared: Arc<Shared>,
-    speaker: Speaker,
-    num_farewells: AtomicUsize,
+    poster: EventPoster,
+    num_leave_events: AtomicUsize,
     thread: Option<JoinHandle<()>>,
-    /// The thread that watches processes, and what it stops at when it is closed.
+    /// The thread that watches processes, and the pipe whose end stops it.
     watcher: OnceLock<(JoinHandle<()>, OwnedFd)>,
 }
 
@@ -63,22 +64,22 @@ struct Shared {
     host: String,
     /// The number of this meeting; see [`events`].
     incarnation: u64,
-    /// Who could not take part, and why.
+    /// The first process that was refused, and why.
     refused: Mutex<Option<String>>,
-    fates: Mutex<Vec<Weak<Fate>>>,
-    /// What is known of ranks that are gone, so that groups made later learn it too.
-    gone: Mutex<HashMap<usize, Gone>>,
-    /// Groups that others have called off, perhaps before this rank had formed them.
+    groups: Mutex<Vec<Weak<GroupState>>>,
+    /// The ranks that have ended, so that groups that are made later know it too.
+    gone: Mutex<HashMap<usize, RankEnd>>,
+    /// Groups that other ranks have called off, perhaps before this rank had formed them.
     called_off: Mutex<HashMap<String, CalledOff>>,
-    /// The rank whose process hosts the store, where it runs, and its process, if it is a rank that does.
+    /// The rank whose process hosts the store, its host and its process, if a rank hosts it.
     store_host: OnceLock<(usize, String, u32)>,
-    /// Who has let go of which group lately, perhaps before this rank had formed it.
-    let_go: Mutex<VecDeque<(String, usize)>>,
+    /// The ranks that have lately dropped a group, perhaps before this rank had formed it.
+    left_groups: Mutex<VecDeque<(String, usize)>>,
     store_is_lost: AtomicBool,
     stopping: AtomicBool,
 }
 
-/// Who called a group off, and why.
+/// The rank that called a group off, and why.
 #[derive(Debug, Clone)]
 struct CalledOff {
     by: usize,
@@ -87,9 +88,9 @@ struct CalledOff {
 }
 
 impl CalledOff {
-    fn error(&self, fate: &Fate) -> CommError {
+    fn error(&self, state: &GroupState) -> CommError {
         let Self { by, cause, recoverable } = self.clone();
-        CommError::CalledOff { group: fate.group.clone(), by, cause, recoverable }
+        CommError::CalledOff { group: state.group.clone(), by, cause, recoverable }
     }
 }
 
@@ -101,27 +102,28 @@ impl Monitor {
             host: member.host.clone(),
             incarnation: member.incarnation,
             refused: Mutex::default(),
-            fates: Mutex::default(),
+            groups: Mutex::default(),
             gone: Mutex::default(),
             called_off: Mutex::default(),
             store_host: OnceLock::new(),
-            let_go: Mutex::default(),
+            left_groups: Mutex::default(),
             store_is_lost: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
         });
         let follower = shared.clone();
         let thread =
             std::thread::Builder::new().name("drumline-monitor".into()).spawn(move || follower.run())?;
-        let (speaker, num_farewells) = (Speaker::default(), AtomicUsize::new(0));
-        Ok(Self { shared, speaker, num_farewells, thread: Some(thread), watcher: OnceLock::new() })
+        let poster = EventPoster::default();
+        let num_leave_events = AtomicUsize::new(0);
+        Ok(Self { shared, poster, num_leave_events, thread: Some(thread), watcher: OnceLock::new() })
     }
 
-    /// From now on the end of the store is the end of this rank.
+    /// From now on the end of the store counts as the end of this rank.
     pub(crate) fn store_ends_with(&self, rank: usize, host: String, pid: u32) {
         let _ = self.shared.store_host.set((rank, host, pid));
     }
 
-    /// From now on the ends of these processes are noticed, whoever else still holds their connections.
+    /// From now on the ends of these processes are noticed, even if other processes hold their connections.
     pub(crate) fn watch_processes(&self, neighbours: Vec<Neighbour>) -> std::io::Result<()> {
         if neighbours.is_empty() {
             return Ok(());
@@ -134,112 +136,110 @@ impl Monitor {
         Ok(())
     }
 
-    /// For a meeting that is not over: a rank that was refused or is gone, if there is one, and why.
+    /// While the ranks meet: a rank that was refused or has ended, if there is one, and why.
     pub(crate) fn loss(&self) -> Option<String> {
         if let Some(refusal) = &*lock(&self.shared.refused) {
             return Some(refusal.clone());
         }
         let gone = lock(&self.shared.gone);
         let others = gone.iter().filter(|(rank, _)| **rank != self.shared.rank);
-        // Some leave because others were lost.
-        let (rank, gone) = others.min_by_key(|(_, gone)| matches!(gone, Gone::Left))?;
+        // A rank may have left because another was lost, which says more.
+        let (rank, gone) = others.min_by_key(|(_, gone)| matches!(gone, RankEnd::Left))?;
         Some(match gone {
-            Gone::Left => format!("rank {rank} has left"),
-            Gone::Lost { host, pid, how } => format!("lost rank {rank} ({host}, pid {pid}): {how}"),
+            RankEnd::Left => format!("rank {rank} has left"),
+            RankEnd::Lost { host, pid, how } => format!("lost rank {rank} ({host}, pid {pid}): {how}"),
         })
     }
 
-    /// Watches over one more group.
-    pub(crate) fn watch(&self, fate: &Arc<Fate>) {
-        let mut fates = lock(&self.shared.fates);
-        fates.retain(|fate| fate.strong_count() > 0);
-        fates.push(Arc::downgrade(fate));
+    /// Watches one more group.
+    pub(crate) fn watch(&self, state: &Arc<GroupState>) {
+        let mut groups = lock(&self.shared.groups);
+        groups.retain(|state| state.strong_count() > 0);
+        groups.push(Arc::downgrade(state));
         for (&rank, gone) in lock(&self.shared.gone).iter() {
-            gone.tell(fate, rank);
+            gone.apply(state, rank);
         }
-        for (_, rank) in lock(&self.shared.let_go).iter().filter(|(group, _)| **group == *fate.group) {
-            Gone::Left.tell(fate, *rank);
+        for (_, rank) in lock(&self.shared.left_groups).iter().filter(|(group, _)| **group == *state.group) {
+            RankEnd::Left.apply(state, *rank);
         }
-        if let Some(news) = lock(&self.shared.called_off).get(&*fate.group) {
-            fate.give_up(news.error(fate));
+        if let Some(called_off) = lock(&self.shared.called_off).get(&*state.group) {
+            state.give_up(called_off.error(state));
         }
     }
 
-    /// The collectives that this rank is in, in whichever group.
-    pub(crate) fn calls_under_way(&self) -> Vec<UnderWay> {
-        let fates: Vec<_> = lock(&self.shared.fates).iter().filter_map(Weak::upgrade).collect();
-        let call = |fate: &Arc<Fate>| {
-            let index = fate.members.iter().position(|&rank| rank == self.shared.rank)?;
-            Some(UnderWay { group: fate.group.to_string(), call: fate.under_way(index)? })
+    /// The collectives that this rank has not returned from, in all groups.
+    pub(crate) fn ongoing_calls(&self) -> Vec<OngoingCall> {
+        let groups: Vec<_> = lock(&self.shared.groups).iter().filter_map(Weak::upgrade).collect();
+        let call = |state: &Arc<GroupState>| {
+            let index = state.members.iter().position(|&rank| rank == self.shared.rank)?;
+            Some(OngoingCall { group: state.group.to_string(), call: state.ongoing(index)? })
         };
-        fates.iter().filter_map(call).collect()
+        groups.iter().filter_map(call).collect()
     }
 
-    /// Says what this rank did as its `sequence`-th call in a group, or last, and so asks the others to say that too.
-    pub(crate) fn ask(&self, fate: &Fate, sequence: u64) {
-        let mut word = fate.state().word(sequence);
-        word.asks = true;
-        self.tell(self.shared.call_event(fate, &word));
+    /// Reports this rank's `sequence`-th call in a group, or its last, and asks the other ranks to report theirs.
+    pub(crate) fn ask(&self, state: &GroupState, sequence: u64) {
+        let mut report = state.lock().report(sequence);
+        report.asks = true;
+        self.post(self.shared.call_event(state, &report));
     }
 
-    /// Tells others, who have asked, of the call that this rank has just come to.
+    /// Reports the call that this rank has just made, to ranks that have asked for it.
     #[cold]
-    pub(crate) fn answer(&self, fate: &Fate) {
-        let asked = fate.state().asked;
-        if let Some(event) = self.shared.answer(fate, asked) {
-            self.tell(event);
+    pub(crate) fn answer(&self, state: &GroupState) {
+        let asked = state.lock().asked;
+        if let Some(event) = self.shared.answer(state, asked) {
+            self.post(event);
         }
     }
 
-    /// Tells all ranks that a group is called off.
-    pub(crate) fn call_off(&self, fate: &Fate, cause: &CommError) {
+    /// Reports to all ranks that a group is called off.
+    pub(crate) fn call_off(&self, state: &GroupState, cause: &CommError) {
         let text = match cause {
             CommError::CalledOff { cause, .. } => cause.clone(),
             other => other.to_string(),
         };
-        // Whoever hears it is told the group's name beside it.
+        // The event contains the group's name, so the text need not.
         let text = ["of", "on"]
             .iter()
-            .fold(text, |text, word| text.replace(&format!(" {word} group `{}`", fate.group), ""));
-        let (group, by, recoverable) = (fate.group.to_string(), self.shared.rank, cause.is_recoverable());
-        self.tell(Event::Abort { group, by, cause: text, recoverable });
+            .fold(text, |text, word| text.replace(&format!(" {word} group `{}`", state.group), ""));
+        let group = state.group.to_string();
+        let recoverable = cause.is_recoverable();
+        self.post(Event::Abort { group, by: self.shared.rank, cause: text, recoverable });
     }
 
-    /// Tells all ranks that this one has let go of a group.
-    pub(crate) fn let_go(&self, fate: &Fate) {
-        if self.num_farewells.fetch_add(1, Ordering::Relaxed) < FAREWELLS {
-            self.tell(Event::LeftGroup { group: fate.group.to_string(), rank: self.shared.rank });
+    /// Reports to all ranks that this one has dropped a group.
+    pub(crate) fn leave_group(&self, state: &GroupState) {
+        if self.num_leave_events.fetch_add(1, Ordering::Relaxed) < MAX_LEAVE_EVENTS {
+            self.post(Event::LeftGroup { group: state.group.to_string(), rank: self.shared.rank });
         }
     }
 
-    fn tell(&self, event: Event) {
+    /// Posts an event in the background.
+    fn post(&self, event: Event) {
         let shared = self.shared.clone();
-        self.speaker.say(event, move |event| shared.post(event));
+        self.poster.post(event, move |event| shared.post(event));
     }
 }
 
 impl Drop for Monitor {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::Release);
-        // Our own event ends our own wait. A rank that panics has not left in good order.
+        // This rank's own event ends the monitor's wait. A rank that panics has not left normally.
         let rank = self.shared.rank;
-        let event = match std::thread::panicking() {
-            true => Event::Exit {
-                rank,
-                host: self.shared.host.clone(),
-                pid: std::process::id(),
-                code: None,
-                signal: None,
-            },
-            false => Event::Left { rank },
+        let event = if std::thread::panicking() {
+            let host = self.shared.host.clone();
+            Event::Exit { rank, host, pid: std::process::id(), code: None, signal: None }
+        } else {
+            Event::Left { rank }
         };
-        // A store whose host is frozen answers nobody; then what could not be said stays unsaid.
-        let (speaker, shared, thread) =
-            (std::mem::take(&mut self.speaker), self.shared.clone(), self.thread.take());
+        let poster = std::mem::take(&mut self.poster);
+        let shared = self.shared.clone();
+        let thread = self.thread.take();
         let watcher = self.watcher.take();
-        let (done, farewell) = mpsc::channel();
-        let goodbye = move || {
-            speaker.finish();
+        let (done, goodbye) = mpsc::channel();
+        let leave = move || {
+            poster.finish();
             shared.post(&event);
             let _ = thread.map(JoinHandle::join);
             if let Some((thread, stop)) = watcher {
@@ -248,8 +248,9 @@ impl Drop for Monitor {
             }
             let _ = done.send(());
         };
-        if std::thread::Builder::new().name("drumline-goodbye".into()).spawn(goodbye).is_ok() {
-            let _ = farewell.recv_timeout(FAREWELL);
+        // A store whose host is frozen never answers, so this runs in a thread that is waited for only so long.
+        if std::thread::Builder::new().name("drumline-goodbye".into()).spawn(leave).is_ok() {
+            let _ = goodbye.recv_timeout(GOODBYE_TIMEOUT);
         }
     }
 }
@@ -259,10 +260,10 @@ impl Shared {
         let mut log = events::follow_in(&self.store, self.incarnation);
         let mut lost: Vec<(Instant, Event)> = Vec::new();
         while !self.stopping.load(Ordering::Acquire) {
-            let patience = lost.first().map_or(Duration::from_secs(3600), |(since, _)| {
+            let timeout = lost.first().map_or(Duration::from_secs(3600), |(since, _)| {
                 (*since + STATUS_WAIT).saturating_duration_since(Instant::now())
             });
-            match log.next_batch(Instant::now() + patience) {
+            match log.next_batch(Instant::now() + timeout) {
                 Ok(events) => events.into_iter().for_each(|event| self.handle(event, &mut lost)),
                 Err(error) => return self.lost_store(&error.to_string()),
             }
@@ -271,7 +272,7 @@ impl Shared {
             for (_, event) in due {
                 if let Event::Lost { rank, host, pid } = event {
                     let how = silent_end(&host);
-                    self.gone(rank, Gone::Lost { host, pid, how });
+                    self.gone(rank, &RankEnd::Lost { host, pid, how });
                 }
             }
         }
@@ -282,42 +283,42 @@ impl Shared {
             Event::Lost { .. } => lost.push((Instant::now(), event)),
             Event::Exit { rank, host, pid, code, signal } => {
                 lost.retain(|(_, event)| !matches!(event, Event::Lost { rank: known, .. } if *known == rank));
-                self.gone(rank, Gone::Lost { host, pid, how: exit_text(code, signal) });
+                self.gone(rank, &RankEnd::Lost { host, pid, how: exit_text(code, signal) });
             }
-            Event::Left { rank } => self.gone(rank, Gone::Left),
+            Event::Left { rank } => self.gone(rank, &RankEnd::Left),
             Event::LeftGroup { rank, .. } if rank == self.rank => {}
-            Event::LeftGroup { group, rank } => self.has_let_go(group, rank),
+            Event::LeftGroup { group, rank } => self.left_group(&group, rank),
             Event::Refused { rank, reason } => {
                 let who = rank.map_or("a process".into(), |rank| format!("rank {rank}"));
                 lock(&self.refused).get_or_insert(format!("{who} was refused: {reason}"));
             }
             Event::Abort { by, .. } if by == self.rank => {}
             Event::Abort { group, by, cause, recoverable } => {
-                let news = CalledOff { by, cause, recoverable };
-                // First: a group that is formed in this moment finds it there.
-                lock(&self.called_off).insert(group.clone(), news.clone());
-                self.for_group(&group, |fate| drop(fate.give_up(news.error(fate))));
+                let called_off = CalledOff { by, cause, recoverable };
+                // Remembered first: a group that is formed at this moment finds it there.
+                lock(&self.called_off).insert(group.clone(), called_off.clone());
+                self.for_group(&group, |state| drop(state.give_up(called_off.error(state))));
             }
             Event::Call { group, rank, text } => {
-                if let Ok(word) = serde_json::from_str::<Word>(&text) {
-                    self.for_group(&group, |fate| self.hear(fate, rank, &word));
+                if let Ok(report) = serde_json::from_str::<CallReport>(&text) {
+                    self.for_group(&group, |state| self.receive_report(state, rank, &report));
                 }
             }
         }
     }
 
-    fn hear(&self, fate: &Fate, rank: usize, word: &Word) {
-        fate.state().hear(rank, word.clone());
-        if word.asks
+    fn receive_report(&self, state: &GroupState, rank: usize, report: &CallReport) {
+        state.lock().add_report(rank, report.clone());
+        if report.asks
             && rank != self.rank
-            && let Some(event) = self.answer(fate, word.trace.sequence)
+            && let Some(event) = self.answer(state, report.trace.sequence)
         {
             self.post(&event);
         }
     }
 
-    fn gone(&self, rank: usize, gone: Gone) {
-        // A rank that left in good order and then ended is not lost.
+    fn gone(&self, rank: usize, gone: &RankEnd) {
+        // A rank that left normally and then ended is not lost.
         let first = match lock(&self.gone).entry(rank) {
             std::collections::hash_map::Entry::Occupied(_) => false,
             std::collections::hash_map::Entry::Vacant(place) => {
@@ -326,36 +327,37 @@ impl Shared {
             }
         };
         if first && rank != self.rank {
-            lock(&self.fates).iter().filter_map(Weak::upgrade).for_each(|fate| gone.tell(&fate, rank));
+            lock(&self.groups).iter().filter_map(Weak::upgrade).for_each(|state| gone.apply(&state, rank));
         }
     }
 
-    fn has_let_go(&self, group: String, rank: usize) {
-        // Remembered first: a group that is formed just now looks there or is told.
-        let mut let_go = lock(&self.let_go);
-        if let_go.len() == REMEMBERED {
-            let_go.pop_front();
+    fn left_group(&self, group: &str, rank: usize) {
+        // Remembered first: a group that is formed at this moment finds it there.
+        let mut left_groups = lock(&self.left_groups);
+        if left_groups.len() == REMEMBERED {
+            left_groups.pop_front();
         }
-        let_go.push_back((group.clone(), rank));
-        drop(let_go);
-        self.for_group(&group, |fate| Gone::Left.tell(fate, rank));
+        left_groups.push_back((group.to_owned(), rank));
+        drop(left_groups);
+        self.for_group(group, |state| RankEnd::Left.apply(state, rank));
     }
 
-    /// What this rank did as its `asked`-th call in a group, or last if it has not come that far, unless it has said so
-    /// before.
-    fn answer(&self, fate: &Fate, asked: u64) -> Option<Event> {
-        let mut state = fate.state();
-        state.asked = asked;
-        let before = state.answered;
-        let word = state.word(asked);
-        (state.answered != before).then(|| self.call_event(fate, &word))
+    /// The event that reports this rank's `asked`-th call in a group, or its last if it has made fewer; `None` if it has
+    /// reported that call before.
+    fn answer(&self, state: &GroupState, asked: u64) -> Option<Event> {
+        let mut calls = state.lock();
+        calls.asked = asked;
+        let before = calls.answered;
+        let report = calls.report(asked);
+        (calls.answered != before).then(|| self.call_event(state, &report))
     }
 
-    fn call_event(&self, fate: &Fate, word: &Word) -> Event {
-        let text = serde_json::to_string(word).unwrap_or_default();
-        Event::Call { group: fate.group.to_string(), rank: self.rank, text }
+    fn call_event(&self, state: &GroupState, report: &CallReport) -> Event {
+        let text = serde_json::to_string(report).unwrap_or_default();
+        Event::Call { group: state.group.to_string(), rank: self.rank, text }
     }
 
+    /// Posts an event for all ranks, unless the store is known to be lost: trying to reach it again would take long.
     /// Tells everyone, unless the store is known to be gone: trying to reach it again would take long.
     fn post(&self, event: &Event) {
         if self.store_is_lost.load(Ordering::Acquire) {
@@ -367,30 +369,31 @@ impl Shared {
             _ => events::post_in(&*self.store, self.incarnation, event),
         };
         if let Err(error) = posted {
-            tracing::debug!(%error, rank = self.rank, ?event, "cannot tell the others");
+            tracing::debug!(%error, rank = self.rank, ?event, "cannot post an event");
         }
     }
 
-    /// Acts on the group's fate, without a lock: to act may take the time of a message.
-    fn for_group(&self, group: &str, act: impl Fn(&Fate)) {
-        let fates: Vec<_> = lock(&self.fates).iter().filter_map(Weak::upgrade).collect();
-        fates.iter().filter(|fate| *fate.group == *group).for_each(|fate| act(fate));
+    /// Runs `act` on the group's state, without holding a lock: `act` may take as long as a message.
+    fn for_group(&self, group: &str, act: impl Fn(&GroupState)) {
+        let groups: Vec<_> = lock(&self.groups).iter().filter_map(Weak::upgrade).collect();
+        groups.iter().filter(|state| *state.group == *group).for_each(|state| act(state));
     }
 
     fn lost_store(&self, error: &str) {
         self.store_is_lost.store(true, Ordering::Release);
         let host = self.store_host.get();
-        // When the host of the store has left in good order, only new groups need it.
-        let has_left = host.is_some_and(|(rank, ..)| matches!(lock(&self.gone).get(rank), Some(Gone::Left)));
+        // When the host of the store has left normally, only new groups need the store.
+        let has_left =
+            host.is_some_and(|(rank, ..)| matches!(lock(&self.gone).get(rank), Some(RankEnd::Left)));
         if self.stopping.load(Ordering::Acquire) || has_left {
             return;
         }
         if let Some((rank, host, pid)) = host {
             let how = store_end(host, error);
-            self.gone(*rank, Gone::Lost { host: host.clone(), pid: *pid, how });
+            self.gone(*rank, &RankEnd::Lost { host: host.clone(), pid: *pid, how });
         }
-        for fate in lock(&self.fates).iter().filter_map(Weak::upgrade) {
-            fate.give_up(CommError::Store { group: fate.group.clone(), cause: error.into() });
+        for state in lock(&self.groups).iter().filter_map(Weak::upgrade) {
+            state.give_up(CommError::Store { group: state.group.clone(), cause: error.into() });
         }
     }
 }

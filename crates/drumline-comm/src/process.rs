@@ -1,6 +1,6 @@
-//! This process as a member of the job: who the others are, its one listener and its one monitor, shared by all groups.
+//! This process as a member of the job: the other ranks, and the listener and the monitor that all its groups share.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,15 +9,15 @@ use drumline_rendezvous::{Hello, Member, PrefixStore, Role, Store, StoreError, w
 use serde::{Deserialize, Serialize};
 
 use crate::cores::Cores;
-use crate::error::CommError;
+use crate::error::{CommError, ProcessState};
 use crate::monitor::{Monitor, Neighbour};
-use crate::shm::Pace;
-use crate::tcp::{Hub, LinkFaults, LinkRules, LinkSecurity, Mender, SharedLinks};
+use crate::shm::CoreShare;
+use crate::tcp::{Hub, LinkFaults, LinkRules, LinkSecurity, Reconnector, SharedLinks};
 
-/// How often a wait for the store looks up to see who is gone.
+/// How often a wait for the store checks whether a rank has ended.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Which ways data may take.
+/// How data may travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
@@ -40,30 +40,35 @@ impl std::fmt::Display for Transport {
     }
 }
 
-impl std::str::FromStr for Transport {
-    type Err = String;
+/// A name that is no transport.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no transport `{0}`; try auto, shm or tcp")]
+pub struct UnknownTransport(String);
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl std::str::FromStr for Transport {
+    type Err = UnknownTransport;
+
+    fn from_str(text: &str) -> Result<Self, UnknownTransport> {
         match text {
             "auto" => Ok(Self::Auto),
             "shm" => Ok(Self::Shm),
             "tcp" => Ok(Self::Tcp),
-            _ => Err(format!("no transport `{text}`; try auto, shm or tcp")),
+            _ => Err(UnknownTransport(text.into())),
         }
     }
 }
 
-/// How a group behaves. The default is what the environment says, or else what suits most programs.
+/// How a group behaves. The defaults suit most programs; [`from_env`](Self::from_env) reads the environment.
 #[derive(Debug, Clone)]
 pub struct GroupOptions {
-    /// Which ways data may take; must be the same on all ranks.
+    /// How data may travel; must be the same on all ranks.
     pub transport: Transport,
     /// How long a call waits for a rank that makes no progress.
     pub timeout: Duration,
-    /// How long a host that has gone silent is waited for before the links to it count as broken for good. It holds for the
-    /// group's links only: the store, through which ranks meet and learn of deaths, takes `DRUMLINE_HOST_TIMEOUT`.
+    /// How long a silent host is waited for before its links count as lost. This is for the group's links only: the store,
+    /// through which ranks meet and learn of deaths, uses `DRUMLINE_HOST_TIMEOUT`.
     pub host_timeout: Duration,
-    /// How links protect what they carry, must be the same on all ranks; `None`: see [`LinkSecurity`].
+    /// How links protect their data; must be the same on all ranks. `None`: the default, see [`LinkSecurity`].
     pub link_security: Option<LinkSecurity>,
 }
 
@@ -79,8 +84,8 @@ impl Default for GroupOptions {
 }
 
 impl GroupOptions {
-    /// What `DRUMLINE_TRANSPORT`, `DRUMLINE_TIMEOUT`, `DRUMLINE_HOST_TIMEOUT` and `DRUMLINE_LINK_SECURITY` say, the default
-    /// where they are not set.
+    /// Reads `DRUMLINE_TRANSPORT`, `DRUMLINE_TIMEOUT`, `DRUMLINE_HOST_TIMEOUT` and `DRUMLINE_LINK_SECURITY`. Those that are
+    /// not set have their defaults.
     pub fn from_env() -> Result<Self, CommError> {
         let mut options = Self::default();
         if let Some(transport) = from_env(worker_env::DRUMLINE_TRANSPORT, str::parse)? {
@@ -98,35 +103,43 @@ impl GroupOptions {
 }
 
 /// The value of a variable, if it is set.
-fn from_env<T>(name: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<Option<T>, CommError> {
+fn from_env<T, E: std::fmt::Display>(
+    name: &str,
+    parse: impl Fn(&str) -> Result<T, E>,
+) -> Result<Option<T>, CommError> {
     let Ok(text) = std::env::var(name) else { return Ok(None) };
     parse(&text).map(Some).map_err(|error| CommError::invalid(format!("{name}: {error}")))
 }
 
-fn positive_duration(text: &str) -> Result<Duration, String> {
+/// A text that is no duration, or one of 0.
+#[derive(Debug, thiserror::Error)]
+#[error("`{0}` is no duration; try 300s, 500ms or 5m")]
+struct BadDuration(String);
+
+fn positive_duration(text: &str) -> Result<Duration, BadDuration> {
     let duration = worker_env::parse_duration(text).filter(|duration| !duration.is_zero());
-    duration.ok_or_else(|| format!("`{text}` is no duration; try 300s, 500ms or 5m"))
+    duration.ok_or_else(|| BadDuration(text.into()))
 }
 
-/// What a rank tells the others of itself.
+/// What a rank tells the other ranks about itself.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Who {
+pub(crate) struct RankInfo {
     pub(crate) host: String,
     pub(crate) pid: u32,
     /// Equal for ranks that can share memory.
     node: String,
-    /// Equal for ranks whose data does not leave the machine on its way between them.
+    /// Equal for ranks that reach each other without leaving the machine.
     network: String,
     /// Equal for ranks that see each other's processes.
     processes: String,
-    /// The cores it may run on.
+    /// The cores that it may run on.
     cores: Cores,
     transport: Transport,
-    /// The store ends with this rank.
+    /// Whether the store ends with this rank.
     pub(crate) hosts_store: bool,
 }
 
-impl Who {
+impl RankInfo {
     fn this(transport: Transport, member: &Member) -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
         let boot = read("/proc/sys/kernel/random/boot_id");
@@ -134,7 +147,9 @@ impl Who {
         let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
         let processes = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
         let user = rustix::process::geteuid().as_raw();
-        let (host, pid, hosts_store) = (member.host.clone(), std::process::id(), member.hosts_store());
+        let host = member.host.clone();
+        let pid = std::process::id();
+        let hosts_store = member.hosts_store();
         Self {
             cores: Cores::of_this_thread(),
             processes: format!("{boot}/{}", processes.display()),
@@ -148,18 +163,19 @@ impl Who {
     }
 }
 
-/// The member and what all its groups share. Dropping it says goodbye: the monitor first, the member last.
+/// The member, and what all its groups share. When it is dropped the process leaves the job: the monitor first, the member
+/// last.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) monitor: Monitor,
-    /// The listener for links, and who keeps them whole.
-    links: OnceLock<Mender>,
+    /// The listener for links, and the thread that reconnects them.
+    links: OnceLock<Reconnector>,
     links_start: Mutex<()>,
-    pub(crate) who: Vec<Who>,
+    pub(crate) ranks: Vec<RankInfo>,
     pub(crate) options: GroupOptions,
-    /// Faults on purpose.
+    /// Faults that were injected.
     pub(crate) link_faults: LinkFaults,
-    /// Groups of this process that are in use.
+    /// The number of groups of this process that are in use.
     pub(crate) num_groups: AtomicUsize,
     /// The part of the store that belongs to this meeting.
     store: MeetingStore,
@@ -168,43 +184,41 @@ pub(crate) struct Process {
 
 type MeetingStore = PrefixStore<Arc<dyn Store>>;
 
-/// What ranks leave in the store for each other is of one meeting: they may meet there again.
+/// Ranks may meet several times in one store, so each meeting has its own part of it.
 fn store(member: &Member) -> MeetingStore {
     PrefixStore::new(&format!("meeting/{}", member.incarnation), member.store.clone())
 }
 
 impl Process {
-    /// Meets the other ranks: everyone tells rank 0 who it is, rank 0 tells everyone.
+    /// Meets the other ranks: every rank describes itself to rank 0, which sends the list to all.
     pub(crate) fn join(member: Member, options: GroupOptions) -> Result<Arc<Self>, CommError> {
         let deadline = Instant::now() + member.timeout;
         let init = |error: String| CommError::Init { cause: error };
         let monitor = Monitor::start(&member).map_err(|error| init(error.to_string()))?;
-        let who = exchange(&member, options.transport, &monitor, deadline)
+        let ranks = exchange(&member, options.transport, &monitor, deadline)
             .map_err(|error| init(error.to_string()))?;
-        if let Some(rank) = who.iter().position(|who| who.transport != options.transport) {
+        if let Some(rank) = ranks.iter().position(|info| info.transport != options.transport) {
             return Err(init(format!(
-                "rank {} has transport {}, rank {rank} has {}; try setting {} alike on all ranks",
+                "rank {} has transport {}, rank {rank} has {}; try setting {} to the same value on all ranks",
                 member.rank,
                 options.transport,
-                who[rank].transport,
+                ranks[rank].transport,
                 worker_env::DRUMLINE_TRANSPORT
             )));
         }
-        if let Some(rank) = who.iter().position(|who| who.hosts_store) {
-            monitor.store_ends_with(rank, who[rank].host.clone(), who[rank].pid);
+        if let Some(rank) = ranks.iter().position(|info| info.hosts_store) {
+            monitor.store_ends_with(rank, ranks[rank].host.clone(), ranks[rank].pid);
         }
-        monitor.watch_processes(neighbours(&who, member.rank)).map_err(|error| init(error.to_string()))?;
-        let (links, links_start) = (OnceLock::new(), Mutex::new(()));
+        monitor.watch_processes(neighbours(&ranks, member.rank)).map_err(|error| init(error.to_string()))?;
         let store = store(&member);
-        let (num_groups, link_faults) = (AtomicUsize::new(0), LinkFaults::default());
         Ok(Arc::new(Self {
             monitor,
-            links,
-            links_start,
-            who,
+            links: OnceLock::new(),
+            links_start: Mutex::new(()),
+            ranks,
             options,
-            link_faults,
-            num_groups,
+            link_faults: LinkFaults::default(),
+            num_groups: AtomicUsize::new(0),
             store,
             member,
         }))
@@ -212,34 +226,34 @@ impl Process {
 
     /// Whether two ranks of the job share memory.
     pub(crate) fn same_node(&self, a: usize, b: usize) -> bool {
-        self.who[a].node == self.who[b].node
+        self.ranks[a].node == self.ranks[b].node
     }
 
-    /// Whether the ranks of this node have a core each: the same answer on all of them, however they are bound.
-    pub(crate) fn pace(&self) -> Pace {
-        let here: Vec<&Who> =
-            self.who.iter().filter(|who| who.node == self.who[self.member.rank].node).collect();
-        let cores = Cores::union(here.iter().map(|who| &who.cores));
-        if here.len() <= cores.len() { Pace::Roomy } else { Pace::Crowded }
+    /// Whether the ranks of this node have a core each. The answer is the same on all of them, however they are bound.
+    pub(crate) fn core_share(&self) -> CoreShare {
+        let here: Vec<&RankInfo> =
+            self.ranks.iter().filter(|info| info.node == self.ranks[self.member.rank].node).collect();
+        let cores = Cores::union(here.iter().map(|info| &info.cores));
+        if here.len() <= cores.len() { CoreShare::Own } else { CoreShare::Shared }
     }
 
-    /// How the data between this rank and another is protected. Both ranks come to the same answer.
+    /// How the link between this rank and another is protected. Both ranks get the same answer.
     fn link_security(&self, rank: usize) -> LinkSecurity {
         let default = if self.is_here(rank) { LinkSecurity::None } else { LinkSecurity::BETWEEN_HOSTS };
         self.options.link_security.unwrap_or(default)
     }
 
-    /// Whether the data between this rank and another does not leave the machine.
+    /// Whether the data between this rank and another stays on the machine.
     fn is_here(&self, rank: usize) -> bool {
-        self.who[rank].network == self.who[self.member.rank].network
+        self.ranks[rank].network == self.ranks[self.member.rank].network
     }
 
     fn link_rules(&self) -> LinkRules {
         LinkRules {
-            security: (0..self.who.len()).map(|rank| self.link_security(rank)).collect(),
-            is_here: (0..self.who.len()).map(|rank| self.is_here(rank)).collect(),
+            security: (0..self.ranks.len()).map(|rank| self.link_security(rank)).collect(),
+            is_here: (0..self.ranks.len()).map(|rank| self.is_here(rank)).collect(),
             meeting: self.member.incarnation,
-            patience: self.options.host_timeout,
+            host_timeout: self.options.host_timeout,
         }
     }
 
@@ -247,17 +261,17 @@ impl Process {
         &self.store
     }
 
-    /// The listener for links, opened and announced when first needed.
-    pub(crate) fn hub(&self) -> Result<&Hub, String> {
-        self.links().map(Mender::hub)
+    /// The listener for links. It is opened, and its address put into the store, when it is first needed.
+    pub(crate) fn hub(&self) -> Result<&Hub, HubError> {
+        self.links().map(Reconnector::hub)
     }
 
-    /// Has these links made again that break while no call uses them.
-    pub(crate) fn look_after(&self, links: &SharedLinks) -> Result<(), String> {
-        self.links().map(|mender| mender.add(links))
+    /// Reconnects these links if they break while no call uses them.
+    pub(crate) fn maintain(&self, links: &SharedLinks) -> Result<(), HubError> {
+        self.links().map(|reconnector| reconnector.add(links))
     }
 
-    fn links(&self) -> Result<&Mender, String> {
+    fn links(&self) -> Result<&Reconnector, HubError> {
         if let Some(links) = self.links.get() {
             return Ok(links);
         }
@@ -269,72 +283,85 @@ impl Process {
         let hello =
             Hello { round: member.round, ..Hello::new(Role::Link).member(member.rank, member.world_size) };
         let hub = Hub::open(member.listen_ip, member.key.clone(), hello, self.link_rules())
-            .map_err(|error| format!("cannot listen on {}: {error}", member.listen_ip))?;
+            .map_err(|source| HubError::Listen { ip: member.listen_ip, source })?;
         let address = hub.address().to_string();
-        let mender = Mender::start(hub).map_err(|error| format!("cannot start a thread: {error}"))?;
+        let reconnector = Reconnector::start(hub).map_err(HubError::Thread)?;
         tracing::debug!(rank = member.rank, address, "listening for links");
-        self.store().set(&hub_key(member.rank), address.as_bytes()).map_err(|error| error.to_string())?;
-        Ok(self.links.get_or_init(|| mender))
+        self.store().set(&hub_key(member.rank), address.as_bytes()).map_err(HubError::Store)?;
+        Ok(self.links.get_or_init(|| reconnector))
     }
 
-    /// A group is over, or never came to be: links that came in for it are closed.
+    /// Closes unclaimed links of a group that has ended, or failed to form.
     pub(crate) fn forget_links(&self, group: &str) {
         if let Some(links) = self.links.get() {
             links.hub().forget(group);
         }
     }
 
-    /// Waits for a key of the store as long as `go_on` does not object.
+    /// Waits for a key of the store. `check` is called now and then, and its error ends the wait.
     pub(crate) fn await_key(
         &self,
         key: &str,
         deadline: Instant,
-        go_on: impl Fn() -> std::io::Result<()>,
+        check: impl Fn() -> std::io::Result<()>,
     ) -> std::io::Result<Vec<u8>> {
         loop {
             match self.store().get(key, deadline.min(Instant::now() + LOOK)) {
-                Err(StoreError::Timeout { .. }) if Instant::now() < deadline => go_on()?,
+                Err(StoreError::Timeout { .. }) if Instant::now() < deadline => check()?,
                 other => return other.map_err(std::io::Error::other),
             }
         }
     }
 
-    /// Where a rank listens; waits until it does.
-    pub(crate) fn hub_address(&self, rank: usize, deadline: Instant) -> Result<SocketAddr, String> {
-        // The wait is cut short so that the caller can look at deaths in between.
+    /// The address on which a rank listens for links; waits until it does.
+    pub(crate) fn hub_address(&self, rank: usize, deadline: Instant) -> Result<SocketAddr, HubError> {
+        // A short wait, so that the caller can check for deaths in between.
         let deadline = deadline.min(Instant::now() + LOOK);
-        let bytes = self.store().get(&hub_key(rank), deadline).map_err(|error| error.to_string())?;
-        String::from_utf8_lossy(&bytes).parse().map_err(|_| format!("rank {rank} listens at no address"))
+        let bytes = self.store().get(&hub_key(rank), deadline).map_err(HubError::Store)?;
+        String::from_utf8_lossy(&bytes).parse().map_err(|_| HubError::Address { rank })
     }
 
-    /// What the process of a rank of this node does, in one word.
-    pub(crate) fn state_of(&self, rank: usize) -> Option<String> {
+    /// What the process of a rank of this node does; `None` for other nodes.
+    pub(crate) fn state_of(&self, rank: usize) -> Option<ProcessState> {
         if !self.same_node(rank, self.member.rank) {
             return None;
         }
-        let Ok(stat) = std::fs::read_to_string(format!("/proc/{}/stat", self.who[rank].pid)) else {
-            return Some("no longer exists".into());
+        let Ok(stat) = std::fs::read_to_string(format!("/proc/{}/stat", self.ranks[rank].pid)) else {
+            return Some(ProcessState::Ended);
         };
         let state = stat.rsplit(") ").next()?.chars().next()?;
         Some(match state {
-            'T' | 't' => "stopped; try SIGCONT".into(),
-            'Z' | 'X' => "dead".into(),
-            'D' => "waiting for a disk".into(),
-            _ => "alive".to_string(),
+            'T' | 't' => ProcessState::Stopped,
+            'Z' | 'X' => ProcessState::Dead,
+            'D' => ProcessState::WaitingForDisk,
+            _ => ProcessState::Alive,
         })
     }
 }
 
-/// The ranks whose processes this one can see; ranks that are threads of one process end together.
-fn neighbours(who: &[Who], me: usize) -> Vec<Neighbour> {
-    let is_near = |other: &Who| other.processes == who[me].processes && other.pid != who[me].pid;
-    let neighbour = |(rank, who): (usize, &Who)| Neighbour {
+/// Why links cannot be made: this process cannot listen for them, or the other rank's address is not known.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HubError {
+    #[error("cannot listen on {ip}: {source}")]
+    Listen { ip: IpAddr, source: StoreError },
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] std::io::Error),
+    #[error(transparent)]
+    Store(StoreError),
+    #[error("rank {rank} listens at no address")]
+    Address { rank: usize },
+}
+
+/// The ranks whose processes this one can see. Ranks that are threads of one process end together.
+fn neighbours(ranks: &[RankInfo], me: usize) -> Vec<Neighbour> {
+    let is_near = |other: &RankInfo| other.processes == ranks[me].processes && other.pid != ranks[me].pid;
+    let neighbour = |(rank, info): (usize, &RankInfo)| Neighbour {
         rank,
-        host: who.host.clone(),
-        pid: who.pid,
-        hosts_store: who.hosts_store,
+        host: info.host.clone(),
+        pid: info.pid,
+        hosts_store: info.hosts_store,
     };
-    who.iter().enumerate().filter(|(_, who)| is_near(who)).map(neighbour).collect()
+    ranks.iter().enumerate().filter(|(_, info)| is_near(info)).map(neighbour).collect()
 }
 
 fn hub_key(rank: usize) -> String {
@@ -343,10 +370,10 @@ fn hub_key(rank: usize) -> String {
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Under which everyone finds who all are, and, with its rank, each says who it is.
-const WHO: &str = "drumline/who";
+/// The store's key for the list of all ranks. With `/RANK` after it, the key under which a rank describes itself.
+const RANKS_KEY: &str = "drumline/who";
 
-/// Waits for the values of these keys, but no longer than all ranks are there.
+/// Waits for the values of these keys; an error if a rank ends before all have met.
 fn await_keys(
     member: &Member,
     keys: &[&str],
@@ -365,19 +392,20 @@ fn await_keys(
     }
 }
 
-/// Who has not come, in words.
+/// The text that names the ranks that did not come.
 fn absent(member: &Member) -> String {
-    let here = store(member).list(&format!("{WHO}/")).unwrap_or_default();
-    let is_here = |rank: usize| rank == 0 || rank == member.rank || here.contains(&format!("{WHO}/{rank}"));
+    let here = store(member).list(&format!("{RANKS_KEY}/")).unwrap_or_default();
+    let is_here =
+        |rank: usize| rank == 0 || rank == member.rank || here.contains(&format!("{RANKS_KEY}/{rank}"));
     let missing: Vec<usize> = (0..member.world_size).filter(|&rank| !is_here(rank)).collect();
-    let (word, missing) = match &missing[..] {
+    let (noun, missing) = match &missing[..] {
         [] => ("rank", vec![0]),
         [_] => ("rank", missing),
         _ => ("ranks", missing),
     };
     let missing: Vec<String> = missing.iter().map(usize::to_string).collect();
     format!(
-        "{word} {} of {} did not come within {:?}; try looking whether they were started, with the same MASTER_ADDR, \
+        "{noun} {} of {} did not come within {:?}; try looking whether they were started, with the same MASTER_ADDR, \
          MASTER_PORT and WORLD_SIZE",
         missing.join(", "),
         member.world_size,
@@ -390,25 +418,25 @@ fn exchange(
     transport: Transport,
     monitor: &Monitor,
     deadline: Instant,
-) -> Result<Vec<Who>, Failure> {
+) -> Result<Vec<RankInfo>, Failure> {
     let store = store(member);
-    let mine = serde_json::to_vec(&Who::this(transport, member))?;
+    let mine = serde_json::to_vec(&RankInfo::this(transport, member))?;
     if member.rank == 0 {
-        let keys: Vec<String> = (1..member.world_size).map(|rank| format!("{WHO}/{rank}")).collect();
+        let keys: Vec<String> = (1..member.world_size).map(|rank| format!("{RANKS_KEY}/{rank}")).collect();
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let mut who: Vec<Who> = vec![serde_json::from_slice(&mine)?];
+        let mut ranks: Vec<RankInfo> = vec![serde_json::from_slice(&mine)?];
         if !keys.is_empty() {
             for bytes in await_keys(member, &keys, monitor, deadline)? {
-                who.push(serde_json::from_slice(&bytes)?);
+                ranks.push(serde_json::from_slice(&bytes)?);
             }
         }
-        store.set(WHO, &serde_json::to_vec(&who)?)?;
+        store.set(RANKS_KEY, &serde_json::to_vec(&ranks)?)?;
         for key in keys {
             store.delete(key)?;
         }
-        return Ok(who);
+        return Ok(ranks);
     }
-    store.set(&format!("{WHO}/{}", member.rank), &mine)?;
-    let who = await_keys(member, &[WHO], monitor, deadline)?;
-    Ok(serde_json::from_slice(&who[0])?)
+    store.set(&format!("{RANKS_KEY}/{}", member.rank), &mine)?;
+    let ranks = await_keys(member, &[RANKS_KEY], monitor, deadline)?;
+    Ok(serde_json::from_slice(&ranks[0])?)
 }

@@ -1,7 +1,7 @@
-//! Reductions: the operators, and the ways to apply them to slices.
+//! Reductions: the operators, and how they are applied to slices.
 //!
-//! Promise: the inputs are always combined in rank order, `((x0 + x1) + x2) + …`, whoever does it, so all ranks hold the
-//! same bits. `f16` and `bf16` are summed in `f32` and rounded once, after the last input. Not here: the loops (`loops`).
+//! Inputs are always combined in rank order, `((x0 + x1) + x2) + …`, whichever rank does it, so all ranks hold the same bits.
+//! `f16` and `bf16` are summed in `f32` and rounded once, after the last input. Not here: the loops (`loops`).
 
 mod loops;
 
@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 use crate::element::{DType, Element};
 use loops::{Everywhere, InPlace, IntoOut, with_operator};
 
-/// How the values of the ranks become one.
+/// How the values of all ranks are combined.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum ReduceOp {
     /// The sum. Integers wrap around; for `bool` it is "any".
     Sum,
-    /// The sum divided by the number of ranks; integers are cut towards zero.
+    /// The sum divided by the number of ranks. Integers are rounded towards zero.
     Avg,
     /// The product; for `bool` it is "all".
     Prod,
@@ -29,12 +29,12 @@ pub enum ReduceOp {
     BitOr,
     /// Bitwise exclusive or, of integers and `bool`.
     BitXor,
-    /// Each value times the factor, then the sum. The factor must be the same on all ranks.
+    /// The sum of each value times the factor. The factor must be the same on all ranks.
     PreMulSum(f64),
 }
 
 impl ReduceOp {
-    /// A number that differs between operators (and between factors), for the fingerprint.
+    /// A number for the fingerprint, different for each operator and each factor.
     pub(crate) fn code(self) -> u64 {
         match self {
             ReduceOp::Sum => 1,
@@ -45,13 +45,13 @@ impl ReduceOp {
             ReduceOp::BitAnd => 6,
             ReduceOp::BitOr => 7,
             ReduceOp::BitXor => 8,
-            // Turned round, only a NaN's bits could be one of the numbers above.
+            // Inverted: only the bits of a NaN could then equal one of the numbers above.
             ReduceOp::PreMulSum(factor) => !factor.to_bits(),
         }
     }
 
-    /// For a reduction in two stages (inside nodes, then between them): the operator of each. Scaling is done in the first
-    /// stage; an average is summed in both and divided at the end, by [`divide`].
+    /// The operators of a reduction in two stages: inside nodes, then between them. The first stage scales; an average is
+    /// summed in both and divided at the end, by [`divide`].
     pub(crate) fn in_two_stages(self) -> (Self, Self) {
         match self {
             ReduceOp::Avg => (ReduceOp::Sum, ReduceOp::Sum),
@@ -60,19 +60,28 @@ impl ReduceOp {
         }
     }
 
-    /// Says why the operator has no meaning for the type, if it has none.
-    pub(crate) fn check(self, dtype: DType) -> Result<(), String> {
+    /// An error if the operator is not defined for the type.
+    pub(crate) fn check(self, dtype: DType) -> Result<(), UndefinedReduction> {
         let float = matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::Bf16);
         match self {
             ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor if float => {
-                Err(format!("{self} is not defined for {dtype}; try an integer type, or Min or Max"))
+                Err(UndefinedReduction::BitsOfFloats { op: self, dtype })
             }
             ReduceOp::Avg | ReduceOp::PreMulSum(_) if dtype == DType::Bool => {
-                Err(format!("{self} is not defined for bool; try Sum (any) or Prod (all)"))
+                Err(UndefinedReduction::Bool { op: self })
             }
             _ => Ok(()),
         }
     }
+}
+
+/// An operator that is not defined for an element type.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+pub(crate) enum UndefinedReduction {
+    #[error("{op} is not defined for {dtype}; try an integer type, or Min or Max")]
+    BitsOfFloats { op: ReduceOp, dtype: DType },
+    #[error("{op} is not defined for bool; try Sum (any) or Prod (all)")]
+    Bool { op: ReduceOp },
 }
 
 impl std::fmt::Display for ReduceOp {
@@ -91,13 +100,13 @@ impl std::fmt::Display for ReduceOp {
     }
 }
 
-/// `out = inputs[0] ∘ inputs[1] ∘ …`, in that order. All slices are equally long; at least one input.
+/// `out = inputs[0] ∘ inputs[1] ∘ …`, in that order. All slices are equally long. There is at least one input.
 pub(crate) fn reduce_into<T: Element>(out: &mut [T], inputs: &[&[T]], op: ReduceOp) {
     debug_assert!(inputs.iter().all(|input| input.len() == out.len()));
     with_operator::<T, _>(op, IntoOut { out, inputs });
 }
 
-/// Who comes first in rank order.
+/// Which of two inputs is first in rank order.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Order {
     MineFirst,
@@ -110,13 +119,13 @@ pub(crate) fn reduce_with<T: Element>(data: &mut [T], theirs: &[T], order: Order
     with_operator::<T, _>(op, InPlace { data, theirs, order });
 }
 
-/// Every buffer becomes `buffers[0] ∘ buffers[1] ∘ …`: the whole work of an all-reduce whose buffers are shared.
+/// Every buffer becomes `buffers[0] ∘ buffers[1] ∘ …`: all of an all-reduce whose buffers are shared.
 pub(crate) fn reduce_everywhere<T: Element>(buffers: &mut [&mut [T]], op: ReduceOp) {
     debug_assert!(buffers.iter().all(|buffer| buffer.len() == buffers[0].len()));
     with_operator::<T, _>(op, Everywhere { buffers });
 }
 
-/// The reduction over one rank: only scaling does anything.
+/// The reduction over one rank: only a factor changes anything.
 pub(crate) fn reduce_alone<T: Element>(data: &mut [T], op: ReduceOp) {
     if let ReduceOp::PreMulSum(factor) = op {
         data.iter_mut().for_each(|x| *x = T::narrow(T::scale(x.widen(), factor)));
@@ -175,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn two_inputs_in_place_and_apart() {
+    fn two_inputs_in_place_and_into_a_third_buffer() {
         let (a, b) = ([1.5f32, -2.0, 0.0, 7.25], [0.5f32, 3.0, -0.0, 1e30]);
         for op in [
             ReduceOp::Sum,
@@ -220,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn operators_without_meaning_are_refused() {
+    fn undefined_operators_are_errors() {
         assert!(ReduceOp::BitAnd.check(DType::F32).is_err());
         assert!(ReduceOp::Avg.check(DType::Bool).is_err());
         assert!(ReduceOp::BitAnd.check(DType::Bool).is_ok());

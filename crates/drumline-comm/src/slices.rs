@@ -1,13 +1,13 @@
-//! How a buffer is cut: into parts that ranks own, and into chunks that fit a staging buffer.
+//! How a buffer is divided: into parts that ranks own, and into chunks that fit a staging buffer.
 //!
-//! A **part** is what one rank reduces or holds; a **chunk** is what moves in one round; a **cell** is what one rank gives
-//! or gets, as long as a list of counts says. All arithmetic on lengths is here, on plain numbers, so that property tests
-//! can cover it.
+//! A **part** is what one rank reduces or holds; a **chunk** is what moves in one round; a **cell** is what one rank gives or
+//! gets, with a length from a list of counts. All arithmetic on lengths is here, on plain numbers, so that property tests can
+//! cover it.
 
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Boundaries of parts fall on multiples of this many bytes, so that no two ranks write one cache line.
+/// Boundaries of parts are multiples of this many bytes, so that no two ranks write to one cache line.
 const ALIGNMENT: usize = 64;
 
 /// Part `index` of `parts` of `len` elements of `size` bytes: nearly equal, in order, without gap or overlap, and with
@@ -19,14 +19,14 @@ pub(crate) fn part(len: usize, parts: usize, index: usize, size: usize) -> Range
     bound(index)..bound(index + 1)
 }
 
-/// The chunks of `0..len`, each `chunk` long but the last; one empty chunk if there is nothing, since a call always makes
-/// at least one round.
+/// The chunks of `0..len`, each `chunk` long except the last. There is one empty chunk if `len` is 0, since a call makes at
+/// least one round.
 pub(crate) fn chunks(len: usize, chunk: usize) -> impl ExactSizeIterator<Item = Range<usize>> {
     assert!(chunk > 0, "a chunk holds at least one element");
     (0..len.div_ceil(chunk).max(1)).map(move |i| i * chunk..len.min((i + 1) * chunk))
 }
 
-/// The part of `0..len` that falls into `window`.
+/// The part of `0..len` that lies in `window`.
 pub(crate) fn clip(len: usize, window: &Range<usize>) -> Range<usize> {
     window.start.min(len)..window.end.min(len)
 }
@@ -44,13 +44,13 @@ pub(crate) fn offsets(counts: &[usize]) -> Vec<usize> {
         .collect()
 }
 
-/// The sum of `counts`, unless that many elements of `size` bytes are more than a buffer can hold.
+/// The sum of `counts`; `None` if that many elements of `size` bytes are more than a buffer can hold.
 pub(crate) fn total(counts: impl IntoIterator<Item = usize>, size: usize) -> Option<usize> {
     let sum = counts.into_iter().try_fold(0usize, |sum, count| sum.checked_add(count))?;
     sum.checked_mul(size).filter(|&bytes| bytes <= isize::MAX as usize).map(|_| sum)
 }
 
-/// `slice` cut into consecutive cells of these lengths.
+/// Divides `slice` into consecutive cells of these lengths.
 pub(crate) fn cells<T>(
     mut slice: &mut [T],
     counts: impl IntoIterator<Item = usize>,
@@ -62,7 +62,23 @@ pub(crate) fn cells<T>(
     })
 }
 
-/// Of a buffer with `counts[i]` elements for rank `i`: the cell of `me`, and those of the others with their ranks.
+/// A buffer with one cell for each rank.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cells<'a, T> {
+    pub(crate) data: &'a [T],
+    /// The length of each cell.
+    pub(crate) counts: &'a [usize],
+}
+
+/// A buffer with one cell for each rank, to be filled.
+#[derive(Debug)]
+pub(crate) struct CellsMut<'a, T> {
+    pub(crate) data: &'a mut [T],
+    /// The length of each cell.
+    pub(crate) counts: &'a [usize],
+}
+
+/// Of a buffer with `counts[i]` elements for rank `i`: the cell of `me`, and the other cells with their ranks.
 pub(crate) fn own_and_others<T>(
     slice: &mut [T],
     counts: impl IntoIterator<Item = usize>,
@@ -73,7 +89,7 @@ pub(crate) fn own_and_others<T>(
     (own, others)
 }
 
-/// Some cells of a buffer that has one for each rank, in any order: to be handled as if they lay end to end.
+/// Some cells of a buffer that has one for each rank, in any order, used as if they lay end to end.
 #[derive(Debug)]
 pub(crate) struct Selection {
     ranges: Vec<Range<usize>>,
@@ -87,7 +103,7 @@ impl Selection {
         Self { ranges }
     }
 
-    /// What the cells cover, if they do lie end to end: then nothing needs to be copied.
+    /// The range of all cells, if they do lie end to end: then nothing needs to be copied.
     fn span(&self) -> Option<Range<usize>> {
         let span = self.ranges.first()?.start..self.ranges.last()?.end;
         self.ranges.windows(2).all(|pair| pair[0].end == pair[1].start).then_some(span)

@@ -1,21 +1,21 @@
-//! The agent: this node's launcher, from the meeting to the end.
+//! The agent: this node's launcher. It joins the job, runs this node's workers, and returns how the job ended.
 //!
 //! ```text
-//!   meet ─▶ loop: order · news of the keeper · signal · time ─▶ membership::Agent ─▶ start · stop · report · exit
-//!                                                                                     │
-//!                                                                 keeper ─▶ workers ◀─┘
+//!   join ─▶ loop: order · keeper's report · signal · time ─▶ membership::Agent ─▶ start · stop · report · exit
+//!                                                                                    │
+//!                                                                keeper ─▶ workers ◀─┘
 //! ```
 //!
-//! It decides nothing itself: what to do comes from [`membership`](crate::membership), what has happened from threads that
-//! listen, and the workers belong to a [`keeper`](crate::keeper).
+//! The agent makes no decisions itself. [`membership`](crate::membership) decides what to do. Listening threads report
+//! events. A [`keeper`](crate::keeper) owns the workers.
 
+mod agent_loop;
 pub(crate) mod clock;
 mod control;
 mod coordinate;
-mod life;
-mod line;
-mod lives;
-mod meet;
+mod coordinator_link;
+mod join;
+mod liveness;
 mod policy;
 mod reach;
 mod round_keeper;
@@ -26,7 +26,7 @@ mod waiting;
 
 use std::ffi::OsString;
 use std::io;
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
 use drumline_rendezvous::{Hello, JobKey, Role};
@@ -34,74 +34,89 @@ use rustix::process::{Signal, getpid, set_child_subreaper};
 
 use crate::LaunchError;
 use crate::failure::FailureReport;
-use crate::keeper::{News, has_children};
+use crate::keeper::{KeeperReport, has_children};
 use crate::led::{Led, Listener};
 use crate::logs::LogFolder;
 use crate::membership::{Order, Reason};
 use crate::placing::{self, Topology};
 use crate::plan::LaunchPlan;
-use life::{Fortune, Life};
-use meet::Meeting;
+use agent_loop::{AgentContext, AgentLoop};
 use reach::Reached;
 
-/// How long an agent's own last word may take.
-const LAST_WORD: Duration = Duration::from_millis(500);
+/// How long sending the agent's last report may take.
+const LAST_REPORT: Duration = Duration::from_millis(500);
 
 /// What the agent needs besides its plan.
 pub struct AgentOptions {
-    /// The command that is this program's keeper (see [`keep`](crate::keep)).
+    /// The command that starts this program as a keeper (see [`keep`](crate::keep)).
     pub keeper: Vec<OsString>,
-    /// What `CUDA_VISIBLE_DEVICES` says to the launcher.
+    /// The launcher's own `CUDA_VISIBLE_DEVICES`.
     pub visible: Option<String>,
-    /// The job's secret; `None`: what the environment says. A job of one node draws its own.
+    /// The job's secret key. `None` takes it from the environment. A job of one node creates its own.
     pub key: Option<JobKey>,
-    /// Who leads this agent, if somebody does.
+    /// The connection to the leading launcher, if another launcher started this agent.
     pub led: Option<Listener>,
-    /// Says something to the person who started the job.
+    /// Shows a message to the user who started the job.
     pub say: Box<dyn Fn(&str)>,
 }
 
-/// How a job ended, as this node knows it.
+/// How a job ended, as seen from this node.
 #[derive(Debug)]
 pub enum Outcome {
-    /// All workers ended well.
+    /// All workers ended with exit code 0.
     Success,
     /// The job failed.
     Failure {
-        /// What happened to this node's workers, if one of them failed.
+        /// The failure of this node's workers, if one of them failed.
         report: Option<Box<FailureReport>>,
         /// Why the job ended.
         why: Reason,
     },
-    /// This signal stopped it.
+    /// This signal stopped the job.
     Stopped(Signal),
 }
 
-/// What happens to an agent.
+/// A result that a stop signal may interrupt.
+pub(crate) enum Interruptible<T> {
+    Done(Box<T>),
+    Stopped(Signal),
+}
+
+/// An event that the agent's threads report to its loop.
 #[derive(Debug)]
-pub(crate) enum Happening {
+pub(crate) enum AgentEvent {
+    /// The connection attempt to the control store has ended.
     Reached(Box<Result<Reached, LaunchError>>),
     Order(Box<Order>),
-    News(u64, Box<News>),
-    KeeperGone(u64),
-    /// What the coordinator beside this agent has seen or decided, and why.
-    Told(String),
-    /// The process of the agent that hosts the store is proved dead.
+    /// The keeper of this round reports something.
+    KeeperReport(u64, Box<KeeperReport>),
+    /// The keeper of this round has exited.
+    KeeperExited(u64),
+    /// A message for the user from the coordinator in this process.
+    Notice(String),
+    /// It is proved that the process of the agent that hosts the store has ended.
     StoreDied,
     Signal(Signal),
-    /// Whoever started this agent on another host's behalf is gone.
+    /// The leading launcher, which started this agent from another host, has ended.
     LeaderGone,
 }
 
-/// Runs this node's part of the job to its end.
+/// Both ends of the agent's event channel.
+#[derive(Clone, Copy)]
+pub(crate) struct EventChannel<'a> {
+    pub(crate) sender: &'a Sender<AgentEvent>,
+    pub(crate) inbox: &'a Receiver<AgentEvent>,
+}
+
+/// Runs this node's part of the job until the job ends.
 pub fn run_agent(plan: &LaunchPlan, mut options: AgentOptions) -> Result<Outcome, LaunchError> {
-    let (events, happenings) = mpsc::channel();
+    let (events, inbox) = mpsc::channel();
     signals::listen(&plan.signals, events.clone()).map_err(LaunchError::system("listen for signals"))?;
     if let Some(leader) = options.led.take() {
         follow(leader, events.clone()).map_err(LaunchError::system("listen to the leading launcher"))?;
     }
-    // What a keeper leaves that was killed itself becomes ours, unless others' processes could be taken for it: those of
-    // the shell that became this program, or all orphans of a container.
+    // If a keeper is killed, this process adopts what the keeper leaves behind. It does not adopt when other processes
+    // could be mistaken for those: children of the shell that became this program, or all orphans of a container.
     let adopts = !has_children() && !getpid().is_init();
     if adopts {
         set_child_subreaper(Some(getpid())).map_err(LaunchError::system("adopt orphans"))?;
@@ -111,27 +126,28 @@ pub fn run_agent(plan: &LaunchPlan, mut options: AgentOptions) -> Result<Outcome
     if let (None, Some(path), true) = (&plan.logs.dir, folder.path(), plan.logs.writes_files()) {
         (options.say)(&format!("logs are in {}", path.display()));
     }
-    let met = match meet::meet(plan, options.key.clone(), (&events, &happenings), &*options.say)? {
-        Meeting::Met(met) => *met,
-        Meeting::Stopped(signal) => return Ok(Outcome::Stopped(signal)),
+    let channel = EventChannel { sender: &events, inbox: &inbox };
+    let job = match join::join(plan, options.key.clone(), channel, &*options.say)? {
+        Interruptible::Done(job) => *job,
+        Interruptible::Stopped(signal) => return Ok(Outcome::Stopped(signal)),
     };
-    let own = Fortune { plan, options: &options, met: &met, folder, cores, events, adopts };
-    let outcome = Life::new(own).live(&happenings)?;
-    met.control.finish(LAST_WORD);
+    let context = AgentContext { plan, options: &options, job: &job, folder, cores, events, adopts };
+    let outcome = AgentLoop::new(context).run(&inbox)?;
+    job.control.finish(LAST_REPORT);
     Ok(outcome)
 }
 
-/// What a leader says is taken as if it had come to this process.
-fn follow(leader: Listener, events: Sender<Happening>) -> io::Result<()> {
-    let tell = move |led| {
-        let happening = match led {
-            Led::Signal(signal) => Happening::Signal(signal),
-            Led::Gone => Happening::LeaderGone,
+/// Forwards the leading launcher's signals as if this process had received them.
+fn follow(leader: Listener, events: Sender<AgentEvent>) -> io::Result<()> {
+    let forward = move |led| {
+        let event = match led {
+            Led::Signal(signal) => AgentEvent::Signal(signal),
+            Led::Gone => AgentEvent::LeaderGone,
         };
-        // Nobody listens any more at the very end.
-        drop(events.send(happening));
+        // At the very end the receiver may already be gone.
+        drop(events.send(event));
     };
-    leader.listen(tell).map(drop)
+    leader.listen(forward).map(drop)
 }
 
 fn this_host() -> String {

@@ -1,4 +1,5 @@
-//! The environment of one worker: what torchrun would give it. The names are in `drumline_rendezvous::worker_env`.
+//! The environment of one worker: the variables that torchrun sets. Their names are in
+//! `drumline_rendezvous::worker_env`.
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -7,42 +8,42 @@ use std::thread::available_parallelism;
 
 use drumline_rendezvous::worker_env as names;
 
-/// Variables to set, or with `None` to take away.
+/// Variables to set, or to remove if the value is `None`.
 pub type Environment = Vec<(OsString, Option<OsString>)>;
 
-/// Where a worker stands in its job.
+/// A worker's place in its job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// Among all workers.
+    /// Its rank among all workers.
     pub rank: usize,
     /// Number of all workers.
     pub world_size: usize,
-    /// Among those of its node.
+    /// Its rank among the workers of its node.
     pub local_rank: usize,
-    /// Number of those of its node.
+    /// Number of workers of its node.
     pub local_world_size: usize,
-    /// Its node among the nodes.
+    /// The rank of its node.
     pub node_rank: usize,
     /// Number of nodes.
     pub num_nodes: usize,
 }
 
-/// Where and when the workers of a round meet.
+/// Where the workers of a round find each other.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Meeting {
     /// Host of rank 0.
     pub master_addr: String,
-    /// A port there for whatever rank 0 hosts.
+    /// A port there for services of rank 0.
     pub master_port: u16,
-    /// `host:port` of the store that a launcher hosts; `None`: rank 0 hosts it, at the master's port.
+    /// `host:port` of the store that a launcher hosts; if `None`, rank 0 hosts it on the master port.
     pub store: Option<String>,
-    /// The round.
+    /// The number of the round.
     pub round: u64,
-    /// Restarts so far.
+    /// The number of restarts so far.
     pub restarts: usize,
 }
 
-/// What the worker at `place` is given so that it meets the others.
+/// The variables with which the worker at `place` finds the others.
 pub fn worker_environment(place: &Place, meeting: &Meeting) -> Environment {
     let count = |n: usize| n.to_string();
     let mut env = vec![
@@ -60,7 +61,7 @@ pub fn worker_environment(place: &Place, meeting: &Meeting) -> Environment {
         (names::TORCHELASTIC_RESTART_COUNT, count(meeting.restarts)),
         (names::TORCHELASTIC_MAX_RESTARTS, count(0)),
         (names::TORCHELASTIC_RUN_ID, "none".to_string()),
-        // Our store does not speak PyTorch's language: its rank 0 hosts one of its own at the master's port.
+        // Our store does not speak PyTorch's protocol: PyTorch's rank 0 hosts its own store on the master port.
         (names::TORCHELASTIC_USE_AGENT_STORE, "False".to_string()),
         (names::DRUMLINE_ROUND, meeting.round.to_string()),
     ];
@@ -79,24 +80,25 @@ fn unless_set(name: &'static str, value: impl FnOnce() -> String) -> Option<(&'s
     std::env::var_os(name).is_none().then(|| (name, value()))
 }
 
-/// The terminal that this process writes to, if both its outputs do.
+/// The terminal that this process writes to, if both stdout and stderr do.
 pub(crate) fn terminal() -> Option<PathBuf> {
     let shown = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
     shown.then(|| std::fs::read_link("/proc/self/fd/2").ok()).flatten()
 }
 
-/// `OMP_NUM_THREADS` where we choose it: for several workers, unless it is set.
+/// The value for `OMP_NUM_THREADS` if the launcher chooses it: with several workers, unless it is set.
 pub(crate) fn chosen_threads(workers: usize) -> Option<usize> {
     let is_ours = workers > 1 && std::env::var_os(names::OMP_NUM_THREADS).is_none();
     is_ours.then(|| threads_each(workers))
 }
 
-/// `GOMP_SPINCOUNT` where nobody has said how OpenMP's threads wait. By themselves they look 300,000 times, some milliseconds, at each end of a parallel part before
-/// they sleep; on a machine that has other work that is time which they take from the very thread that they wait for.
+/// A value for `GOMP_SPINCOUNT`, unless the user has set how OpenMP's threads wait. By default they spin 300,000 times,
+/// which takes some milliseconds, at each end of a parallel region before they sleep. On a busy machine that takes time
+/// from the very thread they wait for.
 pub fn short_spins() -> Option<(&'static str, &'static str)> {
-    let is_said =
+    let is_set =
         [names::GOMP_SPINCOUNT, "OMP_WAIT_POLICY"].iter().any(|name| std::env::var_os(name).is_some());
-    (!is_said).then_some((names::GOMP_SPINCOUNT, "1000"))
+    (!is_set).then_some((names::GOMP_SPINCOUNT, "1000"))
 }
 
 /// A fair share of the cores for each of `workers`.
@@ -110,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn second_node_of_two_is_told_its_place() {
+    fn the_second_of_two_nodes_gets_its_place() {
         let place =
             Place { rank: 3, world_size: 4, local_rank: 1, local_world_size: 2, node_rank: 1, num_nodes: 2 };
         let meeting = Meeting { master_addr: "10.77.0.1".into(), master_port: 29500, ..Meeting::default() };

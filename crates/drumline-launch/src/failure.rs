@@ -1,4 +1,4 @@
-//! What went wrong, told once: the rank that failed first, why, and its last words; the others in a line each.
+//! The failure report: the rank that failed first, why, and its last output; then one line for each other rank.
 //!
 //! ```text
 //!   JobReport ──────────────────────────────────┐
@@ -6,20 +6,20 @@
 //!     kill for lack of memory, state (read at the edge)
 //! ```
 //!
-//! *Root*: the first rank to fail by this host's monotonic clock. A rank that the launcher stopped is never it. A
-//! rank that says it lost another one *follows*: if that other rank failed here too, then the blame goes on to it.
-//! Clocks of different hosts are not compared: a report is about the workers of one launcher.
+//! *Root*: the first rank to fail by this host's monotonic clock. A rank that the launcher stopped is never the root.
+//! A rank that reports the loss of another one is a *follower*: if that other rank failed on this node too, the blame
+//! moves to it. Clocks of different hosts are not compared: a report covers the workers of one launcher.
 
 mod advice;
+mod display;
 mod evidence;
 mod follower;
 mod kernel_log;
 mod oom;
 mod process_state;
 mod small_file;
-mod telling;
+mod text;
 mod trace;
-mod words;
 
 use std::ops::Range;
 use std::time::Duration;
@@ -28,29 +28,29 @@ use drumline_rendezvous::error_file::ErrorFile;
 
 use crate::report::{Exit, JobReport, RankReport, StopReason};
 use follower::Blame;
-use words::LAST_LINES;
+use text::LAST_LINES;
 
 pub use evidence::Evidence;
 pub use oom::{LogPids, OomKill, OomSources, OomWatch};
 pub use process_state::ProcessState;
 pub use trace::Trace;
 
-/// SIGABRT's number: how libraries written in C++ end when a peer is gone.
+/// SIGABRT's number. C++ libraries end with it when a peer is gone.
 const ABORT: i32 = 6;
 
-/// What a rank that did not succeed has to do with the job's failure.
+/// The role of an unsuccessful rank in the job's failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Standing {
     /// It failed first.
     Root,
-    /// It ended because another one did; by its own words this one, where it says which.
+    /// It ended because another rank did: this one, if its output names it.
     Follower(Option<usize>),
-    /// It failed as well, later and by itself.
+    /// It also failed, later and for its own reason.
     Later,
     /// The launcher stopped it.
     Stopped,
-    /// It could not be killed and is still there.
+    /// It could not be killed and still exists.
     Unkillable,
 }
 
@@ -69,23 +69,23 @@ pub struct Failure {
     pub exit: Exit,
     /// Whether the kernel wrote its memory to a core file.
     pub core_dumped: bool,
-    /// When it ended, after the start of the job.
+    /// When it ended, counted from the start of the job.
     pub after: Duration,
-    /// What it has to do with the job's failure.
+    /// Its role in the job's failure.
     pub standing: Standing,
     /// What it wrote about its failure.
     pub error_file: Option<ErrorFile>,
-    /// Why its error file could not be used, if there is one that could not.
+    /// Why its error file could not be read, if that failed.
     pub error_file_problem: Option<String>,
-    /// That the kernel killed it for lack of memory.
+    /// The out-of-memory kill by the kernel, if that is how it ended.
     pub oom: Option<OomKill>,
     /// Its state, if it could not be killed.
     pub state: Option<ProcessState>,
     /// Its traceback or panic: the error file's, or the last one on stderr.
     pub trace: Option<Trace>,
-    /// Its last lines on stderr, cleaned of control codes.
+    /// Its last lines on stderr, without control codes.
     pub last_lines: Vec<String>,
-    /// Which of `last_lines` are `trace` again.
+    /// The lines of `last_lines` that repeat `trace`.
     repeated: Range<usize>,
     blame: Option<Blame>,
 }
@@ -95,19 +95,19 @@ pub struct Failure {
 pub struct FailureReport {
     /// The rank that failed first.
     pub root: Failure,
-    /// The others that did not succeed, by rank.
+    /// The other unsuccessful ranks, by rank.
     pub others: Vec<Failure>,
-    /// Number of workers of this launcher, those that succeeded among them.
+    /// Number of workers of this launcher, including the successful ones.
     pub num_ranks: usize,
-    /// Ranks of this launcher that ended well.
+    /// The successful ranks of this launcher.
     pub succeeded: Vec<usize>,
 }
 
 impl FailureReport {
-    /// Finds the root cause; `None` if nobody failed by itself, as when the job was stopped by its owner.
+    /// Finds the root cause; `None` if no rank failed by itself, as when the job's owner stopped it.
     pub fn new(report: &JobReport, evidence: &[Evidence]) -> Option<Self> {
-        let unhappy = report.ranks.iter().filter(|rank| !rank.exit.is_success());
-        let mut others: Vec<_> = unhappy.map(|rank| Failure::new(rank, evidence)).collect();
+        let unsuccessful = report.ranks.iter().filter(|rank| !rank.exit.is_success());
+        let mut others: Vec<_> = unsuccessful.map(|rank| Failure::new(rank, evidence)).collect();
         let mut root = others.remove(root_index(&others, report.root_cause)?);
         root.standing = Standing::Root;
         let stop_began = stop_began(report);
@@ -117,8 +117,7 @@ impl FailureReport {
         Some(Self { root, others, num_ranks: report.ranks.len(), succeeded })
     }
 
-    /// Where the root itself says that another rank was gone before: one that had told of an error of its own when it
-    /// was stopped.
+    /// The stopped rank that the root blames, if that rank had reported an error of its own before it was stopped.
     fn suspect(&self) -> Option<&Failure> {
         let is_blamed = |other: &&Failure| match self.root.blame {
             Some(Blame::Rank(rank)) => other.rank == rank,
@@ -129,24 +128,24 @@ impl FailureReport {
         stopped.filter(is_blamed).find(|other| other.has_own_error())
     }
 
-    /// Whether this rank is one of those that it tells of.
-    pub fn tells_of(&self, rank: usize) -> bool {
+    /// Whether this rank is one of the unsuccessful ranks in the report.
+    pub fn includes(&self, rank: usize) -> bool {
         std::iter::once(&self.root).chain(&self.others).any(|failure| failure.rank == rank)
     }
 
-    /// How many ranks ended well.
+    /// How many ranks succeeded.
     pub fn num_succeeded(&self) -> usize {
         self.succeeded.len()
     }
 }
 
-/// Which exit code a launcher ends with when its job has failed.
+/// Which exit code a launcher returns when its job has failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ExitCodes {
     /// 1, as torchrun does.
     #[default]
     Torchrun,
-    /// That of the root cause; for a signal, 128 and its number, as shells do.
+    /// That of the root cause; for a signal, 128 plus its number, as shells do.
     Child,
 }
 
@@ -164,7 +163,8 @@ impl Failure {
     fn new(report: &RankReport, evidence: &[Evidence]) -> Self {
         let known = evidence.iter().find(|evidence| evidence.rank == report.rank).cloned();
         let known = known.unwrap_or_else(|| Evidence::unknown(report.rank));
-        let Said { trace, last_lines, repeated } = said(&report.stderr, known.error_file.as_ref());
+        let ParsedOutput { trace, last_lines, repeated } =
+            parse_output(&report.stderr, known.error_file.as_ref());
         let blame = blame(report, trace.as_ref().map_or(&last_lines, |trace| &trace.lines));
         Self {
             rank: report.rank,
@@ -190,56 +190,56 @@ impl Failure {
         matches!(self.exit, Exit::Code(_) | Exit::Signal(_))
     }
 
-    /// Whether it told of an error that neither another rank nor the launcher's stop had brought about.
+    /// Whether it reported an error that was caused neither by another rank nor by the launcher's stop.
     fn has_own_error(&self) -> bool {
         let message = self.error_file.as_ref().map(|file| file.message.as_str());
         let error = self.trace.as_ref().map(|trace| trace.summary.as_str()).or(message);
-        self.blame.is_none() && error.is_some_and(|error| !follower::is_answer_to_stop(error))
+        self.blame.is_none() && error.is_some_and(|error| !follower::is_reaction_to_stop(error))
     }
 }
 
-/// A rank's words, each to be told once.
-struct Said {
+/// What a rank printed about its failure, without repetition.
+struct ParsedOutput {
     trace: Option<Trace>,
     last_lines: Vec<String>,
     repeated: Range<usize>,
 }
 
-/// The error file's trace goes before that of stderr; where they differ both are told.
-fn said(stderr: &[u8], file: Option<&ErrorFile>) -> Said {
-    let lines = words::lines_of(stderr);
+/// Prefers the error file's trace over that of stderr. If they differ, the report shows both.
+fn parse_output(stderr: &[u8], file: Option<&ErrorFile>) -> ParsedOutput {
+    let lines = text::lines_of(stderr);
     let first = lines.len().saturating_sub(LAST_LINES);
     let printed = trace::find(&lines);
     let recorded = file.and_then(|file| Some(trace::from_text(file.callstack.as_ref()?, &file.message)));
-    let is_same = |trace: &&Trace| recorded.as_ref().is_none_or(|recorded| trace.says(&recorded.summary));
+    let is_same = |trace: &&Trace| recorded.as_ref().is_none_or(|recorded| trace.contains(&recorded.summary));
     let span = printed.as_ref().filter(is_same).map_or(0..0, |trace| trace.span.clone());
     let repeated = span.start.saturating_sub(first)..span.end.saturating_sub(first);
-    Said { trace: recorded.or(printed), last_lines: lines[first..].to_vec(), repeated }
+    ParsedOutput { trace: recorded.or(printed), last_lines: lines[first..].to_vec(), repeated }
 }
 
-/// Whom a rank's error blames, or its last lines where it has no error. Followers exit or abort: what another signal
-/// ended had no say in it.
-fn blame(report: &RankReport, words: &[String]) -> Option<Blame> {
-    let had_a_say = matches!(report.exit, Exit::Code(_) | Exit::Signal(ABORT) | Exit::StoppedByUs);
-    let blame = had_a_say.then(|| follower::blame(words.iter().map(String::as_str))).flatten();
+/// The rank that a rank's error blames, or its last lines if it has no error. Followers exit or abort: a rank that
+/// another signal ended had no chance to react to a loss.
+fn blame(report: &RankReport, lines: &[String]) -> Option<Blame> {
+    let could_react = matches!(report.exit, Exit::Code(_) | Exit::Signal(ABORT) | Exit::StoppedByUs);
+    let blame = could_react.then(|| follower::blame(lines.iter().map(String::as_str))).flatten();
     blame.filter(|blame| *blame != Blame::Rank(report.rank))
 }
 
-/// The first to fail, or whom it blames, and whom that one blames; else one that could not be killed.
+/// The first rank to fail, or the rank at the end of its chain of blame; else one that could not be killed.
 fn root_index(failures: &[Failure], first_seen: Option<usize>) -> Option<usize> {
     let culprit = |rank: usize| failures.iter().position(|f| f.rank == rank && f.failed_by_itself());
     let Some(first) = first_seen.and_then(culprit) else {
         return failures.iter().position(|failure| failure.exit == Exit::Unkillable);
     };
-    let mut asked = vec![first];
+    let mut visited = vec![first];
     let mut index = first;
     while let Some(Blame::Rank(rank)) = failures[index].blame {
         let Some(next) = culprit(rank) else { break };
-        if asked.contains(&next) {
-            // They blame each other in a circle: only the clock knows.
+        if visited.contains(&next) {
+            // They blame each other in a circle, so the clock decides.
             return Some(first);
         }
-        asked.push(next);
+        visited.push(next);
         index = next;
     }
     match failures[index].blame {
@@ -248,7 +248,7 @@ fn root_index(failures: &[Failure], first_seen: Option<usize>) -> Option<usize> 
     }
 }
 
-/// Whom a broken connection may mean: the first that failed with an error of its own.
+/// The rank that a broken connection may mean: the first that failed with an error of its own.
 fn first_own_error(failures: &[Failure]) -> Option<usize> {
     let with_error = |index: &usize| failures[*index].failed_by_itself() && failures[*index].has_own_error();
     (0..failures.len()).filter(with_error).min_by_key(|index| failures[*index].after)

@@ -1,15 +1,15 @@
-//! Starting agents on other hosts, as DeepSpeed does, and leading them to the job's end.
+//! Starts agents on other hosts, as DeepSpeed does, and leads them until the job ends.
 //!
 //! ```text
 //!   LaunchPlan + Site ─commands.rs─▶ a command for each host ─leader.rs─▶ ssh | srun | mpirun, or the program itself
-//!                                                                          │ stdin: order, key, signals; its end = end
+//!                                                                          │ stdin: order, key, signals; EOF = stop
 //!   this terminal ◀──────────── whole lines, exit code ◀───────────────────┘
 //!
 //!   on the host: `drumline on-host` reads its order (`order.rs`) and becomes `drumline run --led …` (`led`)
 //! ```
-//! Promises: the key and the variables never stand on a command line; the death of the leader, even by SIGKILL, is seen
-//! by every agent as the end of its stdin; a host that cannot be reached is named, and the others are stopped; every
-//! wait has an end.
+//! Promises: the key and the environment variables never appear on a command line. When the leader dies, even by
+//! SIGKILL, every agent sees the end of its stdin. An unreachable host is named in the error, and the other hosts are
+//! stopped. Every wait has a time limit.
 
 mod agent_args;
 #[cfg(test)]

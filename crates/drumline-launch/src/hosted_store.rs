@@ -1,4 +1,4 @@
-//! The store that the launcher hosts for its job, and the news of workers' ends that it posts there.
+//! The store that the launcher hosts for its job, and the reports of workers' exits that it posts there.
 
 use std::net::Ipv4Addr;
 use std::sync::mpsc::{self, Receiver};
@@ -16,7 +16,7 @@ use crate::ports::ReservedPort;
 use crate::supervise::OnExit;
 use crate::worker::Ended;
 
-/// A store on loopback with a key of its own, and beside it a port for what rank 0 may host.
+/// A store on loopback with its own key, and a reserved port for services of rank 0.
 #[derive(Debug)]
 pub(crate) struct HostedStore {
     server: TcpStoreServer,
@@ -36,7 +36,7 @@ impl HostedStore {
         Ok(Self { server, master, key, key_memory })
     }
 
-    /// Where the workers meet.
+    /// Where the workers find each other.
     pub(crate) fn meeting(&self) -> Meeting {
         Meeting {
             master_addr: Ipv4Addr::LOCALHOST.to_string(),
@@ -46,7 +46,7 @@ impl HostedStore {
         }
     }
 
-    /// Posts each worker's end where its peers hear of it.
+    /// Posts each worker's exit to the store, where its peers see it.
     pub(crate) fn reporter(&self) -> OnExit {
         let round = ServerOptions::default().round;
         let address = self.server.local_addr().to_string();
@@ -54,9 +54,9 @@ impl HostedStore {
     }
 }
 
-/// Posts each worker's end in the store at `address`, which is that of `round` and refuses others, from a thread of its
-/// own: the store may be on another node, and nobody waits for it here. A store that is silent is waited for as long as a
-/// host is, and asked again at the next end.
+/// Posts each worker's exit to the store at `address`, which belongs to `round` and refuses others. A separate thread
+/// does that: the store may be on another node, and the launcher must not wait for it. It waits for a silent store as
+/// long as for a silent host, and tries again at the next exit.
 pub(crate) fn reporter(address: String, key: JobKey, round: u32, host_timeout: Duration) -> OnExit {
     let (ends, ended) = mpsc::channel::<Ended>();
     let connect = move || {
@@ -64,18 +64,19 @@ pub(crate) fn reporter(address: String, key: JobKey, round: u32, host_timeout: D
         TcpStore::connect(&address, &key, hello, Instant::now() + host_timeout)
     };
     let post = move || post_all(&ended, connect);
-    // Without the thread the others still learn of a death, if not how it came about.
+    // Without the thread, the others still notice an end, but not its reason.
     let _ = std::thread::Builder::new().name("drumline-exits".to_string()).spawn(post);
     Box::new(move |ended, _| {
-        // Nobody listens if the thread could not be started.
+        // The receiver is gone if the thread could not be started.
         let _ = ends.send(*ended);
     })
 }
 
-/// Posts ends until there are no more. What could not be posted is tried again with the next one.
+/// Posts exits until there are no more. An exit that could not be posted is tried again with the next one.
 fn post_all(ended: &Receiver<Ended>, connect: impl Fn() -> Result<TcpStore, StoreError>) {
     let host = Hello::new(Role::Store).host;
-    let (mut store, mut unposted) = (None, Vec::new());
+    let mut store = None;
+    let mut unposted = Vec::new();
     while let Ok(next) = ended.recv() {
         unposted.push(next);
         unposted.extend(ended.try_iter());
@@ -118,15 +119,15 @@ mod tests {
         TcpStoreServer::bind((Ipv4Addr::LOCALHOST, port), key, options).unwrap()
     }
 
-    /// As a rank of round 3 hears it.
+    /// The events that a rank of round 3 sees.
     fn follow(address: &str, key: &JobKey, patience: Duration) -> Vec<Event> {
         let hello = Hello::new(Role::Store).round(3);
         let store = TcpStore::connect(address, key, hello, Instant::now() + LONG).unwrap();
         events::follow(&store).next_batch(Instant::now() + patience).unwrap()
     }
 
-    /// What the ranks of round 3 hear of an end that was reported for `round`.
-    fn heard(round: u32) -> Vec<Event> {
+    /// The events that ranks of round 3 see after an exit was reported for `round`.
+    fn seen(round: u32) -> Vec<Event> {
         let key = JobKey::random();
         let server = serve(&key, 0);
         let address = server.local_addr().to_string();
@@ -135,32 +136,32 @@ mod tests {
     }
 
     #[test]
-    fn the_ranks_of_a_later_round_hear_of_an_end() {
-        let heard_of = heard(3);
-        let is_told = |event: &Event| matches!(event, Event::Exit { rank: 1, pid: 7, signal: Some(9), .. });
-        assert!(heard_of.len() == 1 && is_told(&heard_of[0]), "{heard_of:?}");
-        assert_eq!(heard(0), [], "the control: who is of another round is refused");
+    fn ranks_of_the_same_round_see_an_exit() {
+        let events = seen(3);
+        let is_exit = |event: &Event| matches!(event, Event::Exit { rank: 1, pid: 7, signal: Some(9), .. });
+        assert!(events.len() == 1 && is_exit(&events[0]), "{events:?}");
+        assert_eq!(seen(0), [], "control: a reporter of another round is refused");
     }
 
     #[test]
-    fn an_end_that_could_not_be_reported_is_reported_with_the_next() {
+    fn an_exit_that_could_not_be_reported_is_reported_with_the_next() {
         let (key, port) = (JobKey::random(), free_port().unwrap());
         let address = format!("{}:{port}", Ipv4Addr::LOCALHOST);
         let patience = Duration::from_millis(200);
         let mut report = reporter(address.clone(), key.clone(), 3, patience);
         report(&end_of(0), Exit::Signal(9));
-        // The store cannot be reached for longer than a silent host is waited for.
+        // The store is unreachable for longer than the host timeout.
         std::thread::sleep(4 * patience);
         let _server = serve(&key, port);
-        assert_eq!(follow(&address, &key, patience), [], "control: it was given up");
+        assert_eq!(follow(&address, &key, patience), [], "control: the report was given up");
         report(&end_of(1), Exit::Signal(9));
         let until = Instant::now() + LONG;
-        let mut heard = Vec::new();
-        while heard.len() < 2 && Instant::now() < until {
-            heard = follow(&address, &key, LONG);
+        let mut events = Vec::new();
+        while events.len() < 2 && Instant::now() < until {
+            events = follow(&address, &key, LONG);
         }
         let ranks: Vec<_> =
-            heard.iter().map(|event| matches!(event, Event::Exit { rank, .. } if *rank < 2)).collect();
-        assert_eq!(ranks, [true, true], "{heard:?}");
+            events.iter().map(|event| matches!(event, Event::Exit { rank, .. } if *rank < 2)).collect();
+        assert_eq!(ranks, [true, true], "{events:?}");
     }
 }

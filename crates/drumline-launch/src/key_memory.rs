@@ -1,4 +1,4 @@
-//! The job key in memory that workers inherit: a memfd sealed against change, named by number in a variable.
+//! Passes the job key to workers in inherited memory: a sealed memfd whose number is in a variable.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use crate::LaunchError;
 use crate::environment::Environment;
 
-/// A job key to be inherited by workers.
+/// A job key that workers inherit.
 #[derive(Debug, Clone)]
 pub struct KeyMemory(Arc<OwnedFd>);
 
 impl KeyMemory {
-    /// Puts `key` in memory that nobody can change.
+    /// Puts `key` into memory that cannot be changed.
     pub fn new(key: &JobKey) -> Result<Self, LaunchError> {
         Self::write(key).map_err(LaunchError::system("put the job key in memory"))
     }
@@ -31,7 +31,7 @@ impl KeyMemory {
         Arc::clone(&self.0)
     }
 
-    /// Tells a worker which descriptor it is; an inherited key file's name is taken away.
+    /// The variable that names the descriptor for a worker; the name of an inherited key file is removed.
     pub fn environment(&self) -> Environment {
         let number = self.0.as_raw_fd().to_string();
         vec![

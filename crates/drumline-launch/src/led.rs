@@ -1,11 +1,11 @@
-//! A launcher that is led: whoever holds the other end of its stdin gives it the job key and then its orders.
+//! A launcher that is led by another one: its stdin carries the job key first, and then signals.
 //!
 //! ```text
 //!   stdin: 64 hex digits ─▶ the job key
-//!          SIGTERM       ─▶ Led::Signal, to be taken as if received      one name in each line
-//!          (end)         ─▶ Led::Gone: nobody leads any more, everything must end now
+//!          SIGTERM       ─▶ Led::Signal, handled as if received      one name in each line
+//!          (end)         ─▶ Led::Gone: the leader is gone, everything must end now
 //! ```
-//! Not here: what leads (`fleet`), and what becomes of the orders (the agent).
+//! Not here: the leading side (`fleet`), and how the agent reacts.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::thread::JoinHandle;
@@ -14,43 +14,43 @@ use drumline_rendezvous::{JobKey, KeyError};
 
 use crate::{Signal, parse_signals};
 
-/// More than any line that a leader writes.
+/// Longer than any line that a leader writes.
 const LONGEST_LINE: u64 = 1024;
 
-/// What a leader has to say.
+/// A message of the leader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Led {
-    /// To be taken as if this process had received it.
+    /// A signal, to be handled as if this process had received it.
     Signal(Signal),
-    /// The leader has ended, or let go.
+    /// The leader has ended, or closed the connection.
     Gone,
 }
 
-/// Why there is nobody to follow.
+/// Why the connection to the leader failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LedError {
-    /// Nothing can be read.
+    /// Stdin cannot be read.
     #[error(
-        "cannot read the job key from stdin: {0}; try without --led, which is for launchers started by another"
+        "cannot read the job key from stdin: {0}; try without --led, which is only for agents that another launcher starts"
     )]
     Read(#[from] io::Error),
-    /// The leader ended before it gave the key.
+    /// The leader ended before it sent the key.
     #[error("stdin ended before the job key: the leading launcher is gone")]
     Gone,
-    /// What came first is no key.
+    /// The first line is not a key.
     #[error(
-        "the first line of stdin is no job key: {0}; try without --led, which is for launchers started by another"
+        "the first line of stdin is not a job key: {0}; try without --led, which is only for agents that another launcher starts"
     )]
     Key(#[from] KeyError),
 }
 
-/// The orders that come after the key.
+/// Receives the signals that follow the key.
 pub struct Listener {
     lines: BufReader<Box<dyn Read + Send>>,
 }
 
-/// Reads the key from a leader, such as this process's stdin.
+/// Reads the key that the leader sends first, usually on this process's stdin.
 pub fn take(stdin: impl Read + Send + 'static) -> Result<(JobKey, Listener), LedError> {
     let mut lines = BufReader::new(Box::new(stdin) as Box<dyn Read + Send>);
     let key = line(&mut lines)?.ok_or(LedError::Gone)?;
@@ -58,24 +58,24 @@ pub fn take(stdin: impl Read + Send + 'static) -> Result<(JobKey, Listener), Led
 }
 
 impl Listener {
-    /// Calls `tell` with each order, on a thread of its own, which ends after [`Led::Gone`].
-    pub fn listen(mut self, tell: impl FnMut(Led) + Send + 'static) -> io::Result<JoinHandle<()>> {
-        std::thread::Builder::new().name("drumline-led".to_string()).spawn(move || self.follow(tell))
+    /// Calls `handle` with each message, on a thread of its own, which ends after [`Led::Gone`].
+    pub fn listen(mut self, handle: impl FnMut(Led) + Send + 'static) -> io::Result<JoinHandle<()>> {
+        std::thread::Builder::new().name("drumline-led".to_string()).spawn(move || self.follow(handle))
     }
 
-    fn follow(&mut self, mut tell: impl FnMut(Led)) {
-        // A pipe that cannot be read any more has nobody at its other end.
+    fn follow(&mut self, mut handle: impl FnMut(Led)) {
+        // A read error also means that the other end is gone.
         while let Ok(Some(order)) = line(&mut self.lines) {
             match parse_signals(&order) {
-                Ok(signals) => signals.into_iter().for_each(|signal| tell(Led::Signal(signal))),
-                Err(error) => tracing::warn!(%error, "the leading launcher said something unknown"),
+                Ok(signals) => signals.into_iter().for_each(|signal| handle(Led::Signal(signal))),
+                Err(error) => tracing::warn!(%error, "the leading launcher sent an unknown message"),
             }
         }
-        tell(Led::Gone);
+        handle(Led::Gone);
     }
 }
 
-/// The next line without its end; `None` when there is none. A line that was cut off is none either: its writer died.
+/// The next line without its newline; `None` at the end. An incomplete line is dropped: its writer died.
 fn line(lines: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut bytes = Vec::new();
     lines.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut bytes)?;
@@ -105,17 +105,17 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_and_lines_cut_off_are_no_orders() {
+    fn unknown_and_incomplete_lines_are_ignored() {
         let key = JobKey::random();
         assert_eq!(orders(format!("{}\nSIGFOO\n\nSIGKILL\nSIGTE", *key.to_hex())), [Led::Gone]);
         assert_eq!(orders(format!("{}\n{}\n", *key.to_hex(), "x".repeat(5000))), [Led::Gone]);
     }
 
     #[test]
-    fn a_missing_or_wrong_key_is_told() {
-        let said = |text: &str| take(io::Cursor::new(text.to_string())).err().unwrap().to_string();
-        assert!(said("").contains("the leading launcher is gone"));
-        assert!(said(&"0".repeat(64)).contains("the leading launcher is gone"), "no end of line");
-        assert!(said("hello\n").contains("try without --led"));
+    fn a_missing_or_wrong_key_is_an_error() {
+        let error = |text: &str| take(io::Cursor::new(text.to_string())).err().unwrap().to_string();
+        assert!(error("").contains("the leading launcher is gone"));
+        assert!(error(&"0".repeat(64)).contains("the leading launcher is gone"), "no end of line");
+        assert!(error("hello\n").contains("try without --led"));
     }
 }

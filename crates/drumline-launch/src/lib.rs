@@ -1,16 +1,16 @@
 //! Starts this node's workers and keeps them alive.
 //!
 //! ```text
-//!   LaunchPlan ─▶ agent (meets the other nodes, decides by `membership`) ─▶ keeper, one process a round ─┐
-//!   LocalJob (N ranks of one program, inside a program) ───────────────────────────────────────────────┴▶ supervisor
-//!                                        supervisor ─▶ workers: sees each end at once, stops the others ─▶ JobReport
+//!   LaunchPlan ─▶ agent (joins the other nodes, follows `membership`) ─▶ keeper, one process per round ─┐
+//!   LocalJob (N ranks of one program, started by a program) ────────────────────────────────────────────┴▶ supervisor
+//!                                 supervisor ─▶ workers: notices each end at once, stops the others ─▶ JobReport
 //!   Fleet ─▶ leader: starts agents on other hosts, which are `led`
 //! ```
 //!
-//! Promises: the first failure stops the others within a bounded time; the death of the launcher, even by SIGKILL,
-//! is the death of its workers; nothing it did not start is ever signalled.
+//! Promises: the first failure stops the other workers within a bounded time. The death of the launcher, even by
+//! SIGKILL, also ends its workers. The launcher never signals a process that it did not start.
 //!
-//! Not here: what the workers say to each other (`drumline-rendezvous`, `drumline-comm`).
+//! Not here: communication between workers (`drumline-rendezvous`, `drumline-comm`).
 
 mod agent;
 mod descriptors;
@@ -71,3 +71,8 @@ pub use rustix::process::Signal;
 pub use seconds::{SecondsError, parse_seconds};
 pub use stop::{OnFailure, StopPolicy};
 pub use worker::WorkerSpec;
+
+// Compiles and runs the README's example.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

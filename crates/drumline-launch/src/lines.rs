@@ -1,49 +1,51 @@
-//! Cuts a stream into whole lines, each behind a prefix, so that ranks never mix inside a line.
+//! Splits a stream into whole lines, each behind a prefix, so that output of different ranks never mixes within a line.
 //!
-//! In: bytes as they come. Out: `[rank 3]: …\n` pieces that are written in one go. An unfinished line is held until its
-//! end. One longer than [`LONGEST_LINE`] is cut there, so that a rank without newlines costs no more memory than that.
+//! In: bytes as they arrive. Out: `[rank 3]: …\n` pieces, each written at once. An unfinished line is held until its
+//! end. A line longer than [`LONGEST_LINE`] is split there, so that a rank without newlines needs no more memory than
+//! that.
 //!
-//! A row that is written again after a carriage return is a *bar* (tqdm, wandb): each text is a *state*, which replaces the one before, as
-//! on a terminal. A text that was there before is a line. Only the state that a newline ends becomes a line; [`Lines::states`] and [`Lines::tell_states`] show
-//! the others meanwhile. Bars below each other, which move the cursor up again (`ESC [ A`), are rows of their own.
-//! Nothing that a rank writes changes a line that has come out, nor a prefix.
+//! A row that is rewritten after a carriage return is a *bar* (tqdm, wandb): each text is a *state*, which replaces the
+//! one before, as on a terminal. Text that was in the row before the bar is a line. Only the state that a newline ends
+//! becomes a line. [`Lines::states`] and [`Lines::emit_states`] show the other states meanwhile. Bars below each other,
+//! which move the cursor up again (`ESC [ A`), are separate rows. Nothing that a rank writes can change an emitted line
+//! or a prefix.
 
 use memchr::{memchr2, memmem};
 
 use crate::logs::visible;
 
-/// Where a line is cut.
+/// The length at which a line is split.
 pub(crate) const LONGEST_LINE: usize = 64 << 10;
 
-/// What an unfinished line may keep allocated between lines.
+/// How much memory an unfinished line may keep between lines.
 const SMALL: usize = 4 << 10;
 
-/// How many bars below each other are told apart.
+/// How many bars below each other are tracked.
 const MOST_ROWS: usize = 16;
 
 /// Sequences that clear a row, or the rest of it.
 const CLEARS: [&[u8]; 3] = [b"\x1b[K", b"\x1b[0K", b"\x1b[2K"];
 
-/// How the bytes of a line are shown.
+/// How the bytes of a line are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Look {
-    /// As they are.
+pub(crate) enum Rendering {
+    /// Unchanged.
     Raw,
-    /// As a terminal may see them.
+    /// Safe for a terminal.
     Visible,
 }
 
-/// One row that is not finished.
+/// One unfinished row.
 #[derive(Debug, Default)]
 struct Row {
     text: Vec<u8>,
-    /// The cursor is at its start: the next text replaces this one.
+    /// Whether the cursor is at its start, so that the next text replaces this one.
     returned: bool,
-    /// It began with a carriage return, or was written again.
+    /// Whether it began with a carriage return or was rewritten.
     is_bar: bool,
-    /// Its text has come out as a line.
-    is_told: bool,
-    /// The state before, unless that was told.
+    /// Whether its text was emitted as a line.
+    is_emitted: bool,
+    /// The previous state, unless that was emitted.
     before: Vec<u8>,
 }
 
@@ -60,17 +62,18 @@ impl Row {
         self.is_bar && !self.is_blank()
     }
 
-    /// The next state begins.
+    /// Begins the next state.
     fn redraw(&mut self) {
         self.before.clear();
-        if !self.is_told {
+        if !self.is_emitted {
             std::mem::swap(&mut self.before, &mut self.text);
         }
         self.text.clear();
-        (self.returned, self.is_bar) = (false, true);
+        self.returned = false;
+        self.is_bar = true;
     }
 
-    /// As it is to be shown.
+    /// The text to show.
     fn shown(&self) -> &[u8] {
         if self.is_bar { bare(&self.text) } else { &self.text }
     }
@@ -81,35 +84,37 @@ impl Row {
         }
         self.text.clear();
         self.before.clear();
-        (self.returned, self.is_bar, self.is_told) = (false, false, false);
+        self.returned = false;
+        self.is_bar = false;
+        self.is_emitted = false;
     }
 }
 
-/// One stream's unfinished rows: mostly one.
+/// One stream's unfinished rows; usually one.
 #[derive(Debug)]
 pub(crate) struct Lines {
     prefix: String,
-    look: Look,
-    /// If there is any, only lines with one of these in them come out.
+    rendering: Rendering,
+    /// If not empty, only lines that contain one of these are emitted.
     only: Vec<String>,
     rows: Vec<Row>,
-    /// The row with the cursor.
+    /// The index of the row with the cursor.
     at: usize,
-    /// The last state of a bar that has erased itself and was not told.
+    /// The last state of a bar that erased itself before that state was emitted.
     erased: Vec<u8>,
 }
 
 impl Lines {
-    pub(crate) fn new(prefix: String, look: Look) -> Self {
-        Self { prefix, look, only: Vec::new(), rows: vec![Row::default()], at: 0, erased: Vec::new() }
+    pub(crate) fn new(prefix: String, rendering: Rendering) -> Self {
+        Self { prefix, rendering, only: Vec::new(), rows: vec![Row::default()], at: 0, erased: Vec::new() }
     }
 
-    /// Only lines with one of `texts` in them, as they are.
+    /// Emits only lines that contain one of `texts`, unchanged.
     pub(crate) fn filtered(prefix: String, texts: &[String]) -> Self {
-        Self { only: texts.to_vec(), ..Self::new(prefix, Look::Raw) }
+        Self { only: texts.to_vec(), ..Self::new(prefix, Rendering::Raw) }
     }
 
-    /// Takes what was read, appends each line it completes to `out`.
+    /// Processes bytes that were read, and appends each completed line to `out`.
     pub(crate) fn feed(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) {
         while let Some(at) = memchr2(b'\n', b'\r', bytes) {
             match bytes[at] {
@@ -121,14 +126,14 @@ impl Lines {
         self.write(bytes, out);
     }
 
-    /// Ends what is unfinished.
+    /// Emits what is unfinished, at the end of the stream.
     pub(crate) fn finish(&mut self, out: &mut Vec<u8>) {
         if self.rows.len() > 1 || !self.rows[0].text.is_empty() {
             self.commit(out);
         }
     }
 
-    /// The bars as they stand, each behind the prefix and without an end of line.
+    /// The current states of the bars, each behind the prefix and without a newline.
     pub(crate) fn states(&self) -> impl Iterator<Item = Vec<u8>> {
         self.rows.iter().filter(|row| row.has_state()).map(|row| {
             let mut state = self.prefix.as_bytes().to_vec();
@@ -137,22 +142,22 @@ impl Lines {
         })
     }
 
-    /// Whether a bar has a state that has not come out as a line.
-    pub(crate) fn has_untold_state(&self) -> bool {
-        let untold = self.rows.iter().any(|row| row.has_state() && !row.is_told);
-        untold || (!self.erased.is_empty() && !self.rows.iter().any(Row::has_state))
+    /// Whether a bar has a state that was not emitted as a line.
+    pub(crate) fn has_pending_state(&self) -> bool {
+        let is_pending = self.rows.iter().any(|row| row.has_state() && !row.is_emitted);
+        is_pending || (!self.erased.is_empty() && !self.rows.iter().any(Row::has_state))
     }
 
-    /// Appends those states as lines: the last one of a bar that is gone only where no other bar is drawn.
-    pub(crate) fn tell_states(&mut self, out: &mut Vec<u8>) {
+    /// Appends those states as lines. The last state of an erased bar is appended only if no other bar is drawn.
+    pub(crate) fn emit_states(&mut self, out: &mut Vec<u8>) {
         let erased = std::mem::take(&mut self.erased);
         if !erased.is_empty() && !self.rows.iter().any(Row::has_state) {
             self.emit(&erased, out);
         }
         let mut rows = std::mem::take(&mut self.rows);
-        for row in rows.iter_mut().filter(|row| row.has_state() && !row.is_told) {
+        for row in rows.iter_mut().filter(|row| row.has_state() && !row.is_emitted) {
             self.emit(row.shown(), out);
-            row.is_told = true;
+            row.is_emitted = true;
         }
         self.rows = rows;
     }
@@ -162,7 +167,7 @@ impl Lines {
             return self.emit(piece, out);
         }
         self.write(piece, out);
-        self.climb();
+        self.follow_cursor_up();
         if self.at + 1 == self.rows.len() {
             return self.commit(out);
         }
@@ -172,7 +177,7 @@ impl Lines {
 
     fn carriage_return(&mut self, piece: &[u8], out: &mut Vec<u8>) {
         self.write(piece, out);
-        self.climb();
+        self.follow_cursor_up();
         let row = &mut self.rows[self.at];
         row.returned = true;
         row.is_bar |= row.text.is_empty();
@@ -184,7 +189,7 @@ impl Lines {
         }
     }
 
-    /// Adds to the row with the cursor.
+    /// Appends text to the row with the cursor.
     fn write(&mut self, mut piece: &[u8], out: &mut Vec<u8>) {
         if piece.is_empty() {
             return;
@@ -192,7 +197,7 @@ impl Lines {
         if self.rows[self.at].returned {
             self.redraw(out);
         }
-        self.rows[self.at].is_told = false;
+        self.rows[self.at].is_emitted = false;
         while self.rows[self.at].text.len() + piece.len() > LONGEST_LINE {
             let mut text = std::mem::take(&mut self.rows[self.at].text);
             let (head, rest) = piece.split_at(LONGEST_LINE - text.len());
@@ -203,7 +208,7 @@ impl Lines {
         self.rows[self.at].text.extend_from_slice(piece);
     }
 
-    /// The next text takes the row. What stands there is a state of a bar, or the line that was there before the bar.
+    /// Makes room for the next text of the row. The old text is a state of a bar, or a line from before the bar.
     fn redraw(&mut self, out: &mut Vec<u8>) {
         let row = &self.rows[self.at];
         let is_line = !row.is_bar && !row.is_blank();
@@ -211,12 +216,12 @@ impl Lines {
             self.emit(&row.text, out);
         }
         let row = &mut self.rows[self.at];
-        row.is_told |= is_line;
+        row.is_emitted |= is_line;
         row.redraw();
     }
 
-    /// Follows a bar that ends by moving the cursor up. What lies above its rows has come out and stays as it is.
-    fn climb(&mut self) {
+    /// Follows a bar that ends by moving the cursor up. Lines above its rows were emitted and do not change.
+    fn follow_cursor_up(&mut self) {
         let row = &mut self.rows[self.at];
         let mut up = 0;
         while let Some((len, rows)) = moves_up(&row.text).filter(|_| row.is_bar) {
@@ -231,18 +236,19 @@ impl Lines {
         }
     }
 
-    /// All rows become lines; of bars, and of several rows, those with something in them.
+    /// Emits all rows as lines. Of bars, and of several rows, only those that are not blank.
     fn commit(&mut self, out: &mut Vec<u8>) {
         let mut rows = std::mem::take(&mut self.rows);
         let is_alone = rows.len() == 1;
         let is_empty_line = |row: &Row| is_alone && (!row.is_bar || row.text.is_empty());
-        let is_line = |row: &&Row| !row.is_told && (!row.is_blank() || is_empty_line(row));
+        let is_line = |row: &&Row| !row.is_emitted && (!row.is_blank() || is_empty_line(row));
         for row in rows.iter().filter(is_line) {
             self.emit(row.shown(), out);
         }
         rows.truncate(1);
         rows[0].clear();
-        (self.rows, self.at) = (rows, 0);
+        self.rows = rows;
+        self.at = 0;
     }
 
     fn emit(&self, line: &[u8], out: &mut Vec<u8>) {
@@ -256,14 +262,14 @@ impl Lines {
     }
 
     fn show(&self, line: &[u8], out: &mut Vec<u8>) {
-        match self.look {
-            Look::Raw => out.extend_from_slice(line),
-            Look::Visible => visible(line, out),
+        match self.rendering {
+            Rendering::Raw => out.extend_from_slice(line),
+            Rendering::Visible => visible(line, out),
         }
     }
 }
 
-/// A bar's state without the blanks and the sequences that only clear or leave its row.
+/// A bar's state without trailing blanks and without the sequences that only clear or leave its row.
 fn bare(state: &[u8]) -> &[u8] {
     let mut state = state.trim_ascii_end();
     let clear_at_end =
@@ -279,7 +285,7 @@ fn bare(state: &[u8]) -> &[u8] {
     state
 }
 
-/// Where the text ends in `ESC [ n A`: the length before it, and n.
+/// If the text ends in `ESC [ n A`: the length before it, and n.
 fn moves_up(text: &[u8]) -> Option<(usize, usize)> {
     let parameter = text.strip_suffix(b"A")?;
     let digits = parameter.iter().rev().take_while(|byte| byte.is_ascii_digit()).count();

@@ -1,10 +1,10 @@
-//! A job on this machine alone: N ranks of one program and the store they meet in.
+//! A job on this machine only: N ranks of one program, and the store through which they find each other.
 //!
 //! ```text
 //!   LocalJob ─start─▶ store on 127.0.0.1, random key ─▶ environment of each rank ─▶ RunningJob ─wait─▶ JobReport
 //! ```
 //!
-//! The key travels in a sealed memfd that the workers inherit: never in an argument, a variable or a file.
+//! The key is passed in a sealed memfd that the workers inherit: never in an argument, a variable or a file.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -43,18 +43,24 @@ pub struct LocalJob {
 }
 
 impl LocalJob {
-    /// `nproc` ranks of `program` with `args`.
+    /// A job of `nproc` ranks of `program` with `args`.
     pub fn new<A: Into<OsString>>(
         nproc: usize,
         program: impl Into<OsString>,
         args: impl IntoIterator<Item = A>,
     ) -> Self {
         let args = args.into_iter().map(Into::into).collect();
-        let (env, kept, options) = (Vec::new(), Vec::new(), RunOptions::default());
-        Self { nproc, program: program.into(), args, env, kept, options }
+        Self {
+            nproc,
+            program: program.into(),
+            args,
+            env: Vec::new(),
+            kept: Vec::new(),
+            options: RunOptions::default(),
+        }
     }
 
-    /// `nproc` ranks of the program that is running now.
+    /// A job of `nproc` ranks of the program that is running now.
     pub fn this_program<A: Into<OsString>>(
         nproc: usize,
         args: impl IntoIterator<Item = A>,
@@ -62,43 +68,43 @@ impl LocalJob {
         Ok(Self::new(nproc, std::env::current_exe()?, args))
     }
 
-    /// Sets a variable in every worker, over what the launcher would set.
+    /// Sets a variable in every worker; it overrides what the launcher would set.
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.env.push((name.as_ref().to_owned(), Some(value.as_ref().to_owned())));
         self
     }
 
-    /// A descriptor that every worker inherits, under the same number.
+    /// Lets every worker inherit a descriptor, under the same number.
     pub fn keep(mut self, descriptor: Arc<OwnedFd>) -> Self {
         self.kept.push(descriptor);
         self
     }
 
-    /// Where the workers' output goes; inherited by default.
+    /// Sets where the workers' output goes; inherited by default.
     pub fn output(mut self, output: Output) -> Self {
         self.options.output = output;
         self
     }
 
-    /// The job is stopped when it has run this long; never by default.
+    /// Stops the job when it has run this long; no limit by default.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.options.deadline = Some(deadline);
         self
     }
 
-    /// Time between SIGTERM and SIGKILL when the job is stopped; 5 s by default.
+    /// Sets the time between SIGTERM and SIGKILL when the job is stopped; 5 s by default.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.options.stop.grace = grace;
         self
     }
 
-    /// What the first failure does to the other ranks; they are stopped by default.
+    /// Sets what the first failure does to the other ranks; they are stopped by default.
     pub fn on_failure(mut self, on_failure: OnFailure) -> Self {
         self.options.stop.on_failure = on_failure;
         self
     }
 
-    /// Starts the store and every rank. If one cannot be started none is left.
+    /// Starts the store and every rank. If one cannot be started, none is left running.
     pub fn start(self) -> Result<RunningJob, LaunchError> {
         if self.nproc == 0 {
             return Err(LaunchError::NoProcesses);
@@ -110,14 +116,26 @@ impl LocalJob {
     }
 
     fn spec(&self, rank: usize, store: &HostedStore) -> WorkerSpec {
-        let (world_size, local_rank) = (self.nproc, rank);
-        let place =
-            Place { rank, world_size, local_rank, local_world_size: world_size, node_rank: 0, num_nodes: 1 };
+        let place = Place {
+            rank,
+            world_size: self.nproc,
+            local_rank: rank,
+            local_world_size: self.nproc,
+            node_rank: 0,
+            num_nodes: 1,
+        };
         let mut env = worker_environment(&place, &store.meeting());
         env.extend(store.key_memory.environment());
         env.extend(self.env.iter().cloned());
-        let (program, args) = (self.program.clone(), self.args.clone());
         let kept = self.kept.iter().cloned().chain([store.key_memory.descriptor()]).collect();
-        WorkerSpec { rank, program, args, env, stdin: None, kept, cores: None }
+        WorkerSpec {
+            rank,
+            program: self.program.clone(),
+            args: self.args.clone(),
+            env,
+            stdin: None,
+            kept,
+            cores: None,
+        }
     }
 }

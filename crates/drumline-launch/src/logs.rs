@@ -1,15 +1,15 @@
-//! What becomes of the workers' output: files, the console, both or neither.
+//! Where the workers' output goes: files, the console, both or neither.
 //!
 //! ```text
-//!   LogPlan: what was asked ─▶ LogFolder: one per run ─▶ AttemptLogs: one per start of the workers ─▶ Sink: one per stream
+//!   LogPlan: settings ─▶ LogFolder: one per run ─▶ AttemptLogs: one per start of the workers ─▶ Sink: one per stream
 //!
-//!   pump ─bytes─▶ Sink ─┬▶ stdout.log, as they are
+//!   pump ─bytes─▶ Sink ─┬▶ stdout.log, unchanged
 //!                       ├▶ Lines ─▶ Console; bars ─▶ its Region on a terminal, Paced elsewhere
-//!                       └▶ Lines with one of the texts asked for ─▶ filtered_stdout.log, shared by all workers
+//!                       └▶ Lines that contain a filter's text ─▶ filtered_stdout.log, shared by all workers
 //! ```
 //!
-//! A file gets the very bytes that the worker wrote. The console gets whole lines behind a prefix, and where it is a
-//! terminal nothing in them can move the cursor or speak to it.
+//! A file gets exactly the bytes that the worker wrote. The console gets whole lines behind a prefix. On a terminal,
+//! nothing in them can move the cursor or control the terminal.
 
 mod bars;
 mod console;

@@ -1,42 +1,44 @@
-//! Who takes part in an elastic job (`--nnodes MIN:MAX`), decided without a clock and without a socket.
+//! Decides which nodes take part in an elastic job (`--nnodes MIN:MAX`), without a clock and without a socket.
 //!
-//! # Words
+//! # Terms
 //!
-//! - **agent**: the launcher on one node. Its identity is drawn at random at its start, so that a launcher
-//!   started again is another agent. It owns the node's workers (`slots` of them).
-//! - **coordinator**: the role of the agent that hosts the store. It alone forms rounds. There is one per job.
-//! - **round**: one agreed membership, numbered from 1. Ranks are dealt out in node order, `0..world`.
-//! - **fence**: the highest round that an agent has promised never to run (again). What comes from a round at
-//!   or below the fence is refused.
-//! - **report**: all that an agent has to say, said whole every `heartbeat` and at each change. A lost report is
-//!   made up for by the next one; one that arrives late, after a newer one, is dropped by its number.
-//! - **order**: all that the coordinator wants of one agent: *hold* (run nothing up to this fence), *run* (this
-//!   round) or *end*. It names the report it answers.
-//! - **host timeout**: how long nothing happens although a host is silent. The times below follow from it (`policy`).
-//! - **lease**: an agent may let workers run until `lease` after it **sent** the latest report that was answered.
-//!   Shortly before (`patience`) it sends them SIGTERM; when the lease is over, it kills them, whatever else it knows.
-//! - **eviction**: an agent not heard for `evict_after` is no longer counted on.
-//! - **proof of death**: an agent's host refuses connections to the port on which the agent's process listened. The kernel
-//!   there is alive and the process is not, so that nobody waits for the host timeout; its workers end within `kill_within`.
+//! - **agent**: the launcher on one node. Its identity is drawn at random at its start, so a restarted launcher is a
+//!   new agent. It owns the node's workers (`slots` of them).
+//! - **coordinator**: the role of the agent that hosts the store. Only the coordinator forms rounds. A job has one.
+//! - **round**: one agreed membership, numbered from 1. Ranks are assigned in node order, `0..world`.
+//! - **fence**: the highest round that an agent has promised never to run (again). Messages of a round at or below the
+//!   fence are refused.
+//! - **report**: the complete state of an agent, sent every `heartbeat` and at each change. The next report makes up
+//!   for a lost one. A report that arrives after a newer one is dropped by its number.
+//! - **order**: the coordinator's complete instruction to one agent: *hold* (run nothing up to this fence), *run* (this
+//!   round) or *end*. It names the report that it answers.
+//! - **host timeout**: how long a silent host is tolerated. The times below follow from it (`policy`).
+//! - **lease**: an agent may let its workers run until `lease` after it **sent** the latest report that was answered.
+//!   Shortly before (`patience`), it sends them SIGTERM. When the lease is over, it kills them, whatever else it knows.
+//! - **eviction**: the coordinator removes an agent that has been silent for `evict_after`.
+//! - **proof of death**: an agent's host refuses connections to the port on which the agent's process listened. The
+//!   kernel there is alive and the process is not, so the host timeout need not pass. Its workers end within
+//!   `kill_within`.
 //!
-//! # Why no two rounds run at once
+//! # Why two rounds never run at once
 //!
-//! A new round begins only when every member of the last one has either said "nothing runs here, and my fence
-//! is up" or been evicted. The coordinator counts its `evict_after` from the moment a report *arrives*; the agent
-//! counts its `lease` from the moment the same report was *sent*, which is earlier. As
-//! `lease + kill_within < evict_after`, an evicted agent's workers are dead, although nobody could tell it to
-//! stop. An order that sat in the network for long names an old report, grants a lease that is over, and is refused.
-//! Only spans of one's own monotonic clock are used; clocks of two machines are never compared.
+//! A new round begins only when every member of the last one has either reported "nothing runs here, and my fence is
+//! up" or been evicted. The coordinator counts its `evict_after` from the moment a report *arrives*. The agent counts
+//! its `lease` from the moment the same report was *sent*, which is earlier. Because
+//! `lease + kill_within < evict_after`, the workers of an evicted agent are dead, even though no message could reach
+//! it. An order that was delayed in the network names an old report, so the lease it grants is already over, and the
+//! agent refuses it. Each side measures time spans on its own monotonic clock. Clocks of two machines are never
+//! compared.
 //!
-//! What is asked of those who act: the clock must go on while the process is stopped (`CLOCK_BOOTTIME` also does while
-//! the machine sleeps), and **the end of the lease must be watched by something that a SIGSTOP of the agent
-//! does not stop** ([`Agent::lease_end`]). A machine that wakes from a pause may let workers of
-//! an old round run until that watch acts; their frames bear the old round and are refused by the others.
+//! Two things are required of the code that carries this out. The clock must keep running while the process is stopped
+//! (`CLOCK_BOOTTIME` also runs while the machine sleeps). And **something that a SIGSTOP of the agent does not stop
+//! must watch the end of the lease** ([`Agent::lease_end`]). A machine that wakes from sleep may let workers of an old
+//! round run until that watch acts. Their frames carry the old round number, and the others refuse them.
 //!
 //! ```text
 //!  coordinator                                             agent
 //!
-//!  Gathering ──MIN for last_call, or MAX──▶ Running        Idle ──run──▶ Running ──workers end well──▶ Done
+//!  Gathering ──MIN for last_call, or MAX──▶ Running        Idle ──run──▶ Running ──workers succeed───▶ Done
 //!     ▲                                       │             ▲               │                           │
 //!     │ all stopped or evicted                │ a member    │ stopped       │ hold, failure,            │ hold
 //!     │ (a failure: one restart used)         │ fails, is   │               │ lease over                ▼
@@ -44,21 +46,21 @@
 //!  Closing ◀──────────────────────────────────┘ or came     └─────────── Stopping
 //!     │
 //!     └─▶ Over: success · out of restarts · crash loop · too few came · would not stop · host left
-//!         (each agent is told, late ones too; then the coordinator may go)
+//!         (each agent gets this order, late ones too; then the coordinator may exit)
 //! ```
 //!
 //! # When the store's host dies
 //!
-//! The survivors end, with that cause: at once if its death is proved, else after the host timeout. Their workers stop
-//! by the end of the lease. The agent leaves soon after (`give_up_after`) if the job could not take it back, and otherwise
-//! waits for `join_timeout` for the network to return. Forming the job anew elsewhere would need a store that outlives its host. The
-//! seam for it is [`Order::coordinator`]: an agent obeys only the coordinator that it first met, and whoever
-//! teaches the survivors to choose another one changes that one check.
+//! The surviving agents end, and report that cause: at once if the host's death is proved, else after the host timeout.
+//! Their workers stop by the end of the lease. If the job could not take an agent back, the agent exits soon after
+//! (`give_up_after`). Otherwise it waits for `join_timeout` for the network to return. Continuing the job on another
+//! host would need a store that outlives its host. The place to add that is [`Order::coordinator`]: an agent obeys only
+//! the coordinator that it met first, and a way to elect another one would change that one check.
 //!
-//! A worker that fails *because* another node died is not held against the job: the cause is judged only when all
-//! members have stopped or been found missing, and a missing one is the cause.
+//! A worker that fails *because* another node died does not use a restart. The cause is decided only when all members
+//! have stopped or are known to be missing, and a missing member is the cause.
 //!
-//! Not here: sockets, clocks, processes; what `decide` said is carried out by the agent's loop.
+//! Not here: sockets, clocks, processes. The agent's loop carries out what is decided here.
 
 mod agent;
 mod coordinator;
@@ -74,7 +76,9 @@ mod simulator;
 
 pub use agent::{Act, Agent, Event, Grace};
 pub use coordinator::Coordinator;
-pub use decide::{Decision, Known, Phase, State, decide};
-pub use message::{AgentCard, AgentId, Doing, Door, Member, Order, Report, Round, Wish, WorkerFailure};
+pub use decide::{Decision, KnownAgent, Phase, State, decide};
+pub use message::{
+    AgentCard, AgentId, Doing, Instruction, MeetingPoint, Member, Order, Report, Round, WorkerFailure,
+};
 pub use policy::{BackOff, CrashLoop, HEARTBEAT, Policy, PolicyError, SHORTEST_HOST_TIMEOUT};
 pub use reason::{Cause, Ending, Loss, Reason};

@@ -1,12 +1,12 @@
-//! Which cores each worker of this node runs on: a pure decision over a [`Topology`].
+//! Decides which cores each worker of this node runs on: a pure function of a [`Topology`].
 //!
 //! ```text
 //!   /sys, /proc, sched_getaffinity ─▶ Topology ─┐
 //!   --numa-binding, --omp, GPUs ────▶ the plan ─┴▶ cores(): one set for each local rank, or none
 //! ```
 //!
-//! A *core* here is a real one, with all its hardware threads (*CPUs*). A worker's *home* is the NUMA node of its GPU;
-//! where not each worker has a GPU, the workers are dealt over the nodes in blocks.
+//! A *core* here is a physical one, with all its hardware threads (*CPUs*). A worker's *home* is the NUMA node of its
+//! GPU. If not every worker has a GPU, the workers are distributed over the nodes in blocks.
 //!
 //! | `--numa-binding` | a worker gets |
 //! |---|---|
@@ -14,10 +14,10 @@
 //! | `socket` | all CPUs of the sockets of its home |
 //! | `exclusive` | its own share of the cores of its home |
 //! | `core-complex` | the CPUs that share one last-level cache, in its home |
-//! | `none` | whatever it may use |
-//! | not given | an equal share of all cores, if there is one for each and its threads fit in |
+//! | `none` | no binding |
+//! | not given | an equal share of all cores, if each worker gets at least one and its threads fit |
 //!
-//! What the launcher itself may not use (a cgroup, Slurm, `taskset`) is never given.
+//! CPUs that the launcher itself may not use (because of a cgroup, Slurm, `taskset`) are never assigned.
 
 mod cores;
 mod gpu;
@@ -34,27 +34,27 @@ pub use topology::{Cpu, Topology, cpus_of_the_machine};
 
 use crate::plan::{LaunchPlan, NumaBinding, visible_gpus};
 
-/// Variables with which users place threads on cores themselves; an automatic choice would be in their way.
+/// Variables with which users place threads on cores themselves; an automatic choice would conflict with them.
 const PLACED_BY_HAND: [&str; 3] = ["GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES"];
 
-/// What was asked of the binding cannot be had.
+/// Why the requested binding is impossible.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlacingError {
-    /// The worker's GPU is where the launcher has no core.
+    /// The worker's GPU is on a NUMA node where the launcher may use no core.
     #[error(
         "--numa-binding: the GPU of local rank {local_rank} is on NUMA node {node}, and only the cores {allowed} \
          of other nodes may be used here; try --numa-binding none, or asking for cores near the GPU"
     )]
     NoCoreNearGpu {
-        /// Whose GPU.
+        /// The worker with that GPU.
         local_rank: usize,
-        /// Where it is.
+        /// The GPU's NUMA node.
         node: usize,
-        /// What may be used.
+        /// The cores that may be used.
         allowed: Cores,
     },
-    /// More workers than cores on a node.
+    /// A NUMA node has more workers than cores.
     #[error(
         "--numa-binding exclusive: NUMA node {node} has {cores} cores for {ranks} ranks; try fewer ranks, or \
          --numa-binding node"
@@ -64,13 +64,12 @@ pub enum PlacingError {
         node: usize,
         /// Its cores that may be used.
         cores: usize,
-        /// The workers that live there.
+        /// The number of workers whose home it is.
         ranks: usize,
     },
 }
 
-/// The CPUs of each local rank; `None` for one that is left where the scheduler puts it. `env` is the launcher's own
-/// environment.
+/// The CPUs of each local rank; `None` for a rank that is not bound. `env` is the launcher's own environment.
 pub fn cores(
     plan: &LaunchPlan,
     topology: &Topology,
@@ -115,7 +114,7 @@ fn fits(shares: &[Cores], threads: Option<usize>) -> bool {
 fn gpu_nodes(plan: &LaunchPlan, topology: &Topology, visible: Option<&str>) -> Option<Vec<usize>> {
     let gpus = topology.gpus();
     let names = plan.devices.clone().unwrap_or_else(|| visible_gpus(gpus.len(), visible));
-    let node = |name: &String| gpus.iter().enumerate().find_map(|(at, gpu)| gpu.is_called(name, at));
+    let node = |name: &String| gpus.iter().enumerate().find_map(|(at, gpu)| gpu.node_if_named(name, at));
     let nodes: Vec<_> = names.iter().take(plan.nproc).map_while(node).collect();
     (nodes.len() == plan.nproc).then_some(nodes)
 }
@@ -130,14 +129,15 @@ fn homes(nproc: usize, topology: &Topology, gpus: Option<Vec<usize>>) -> Result<
     match gpus.iter().position(|node| !nodes.contains(node)) {
         None => Ok(gpus),
         Some(local_rank) => {
-            let (node, allowed) = (gpus[local_rank], topology.allowed());
+            let node = gpus[local_rank];
+            let allowed = topology.allowed();
             Err(PlacingError::NoCoreNearGpu { local_rank, node, allowed })
         }
     }
 }
 
-/// All cores, dealt evenly to workers in the order of their GPUs' nodes. `None` if one worker would have them all, or
-/// another none.
+/// Distributes all cores evenly to the workers, in the order of their GPUs' nodes. `None` if there is only one worker,
+/// or fewer cores than workers.
 fn equal_shares(nproc: usize, topology: &Topology, gpus: Option<&[usize]>) -> Option<Vec<Cores>> {
     let real = topology.real_cores(|_| true);
     if nproc < 2 || real.len() < nproc {
@@ -146,11 +146,11 @@ fn equal_shares(nproc: usize, topology: &Topology, gpus: Option<&[usize]>) -> Op
     let mut order: Vec<_> = (0..nproc).collect();
     order.sort_by_key(|rank| gpus.map(|nodes| nodes[*rank]));
     let mut shares = vec![Cores::default(); nproc];
-    order.into_iter().zip(dealt(&real, nproc)).for_each(|(rank, share)| shares[rank] = share);
+    order.into_iter().zip(split_evenly(&real, nproc)).for_each(|(rank, share)| shares[rank] = share);
     Some(shares)
 }
 
-/// The cores of each node, dealt evenly to the workers that live there.
+/// Distributes the cores of each node evenly to the workers whose home it is.
 fn exclusive(homes: &[usize], topology: &Topology) -> Result<Vec<Cores>, PlacingError> {
     let mut shares = vec![Cores::default(); homes.len()];
     for (node, ranks) in by_home(homes) {
@@ -158,13 +158,13 @@ fn exclusive(homes: &[usize], topology: &Topology) -> Result<Vec<Cores>, Placing
         if real.len() < ranks.len() {
             return Err(PlacingError::TooFewCores { node, cores: real.len(), ranks: ranks.len() });
         }
-        let dealt = dealt(&real, ranks.len());
-        ranks.into_iter().zip(dealt).for_each(|(rank, share)| shares[rank] = share);
+        let node_shares = split_evenly(&real, ranks.len());
+        ranks.into_iter().zip(node_shares).for_each(|(rank, share)| shares[rank] = share);
     }
     Ok(shares)
 }
 
-/// A cache for each worker: those with the most CPUs first, and again from the first when there are too few.
+/// Assigns a cache to each worker: those with the most CPUs first, and from the start again if there are too few.
 fn core_complexes(homes: &[usize], topology: &Topology) -> Vec<Cores> {
     let mut chosen = vec![Cores::default(); homes.len()];
     for (node, ranks) in by_home(homes) {
@@ -180,9 +180,10 @@ fn by_home(homes: &[usize]) -> BTreeMap<usize, Vec<usize>> {
     ranks
 }
 
-/// `real` in `parts` pieces, of which the first ones are larger by one if need be.
-fn dealt(real: &[Cores], parts: usize) -> Vec<Cores> {
-    let (each, more) = (real.len() / parts, real.len() % parts);
+/// Splits `real` into `parts`; the first ones get one more if it does not divide evenly.
+fn split_evenly(real: &[Cores], parts: usize) -> Vec<Cores> {
+    let each = real.len() / parts;
+    let more = real.len() % parts;
     let start = |part: usize| part * each + part.min(more);
     let joined = |part: usize| real[start(part)..start(part + 1)].iter().flat_map(Cores::iter).collect();
     (0..parts).map(joined).collect()

@@ -1,10 +1,10 @@
-//! What a launcher is to do, decided before anything is started: plain data.
+//! What a launcher will do, decided before anything is started: plain data.
 //!
 //! ```text
 //!   command line ─▶ LaunchPlan ─┬▶ printed (--dry-run)
 //!                               └▶ workers: command and environment of each
 //! ```
-//! Not here: the command line itself (`drumline-cli`), and the deciding, which is there too.
+//! Not here: parsing the command line and deciding, which are both in `drumline-cli`.
 
 mod contact;
 mod gpus;
@@ -38,60 +38,60 @@ use crate::{LogPlan, Signal};
 pub struct LaunchPlan {
     /// How many nodes.
     pub nodes: NodeRange,
-    /// This node among them; a dynamic rendezvous gives it another.
+    /// This node's rank; a dynamic rendezvous assigns another one.
     pub node_rank: usize,
-    /// Workers on this node.
+    /// The number of workers on this node.
     pub nproc: usize,
-    /// Name of their role.
+    /// The name of the workers' role.
     pub role: String,
-    /// Name of the job.
+    /// The name of the job.
     pub run_id: String,
-    /// How the nodes meet.
+    /// How the nodes find each other.
     pub rendezvous: Rendezvous,
-    /// How long the other nodes are waited for.
+    /// How long to wait for the other nodes.
     pub join_timeout: Duration,
     /// How the nodes keep in touch.
     pub contact: Contact,
-    /// The address under which other nodes reach this one; found out if `None`.
+    /// The address at which other nodes reach this one; detected if `None`.
     pub local_addr: Option<String>,
-    /// How often all workers may be started again.
+    /// How often all workers may be restarted.
     pub max_restarts: usize,
-    /// How often to look at the workers. Their ends are seen at once whatever it is.
+    /// How often to check the workers. Their exits are noticed at once, whatever it is.
     pub monitor_interval: Duration,
     /// What the workers run.
     pub program: Program,
     /// The program's own arguments, untouched.
     pub args: Vec<OsString>,
-    /// Whether, and how spelled, the local rank is the first argument.
+    /// Whether the local rank is the first argument, and how it is spelled.
     pub local_rank_arg: Option<LocalRankArg>,
     /// Where output goes.
     pub logs: LogPlan,
-    /// The signals that are handed on to the workers.
+    /// The signals that stop the job and are forwarded to the workers.
     pub signals: Vec<Signal>,
     /// Time between SIGTERM and SIGKILL.
     pub shutdown_timeout: Duration,
-    /// How workers are bound to cores; if `None`, each to its own share where that can be.
+    /// How workers are bound to cores; if `None`, each gets its own share where possible.
     pub numa: Option<NumaBinding>,
     /// Each worker sees its own GPU as number 0, and its local rank as 0.
     pub virtual_local_rank: bool,
-    /// The GPUs of this node to be used, as the programs number them; all if `None`.
+    /// The GPUs of this node to use, as programs number them; all if `None`.
     pub devices: Option<Vec<String>>,
     /// `OMP_NUM_THREADS` of each worker; a fair share of the cores if `None`.
     pub omp: Option<usize>,
-    /// Faults on purpose.
+    /// Faults to inject.
     pub faults: Vec<Fault>,
     /// The rank that waits for a debugger.
     pub debug_rank: Option<HeldRank>,
-    /// The other hosts, if this launcher starts theirs.
+    /// The other hosts, if this launcher starts agents there.
     pub fleet: Option<Fleet>,
-    /// The Slurm step that says which nodes there are, if one does.
+    /// The Slurm step that defines the nodes, if there is one.
     pub slurm_step: Option<String>,
-    /// Who leads this launcher.
+    /// Whether another launcher leads this one.
     pub led: LedBy,
 }
 
 impl LaunchPlan {
-    /// One rank of `program` on this node alone, as `drumline run` with no flag has it.
+    /// The plan of `drumline run` without flags: one rank of `program` on this node.
     pub fn new(program: Program) -> Self {
         Self {
             nodes: NodeRange::exactly(1),
@@ -124,56 +124,57 @@ impl LaunchPlan {
     }
 }
 
-/// Who leads a launcher.
+/// Whether another launcher leads a launcher.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LedBy {
-    /// It was started by hand, or by something that has no more to say.
+    /// No: it was started by hand, or by something that does not lead it.
     #[default]
     Nobody,
-    /// The launcher at the other end of its stdin: see [`led`](crate::led).
+    /// Yes: the launcher at the other end of its stdin. See [`led`](crate::led).
     Stdin,
 }
 
-/// A rank that stops before its program begins, until it is continued.
+/// A rank that stops itself before its program begins, until it is continued.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeldRank {
     /// Its rank in the job.
     pub rank: usize,
-    /// The `drumline` program: it stands in the rank's place, stops itself, and executes the program once continued.
+    /// The `drumline` program: it runs first in the rank's process, stops itself, and executes the program once
+    /// continued.
     pub holder: OsString,
 }
 
-/// What the cores of a worker have in common with its GPU.
+/// Which cores a worker is bound to, relative to its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NumaBinding {
-    /// Nothing: it runs wherever it may.
+    /// No binding.
     None,
-    /// The NUMA node.
+    /// The cores of the GPU's NUMA node.
     Node,
-    /// The socket.
+    /// The cores of the GPU's socket.
     Socket,
-    /// Cores of the NUMA node that no other worker has.
+    /// Cores of the NUMA node that no other worker uses.
     Exclusive,
     /// The cores that share a last-level cache.
     CoreComplex,
 }
 
-/// Hosts on which this launcher starts launchers.
+/// The hosts on which this launcher starts agents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fleet {
-    /// In the order of their node ranks.
+    /// The hosts, in the order of their node ranks.
     pub hosts: Vec<HostSlots>,
-    /// Ranks on each host; one for each slot if `None`.
+    /// The number of ranks on each host; one for each slot if `None`.
     pub nproc: Option<usize>,
-    /// How.
+    /// How agents are started there.
     pub starter: Starter,
-    /// The port of the other hosts' `sshd`; what `ssh` would take if `None`.
+    /// The port of the other hosts' `sshd`; the default of `ssh` if `None`.
     pub ssh_port: Option<u16>,
     /// The user's own arguments for the starter.
     pub starter_args: Vec<String>,
 }
 
-/// What starts a launcher on another host.
+/// What starts an agent on another host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Starter {
     /// `ssh`, one for each host.

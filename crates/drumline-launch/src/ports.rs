@@ -1,8 +1,8 @@
-//! A port of this machine kept for a program that will listen there later: nobody else is given it meanwhile.
+//! Reserves a port of this machine for a program that will listen on it later.
 //!
-//! The port is bound and not listened on. The system gives a bound port to nobody who asks for any, and lets whoever asks
-//! for this very one with `SO_REUSEADDR`, as servers do, listen on it beside us. Another launcher would be let as well:
-//! among launchers the port belongs to whoever has claimed its number.
+//! The port is bound but not listened on. The system does not hand out a bound port to a program that asks for any free
+//! port. But it lets a program that asks for this port with `SO_REUSEADDR`, as servers do, listen on it beside us. That
+//! would also let another launcher in, so among launchers the port belongs to the one that has claimed its number.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -12,7 +12,7 @@ use drumline_rendezvous::PortClaim;
 use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with};
 
-/// A port that is kept until this is dropped.
+/// A port that is reserved until this is dropped.
 #[derive(Debug)]
 pub(crate) struct ReservedPort {
     port: u16,
@@ -21,9 +21,9 @@ pub(crate) struct ReservedPort {
 }
 
 impl ReservedPort {
-    /// `port` on all addresses of this machine; 0 takes any that is free.
+    /// Reserves `port` on all addresses of this machine; 0 takes any free port.
     pub(crate) fn reserve(port: u16) -> io::Result<Self> {
-        // Servers of PyTorch listen on both kinds of addresses where there are both.
+        // PyTorch's servers listen on IPv6 and IPv4 where both exist.
         match Self::bound((Ipv6Addr::UNSPECIFIED, port).into()) {
             Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
                 Self::bound((Ipv4Addr::UNSPECIFIED, port).into())
@@ -35,7 +35,7 @@ impl ReservedPort {
     fn bound(addr: SocketAddr) -> io::Result<Self> {
         let family = if addr.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
         let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        // Asked for by number, a port of connections that have just ended is free; any port is one nobody has used.
+        // A port requested by number may still have connections that have just ended; any free port has none.
         if addr.port() != 0 {
             set_socket_reuseaddr(&socket, true)?;
         }
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reserved_port_is_given_to_nobody_but_who_asks_for_it() {
+    fn a_reserved_port_is_only_given_to_a_program_that_asks_for_it() {
         let kept: Vec<_> = (0..300).map(|_| ReservedPort::reserve(0).unwrap()).collect();
         let ports: BTreeSet<_> = kept.iter().map(ReservedPort::port).collect();
         assert_eq!(ports.len(), 300);
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_belongs_to_one_launcher_even_before_anybody_listens() {
+    fn a_port_belongs_to_one_launcher_even_before_a_program_listens() {
         let first = ReservedPort::reserve(0).unwrap();
         let taken = |port| ReservedPort::reserve(port).map_err(|error| error.kind()).err();
         assert_eq!(taken(first.port()), Some(io::ErrorKind::AddrInUse));
@@ -84,11 +84,11 @@ mod tests {
         };
         assert_eq!(taken(by_number.port()), Some(io::ErrorKind::AddrInUse));
         let other = ReservedPort::reserve(0).unwrap();
-        assert_ne!(other.port(), by_number.port(), "control: any other can be had");
+        assert_ne!(other.port(), by_number.port(), "control: other ports are free");
     }
 
     #[test]
-    fn a_port_that_is_free_again_can_be_had_by_number() {
+    fn a_port_that_is_free_again_can_be_reserved_by_number() {
         let port = ReservedPort::reserve(0).unwrap().port();
         assert_eq!(ReservedPort::reserve(port).unwrap().port(), port);
     }

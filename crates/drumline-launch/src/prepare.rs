@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!   fork ─▶ own session and process group ─▶ no signal blocked ─▶ the user's limit of descriptors ─▶ its own cores
-//!        ─▶ "kill me when my parent's thread ends" ─▶ is the parent still there? ─▶ the key stays open ─▶ exec
+//!        ─▶ "kill me when my parent's thread ends" ─▶ is the parent still alive? ─▶ the key stays open ─▶ exec
 //! ```
 //!
-//! The session keeps the terminal's Ctrl-C away (the launcher decides what it means) and makes one process group
-//! per worker, which is signalled as a whole.
+//! The session shields the worker from the terminal's Ctrl-C (the launcher decides what to do about it) and gives each
+//! worker its own process group, which is signalled as a whole.
 //!
 //! The kernel ties the death signal to the *thread* that forked: the caller must be a thread that outlives the
 //! worker (here, the job's supervisor).
@@ -30,19 +30,19 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 /// What happens to a worker when the process that started it is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Orphans {
-    /// It is killed at once by the kernel.
+    /// The kernel kills it at once.
     Die,
-    /// It lives on. The control of the test that shows the other one.
+    /// It keeps running. Only the control of a test uses this.
     #[cfg(test)]
-    LiveOn,
+    KeepRunning,
 }
 
-/// What a worker is given on its way.
+/// What is set up in a worker before `exec`.
 #[derive(Debug)]
-pub(crate) struct Prepared {
+pub(crate) struct ChildSetup {
     /// Descriptors that stay open across exec, under the same numbers.
     pub(crate) kept: Vec<Arc<OwnedFd>>,
-    /// The cores it may run on, if not all of the launcher's.
+    /// The cores it may run on; all of the launcher's if `None`.
     pub(crate) cores: Option<CpuSet>,
     /// How many descriptors it may open.
     pub(crate) limit: Rlimit,
@@ -50,19 +50,19 @@ pub(crate) struct Prepared {
 }
 
 /// Makes `command` start as a worker.
-pub(crate) fn prepare(command: &mut Command, given: Prepared) {
+pub(crate) fn prepare(command: &mut Command, setup: ChildSetup) {
     let parent = getpid();
     let in_child = move || {
         setsid()?;
         unblock_signals()?;
-        setrlimit(Resource::Nofile, given.limit)?;
-        if let Some(cores) = &given.cores {
+        setrlimit(Resource::Nofile, setup.limit)?;
+        if let Some(cores) = &setup.cores {
             sched_setaffinity(None, cores)?;
         }
-        if given.orphans == Orphans::Die {
+        if setup.orphans == Orphans::Die {
             die_with(parent)?;
         }
-        given.kept.iter().try_for_each(|fd| Ok(fcntl_setfd(fd.as_fd(), FdFlags::empty())?))
+        setup.kept.iter().try_for_each(|fd| Ok(fcntl_setfd(fd.as_fd(), FdFlags::empty())?))
     };
     // SAFETY: after fork only async-signal-safe work is allowed, as another thread may have held a lock (malloc's
     // for one) at that moment. The closure makes bare system calls on values made before the fork, and its errors
@@ -70,7 +70,7 @@ pub(crate) fn prepare(command: &mut Command, given: Prepared) {
     unsafe { command.pre_exec(in_child) };
 }
 
-/// A launcher that blocks signals, to read them by other means, must not hand that on.
+/// Unblocks all signals: a launcher that blocks signals to read them in another way must not pass that on.
 fn unblock_signals() -> io::Result<()> {
     let mut none = MaybeUninit::uninit();
     // SAFETY: `sigemptyset` fills the set it is given, which `pthread_sigmask` then only reads; the old mask is not
@@ -82,7 +82,7 @@ fn unblock_signals() -> io::Result<()> {
     if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
-/// Asks for SIGKILL when `parent` ends; an error if it ended before it could be asked.
+/// Requests SIGKILL when `parent` ends; an error if it has already ended.
 fn die_with(parent: Pid) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     if getppid() == Some(parent) { Ok(()) } else { Err(rustix::io::Errno::OWNERDEAD.into()) }
@@ -98,24 +98,25 @@ mod tests {
     use rustix::process::{PidfdFlags, pidfd_open, pidfd_send_signal};
 
     use super::*;
-    use crate::descriptors::Room;
+    use crate::descriptors::FdLimit;
     use crate::pump::Output;
     use crate::worker::{Worker, WorkerSpec};
 
-    /// Tells `launcher` below, in a process of its own, what to do. Elsewhere it does nothing.
+    /// The variable that makes `launcher` below act, in a process of its own.
     const LAUNCHER: &str = "DRUMLINE_LAUNCH_TEST_LAUNCHER";
 
     #[test]
     fn launcher() {
         let orphans = match std::env::var(LAUNCHER).as_deref() {
             Ok("die") => Orphans::Die,
-            Ok("live on") => Orphans::LiveOn,
+            Ok("live on") => Orphans::KeepRunning,
             _ => return,
         };
         let status = |file| std::fs::read_to_string(file).unwrap();
         println!("\nlauncher {}", blocked(&status("/proc/thread-self/status")));
         let spec = WorkerSpec { program: "sleep".into(), args: vec!["60".into()], ..WorkerSpec::default() };
-        let (worker, _) = Worker::start(&spec, &Output::Inherit, Room::make(1).before, orphans).unwrap();
+        let (worker, _) =
+            Worker::start(&spec, &Output::Inherit, FdLimit::raise_for(1).before, orphans).unwrap();
         println!("worker {}", blocked(&status(&format!("/proc/{}/status", worker.pid()))));
         println!("pid {}", worker.pid());
         std::thread::sleep(Duration::from_secs(60));
@@ -129,7 +130,7 @@ mod tests {
     struct Launched {
         launcher: Child,
         worker: Option<OwnedFd>,
-        said: String,
+        output: String,
     }
 
     fn launch(orphans: &str) -> Launched {
@@ -140,16 +141,16 @@ mod tests {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut launched = Launched { launcher, worker: None, said: String::new() };
+        let mut launched = Launched { launcher, worker: None, output: String::new() };
         let stdout = launched.launcher.stdout.take().unwrap();
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-            launched.said += &format!("{line}\n");
+            launched.output += &format!("{line}\n");
             if let Some(pid) = line.strip_prefix("pid ").and_then(|pid| Pid::from_raw(pid.parse().unwrap())) {
                 launched.worker = Some(pidfd_open(pid, PidfdFlags::empty()).unwrap());
                 return launched;
             }
         }
-        panic!("the launcher ended early: {}", launched.said);
+        panic!("the launcher ended early: {}", launched.output);
     }
 
     impl Launched {
@@ -181,27 +182,24 @@ mod tests {
     }
 
     #[test]
-    fn without_the_death_signal_the_worker_lives_on() {
+    fn without_the_death_signal_the_worker_keeps_running() {
         let mut launched = launch("live on");
         launched.kill_launcher();
-        assert!(
-            !launched.worker_ends_within(Duration::from_secs(1)),
-            "the control shows that the signal matters"
-        );
+        assert!(!launched.worker_ends_within(Duration::from_secs(1)), "control: the signal is what ends it");
     }
 
     #[test]
     fn a_worker_starts_with_no_signal_blocked() {
-        let said = launch("die").said.clone();
+        let output = launch("die").output.clone();
         assert!(
-            said.contains("launcher SigBlk:\t0000000000004000"),
-            "control: SIGTERM is blocked here: {said}"
+            output.contains("launcher SigBlk:\t0000000000004000"),
+            "control: SIGTERM is blocked here: {output}"
         );
-        assert!(said.contains("worker SigBlk:\t0000000000000000"), "{said}");
+        assert!(output.contains("worker SigBlk:\t0000000000000000"), "{output}");
     }
 
     #[test]
-    fn a_parent_that_is_gone_already_is_noticed() {
+    fn a_parent_that_has_already_ended_is_noticed() {
         assert!(die_with(getpid()).is_err());
         set_parent_process_death_signal(None).unwrap();
     }

@@ -1,4 +1,4 @@
-//! Numbers that nobody can guess.
+//! Unpredictable random numbers.
 
 use drumline_rendezvous::JobKey;
 

@@ -11,16 +11,16 @@ use std::time::Duration;
 pub enum Exit {
     /// It exited by itself with this code.
     Code(i32),
-    /// A signal that this launcher did not send for stopping ended it.
+    /// A signal ended it that this launcher did not send to stop it.
     Signal(i32),
-    /// The launcher stopped it (SIGTERM, and SIGKILL where that was not enough).
+    /// The launcher stopped it, with SIGTERM or, if that was not enough, SIGKILL.
     StoppedByUs,
-    /// It was still there some seconds after SIGKILL (a process stuck in the kernel). It was given up.
+    /// It still existed some seconds after SIGKILL (a process stuck in the kernel) and was given up.
     Unkillable,
 }
 
 impl Exit {
-    /// Whether the worker did its work and said so.
+    /// Whether the worker ended with exit code 0.
     pub fn is_success(self) -> bool {
         self == Exit::Code(0)
     }
@@ -87,7 +87,7 @@ pub enum StopReason {
     },
     /// The job's deadline passed.
     Deadline,
-    /// The owner of the job asked for it.
+    /// The owner of the job requested it.
     Asked,
 }
 
@@ -96,13 +96,13 @@ pub enum StopReason {
 pub struct RankReport {
     /// Its rank in the job.
     pub rank: usize,
-    /// Its process id (which may belong to somebody else by now).
+    /// Its process id, which another process may have by now.
     pub pid: u32,
     /// How it ended.
     pub exit: Exit,
     /// Whether the kernel wrote its memory to a core file.
     pub core_dumped: bool,
-    /// When, after the start of the job.
+    /// When it ended, counted from the start of the job.
     pub ended_after: Duration,
     /// The last bytes of its stdout, empty when inherited.
     pub stdout: Vec<u8>,
@@ -125,9 +125,9 @@ impl RankReport {
 /// A whole job's end.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct JobReport {
-    /// Each worker of this node, by rank.
+    /// The report of each worker of this node, by rank.
     pub ranks: Vec<RankReport>,
-    /// The rank whose failure was seen first; `None` if none failed by itself.
+    /// The rank whose failure was noticed first; `None` if none failed by itself.
     pub root_cause: Option<usize>,
     /// Why the launcher stopped the job, if it did.
     pub stopped: Option<StopReason>,
@@ -150,15 +150,16 @@ impl JobReport {
     }
 }
 
-/// A line for the job, then each rank that did not succeed, with its output; the root cause first.
+/// Writes a line for the job, then each unsuccessful rank with its output; the root cause first.
 impl fmt::Display for JobReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut unhappy: Vec<_> = self.ranks.iter().filter(|rank| !rank.exit.is_success()).collect();
-        unhappy.sort_by_key(|rank| (Some(rank.rank) != self.root_cause, rank.rank));
-        let stopped = unhappy.iter().filter(|rank| rank.exit == Exit::StoppedByUs).count();
-        let (failed, all) = (unhappy.len() - stopped, self.ranks.len());
+        let mut unsuccessful: Vec<_> = self.ranks.iter().filter(|rank| !rank.exit.is_success()).collect();
+        unsuccessful.sort_by_key(|rank| (Some(rank.rank) != self.root_cause, rank.rank));
+        let stopped = unsuccessful.iter().filter(|rank| rank.exit == Exit::StoppedByUs).count();
+        let failed = unsuccessful.len() - stopped;
+        let all = self.ranks.len();
         writeln!(f, "{}{failed} of {all} ranks failed, {stopped} were stopped", self.cause())?;
-        unhappy.iter().try_for_each(|rank| write!(f, "{rank}"))
+        unsuccessful.iter().try_for_each(|rank| write!(f, "{rank}"))
     }
 }
 
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn signal_names_hold_at_both_ends() {
+    fn signal_names_are_right_at_both_ends() {
         let names = [1, 9, 15, 31, 0, -3, 34].map(signal_name);
         assert_eq!(names[..4], ["SIGHUP", "SIGKILL", "SIGTERM", "SIGSYS"]);
         assert_eq!(names[4..], ["a real-time signal"; 3]);

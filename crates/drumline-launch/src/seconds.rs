@@ -1,21 +1,21 @@
-//! Times as users give them: a number of seconds, in flags, variables and settings alike.
+//! Parses times that users give in seconds, in flags, variables and settings.
 
 use std::time::Duration;
 
 use drumline_rendezvous::worker_env::LONGEST_DURATION;
 
-/// Text that is no time to wait.
+/// Why a text is not a valid time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SecondsError {
     /// Not a number, or below 0.
     #[error("not a number of seconds; try 0.5")]
     NotSeconds,
-    /// More than a clock can be asked to count.
+    /// Longer than a clock can represent.
     #[error("more than 100 years; try a number of seconds up to {}", LONGEST_DURATION.as_secs())]
     TooLong,
 }
 
-/// The time in `text`, a number of seconds of at most 100 years.
+/// Parses a number of seconds, at most 100 years.
 ///
 /// ```
 /// use drumline_launch::parse_seconds;
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_times_that_can_be_waited_for_are_taken() {
+    fn only_valid_times_are_accepted() {
         for (text, expected) in [
             ("0", Ok(Duration::ZERO)),
             (" 1e3 ", Ok(Duration::from_secs(1000))),

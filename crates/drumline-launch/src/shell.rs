@@ -1,9 +1,9 @@
-//! Words as a shell must be given them, whatever bytes they hold.
+//! Quotes words for a shell, whatever bytes they contain.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-/// `word` in quotes, unless any shell reads it as itself.
+/// Returns `word` in quotes, unless every shell reads it unchanged.
 ///
 /// ```
 /// use drumline_launch::shell;
@@ -28,7 +28,7 @@ pub fn quoted(word: &OsStr) -> OsString {
     OsString::from_vec(quoted)
 }
 
-/// A command line of several words.
+/// Joins quoted words into a command line.
 pub fn line<'a>(words: impl IntoIterator<Item = &'a OsStr>) -> OsString {
     words.into_iter().map(quoted).collect::<Vec<_>>().join(OsStr::new(" "))
 }
@@ -39,7 +39,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn a_shell_reads_back_what_was_meant() {
+    fn a_shell_reads_back_the_same_words() {
         let words: Vec<&OsStr> = [
             &b"plain"[..],
             b"",

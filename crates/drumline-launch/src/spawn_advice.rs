@@ -1,5 +1,5 @@
-//! What to do when a worker's program could not be started. Looks at the program's file, which is why it is asked once,
-//! when the error is made.
+//! Advice for a worker's program that could not be started. It inspects the program's file, so it is computed once,
+//! when the error is created.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -9,17 +9,17 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
-/// The longest first line that the kernel reads.
+/// The longest first line of a script that the kernel reads.
 const FIRST_LINE: u64 = 256;
 
-/// Advice that follows "; " in the error of a `program` that could not be started.
+/// The advice that follows "; " in the error of a `program` that could not be started.
 pub(crate) fn spawn_advice(program: &OsStr, error: &io::Error) -> String {
     let path = Path::new(program);
     match Errno::from_io_error(error) {
         Some(Errno::NOENT) => absent(path),
         Some(Errno::ACCESS) => forbidden(path),
         Some(Errno::NOEXEC) => {
-            "it is no program for this machine; try building it here, or a first line such \
+            "it is not a program for this machine; try building it here, or a first line such \
                                 as #!/bin/sh"
                 .to_string()
         }
@@ -35,13 +35,13 @@ pub(crate) fn spawn_advice(program: &OsStr, error: &io::Error) -> String {
                 .to_string()
         }
         Some(Errno::NOMEM) => {
-            "there is no memory for it; try fewer ranks, or more memory for the job or the \
+            "there is not enough memory; try fewer ranks, or more memory for the job or the \
                                container"
                 .to_string()
         }
         Some(Errno::TOOBIG) => "its arguments and environment are too long; try passing a file".to_string(),
         Some(Errno::INVAL) => {
-            "the cores it was to be bound to may be gone; try --numa-binding none".to_string()
+            "the cores that it should be bound to may be gone; try --numa-binding none".to_string()
         }
         _ => "try starting it without the launcher".to_string(),
     }
@@ -53,30 +53,29 @@ fn absent(path: &Path) -> String {
             (true, Some(interpreter)) => {
                 let shown = interpreter.display();
                 format!(
-                    "the file is there, but not `{shown}`, which its first line names; try correcting that line"
+                    "the file exists, but not `{shown}`, which its first line names; try correcting that line"
                 )
             }
             (true, None) => {
-                "the file is there, but not the loader it was built for; try building it here".to_string()
+                "the file exists, but not the loader it was built for; try building it here".to_string()
             }
             (false, _) => "there is no such file; try its full path".to_string(),
         };
     }
     let name = path.to_string_lossy();
     let module = format!("{}.py", name.replace('.', "/"));
-    match path.is_file() {
-        true => format!("it is not in PATH but here; try ./{name}"),
-        false if is_module_name(&name) && Path::new(&module).is_file() => {
-            format!("it is the Python module of {module}; try -m before {name}")
-        }
-        false if is_module_name(&name) => {
-            format!("it is not in PATH; try its full path, or -m before {name} if it is a Python module")
-        }
-        false => "it is not in PATH; try its full path".to_string(),
+    if path.is_file() {
+        format!("it is not in PATH but in this folder; try ./{name}")
+    } else if is_module_name(&name) && Path::new(&module).is_file() {
+        format!("it is the Python module of {module}; try -m before {name}")
+    } else if is_module_name(&name) {
+        format!("it is not in PATH; try its full path, or -m before {name} if it is a Python module")
+    } else {
+        "it is not in PATH; try its full path".to_string()
     }
 }
 
-/// Whether it is written as Python writes a module in a package.
+/// Whether it has the form of a Python module in a package.
 fn is_module_name(name: &str) -> bool {
     let is_word = |word: &str| {
         let mut letters = word.chars();
@@ -122,8 +121,8 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_told_with_what_raises_them() {
-        for (errno, said) in [
+    fn errors_about_limits_say_what_raises_them() {
+        for (errno, expected) in [
             (Errno::MFILE, "ulimit -n"),
             (Errno::NFILE, "fs.file-max"),
             (Errno::AGAIN, "ulimit -u"),
@@ -133,11 +132,11 @@ mod tests {
             (Errno::IO, "without the launcher"),
         ] {
             let advice = advice("sh", errno);
-            assert!(advice.contains(said) && advice.contains("try "), "{errno:?}: {advice}");
+            assert!(advice.contains(expected) && advice.contains("try "), "{errno:?}: {advice}");
         }
     }
 
-    /// What the system itself says about a file, and our advice on that.
+    /// Our advice for the error that the system returns for a file.
     fn real(path: &Path) -> String {
         spawn_advice(path.as_os_str(), &std::process::Command::new(path).spawn().unwrap_err())
     }
@@ -150,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_looked_at() {
+    fn the_advice_depends_on_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path();
         assert_eq!(real(&dir.join("nope")), "there is no such file; try its full path");

@@ -1,4 +1,4 @@
-//! The last output of each worker, kept for the report and for those who wait for a line.
+//! The last output of each worker, kept for the report and for callers that wait for a line.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::logs::Channel;
 use crate::tail::Tail;
 
-/// One worker's stream as it is kept.
+/// The kept part of one stream of a worker.
 #[derive(Debug)]
 pub(crate) struct Stream {
     pub(crate) rank: usize,
@@ -21,7 +21,7 @@ impl Stream {
     }
 }
 
-/// All streams, shared with those who read them while the job runs.
+/// All streams, shared with their readers while the job runs.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
     streams: Mutex<Vec<Stream>>,
@@ -33,7 +33,7 @@ impl Streams {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until something was read or closed, or `deadline`.
+    /// Waits until something is read or a stream ends, or until `deadline`.
     pub(crate) fn wait<'a>(
         &self,
         guard: MutexGuard<'a, Vec<Stream>>,
@@ -51,7 +51,7 @@ impl Streams {
         }
     }
 
-    /// What is held of a worker's stdout and stderr.
+    /// The kept bytes of a worker's stdout and stderr.
     pub(crate) fn of_rank(&self, rank: usize) -> (Vec<u8>, Vec<u8>) {
         let streams = self.lock();
         let held = |channel| {
@@ -61,13 +61,13 @@ impl Streams {
         (held(Channel::Out), held(Channel::Err))
     }
 
-    /// Takes what was read of the stream at `index`.
+    /// Adds bytes that were read from the stream at `index`.
     pub(crate) fn take(&self, index: usize, bytes: &[u8]) {
         self.lock()[index].tail.push(bytes);
         self.changed.notify_all();
     }
 
-    /// Nothing more comes of the stream at `index`.
+    /// Marks the stream at `index` as ended.
     pub(crate) fn end(&self, index: usize) {
         self.lock()[index].open = false;
         self.changed.notify_all();

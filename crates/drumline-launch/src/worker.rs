@@ -1,6 +1,6 @@
-//! One worker: a process we started, its process group, and the descriptor that tells of its end.
+//! One worker: a process that the launcher started, its process group, and the pidfd that shows its end.
 //!
-//! The group's id is the worker's pid, and it stays ours until the worker is reaped, even when it is dead. So a
+//! The group's id is the worker's pid. It cannot be reused until the worker is reaped, even if the worker is dead. So a
 //! group is signalled only before that, and whatever the worker left in it is killed just before reaping.
 
 use serde::{Deserialize, Serialize};
@@ -20,10 +20,10 @@ use rustix::process::{
 };
 
 use crate::placing::Cores;
-use crate::prepare::{Orphans, Prepared, prepare};
+use crate::prepare::{ChildSetup, Orphans, prepare};
 use crate::pump::Output;
 
-/// What is to be executed as one rank.
+/// What to execute as one rank.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct WorkerSpec {
     /// Its rank in the job.
@@ -32,14 +32,14 @@ pub struct WorkerSpec {
     pub program: OsString,
     /// Its arguments.
     pub args: Vec<OsString>,
-    /// Variables on top of the launcher's own environment; `None` takes one away.
+    /// Variables on top of the launcher's own environment; `None` removes one.
     pub env: Vec<(OsString, Option<OsString>)>,
-    /// What it reads as its stdin; nothing if `None`, or if it cannot be opened.
+    /// The file that it reads as stdin; empty if `None` or if the file cannot be opened.
     pub stdin: Option<PathBuf>,
     /// Descriptors it inherits, under the same numbers.
     #[serde(skip)]
     pub kept: Vec<Arc<OwnedFd>>,
-    /// The only cores it may run on; all that the launcher may if `None`.
+    /// The cores it may run on; all of the launcher's if `None`.
     pub cores: Option<Cores>,
 }
 
@@ -56,14 +56,19 @@ impl WorkerSpec {
         if *output != Output::Inherit {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
         }
-        let (kept, cores) = (self.kept.clone(), self.cores.as_ref().map(Cores::to_set));
-        prepare(&mut command, Prepared { kept, cores, limit, orphans });
+        let setup = ChildSetup {
+            kept: self.kept.clone(),
+            cores: self.cores.as_ref().map(Cores::to_set),
+            limit,
+            orphans,
+        };
+        prepare(&mut command, setup);
         command
     }
 }
 
-/// The file for reading. A terminal does not become ours by it, and a pipe that nobody writes to any more is not waited
-/// for.
+/// Opens the file for reading. A terminal does not become the controlling terminal, and opening a pipe without a writer
+/// does not block.
 fn opened(path: &Path) -> Stdio {
     let flags = OFlags::RDONLY | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let blocking = |file: OwnedFd| {
@@ -73,7 +78,7 @@ fn opened(path: &Path) -> Stdio {
     open(path, flags, Mode::empty()).and_then(blocking).map_or_else(|_| Stdio::null(), Stdio::from)
 }
 
-/// How a process ended, as the kernel says it: a code or a signal.
+/// How a process ended, as the kernel reports it: a code or a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ended {
     pub(crate) rank: usize,
@@ -81,7 +86,7 @@ pub(crate) struct Ended {
     pub(crate) code: Option<i32>,
     pub(crate) signal: Option<i32>,
     pub(crate) core_dumped: bool,
-    /// When it was seen.
+    /// When the launcher noticed it.
     pub(crate) at: Instant,
 }
 
@@ -92,13 +97,13 @@ pub(crate) struct Worker {
     pid: Pid,
     pub(crate) pidfd: OwnedFd,
     pub(crate) ended: Option<Ended>,
-    /// The signals by which the launcher has asked it to stop.
-    told: Vec<Signal>,
+    /// The signals that the launcher has sent to stop it.
+    stop_signals: Vec<Signal>,
 }
 
 impl Worker {
-    /// Starts it, able to open as many files as `limit` says, and returns the read ends of its stdout and stderr, if
-    /// they are piped. The calling thread must outlive the worker (see [`crate::prepare`]).
+    /// Starts a worker that may open `limit` files. Returns it with the read ends of its stdout and stderr, if they are
+    /// piped. The calling thread must outlive the worker (see [`crate::prepare`]).
     pub(crate) fn start(
         spec: &WorkerSpec,
         output: &Output,
@@ -110,7 +115,7 @@ impl Worker {
         let pidfd = pidfd_open(pid, PidfdFlags::empty())
             .inspect_err(|_| drop(child.kill().and_then(|()| child.wait())))?;
         let pipes = [child.stdout.take().map(OwnedFd::from), child.stderr.take().map(OwnedFd::from)];
-        let worker = Self { rank: spec.rank, pid, pidfd, ended: None, told: Vec::new() };
+        let worker = Self { rank: spec.rank, pid, pidfd, ended: None, stop_signals: Vec::new() };
         Ok((worker, pipes.into_iter().flatten().collect()))
     }
 
@@ -127,18 +132,18 @@ impl Worker {
     }
 
     /// Whether the launcher has sent it this signal in order to stop it.
-    pub(crate) fn was_told(&self, signal: i32) -> bool {
-        self.told.iter().any(|told| told.as_raw() == signal)
+    pub(crate) fn was_stopped_with(&self, signal: i32) -> bool {
+        self.stop_signals.iter().any(|sent| sent.as_raw() == signal)
     }
 
-    /// Stops it with `signal`, and wakes a group that was stopped, or it could not act on it.
+    /// Stops it with `signal`, and continues a suspended group, which could not react otherwise.
     pub(crate) fn stop(&mut self, signal: Signal) {
-        self.told.push(signal);
-        // A failure means that it is gone already, which the next reaping shows.
+        self.stop_signals.push(signal);
+        // A failure means that it has already ended, which the next reaping shows.
         let _ = self.signal(signal).and_then(|()| self.signal(Signal::CONT));
     }
 
-    /// Waits until it has ended, reaped or not; whether it did.
+    /// Waits until it has ended, reaped or not. Returns whether it did.
     pub(crate) fn wait_for_end(&self, within: Duration) -> bool {
         ends_within(&self.pidfd, within)
     }
@@ -152,14 +157,19 @@ impl Worker {
         }
         let _ = kill_process_group(self.pid, Signal::KILL);
         let status = waitid(id(), WaitIdOptions::EXITED | WaitIdOptions::NOHANG).ok().flatten()?;
-        let (code, signal) = (status.exit_status(), status.terminating_signal());
-        let (core_dumped, at) = (status.dumped(), Instant::now());
-        self.ended = Some(Ended { rank: self.rank, pid: self.pid(), code, signal, core_dumped, at });
+        self.ended = Some(Ended {
+            rank: self.rank,
+            pid: self.pid(),
+            code: status.exit_status(),
+            signal: status.terminating_signal(),
+            core_dumped: status.dumped(),
+            at: Instant::now(),
+        });
         self.ended
     }
 }
 
-/// Waits until the process behind `pidfd` has ended, reaped or not; whether it did.
+/// Waits until the process behind `pidfd` has ended, reaped or not. Returns whether it did.
 pub(crate) fn ends_within(pidfd: &OwnedFd, within: Duration) -> bool {
     let until = Instant::now() + within;
     loop {

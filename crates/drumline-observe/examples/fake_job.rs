@@ -1,20 +1,20 @@
-//! Writes a run that is none, to look at the page and to measure what following it costs:
+//! Writes a fake run, to look at the page and to measure what following a run costs:
 //!
 //! ```console
-//! $ cargo run -p drumline-observe --example fake_job -- DIR 64 10 60      # ranks, events a second of each, seconds
+//! $ cargo run -p drumline-observe --example fake_job -- DIR 64 10 60      # ranks, events per second of each, seconds
 //! $ drumline watch DIR
 //! ```
 //!
-//! Each rank's file is replaced so many times a second, and so many lines of metrics come from each rank.
+//! `RATE` times a second, each rank's file is replaced and each rank adds a line of metrics.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use drumline_observe::fake::FakeRun;
 
-type Trouble = Box<dyn std::error::Error>;
+type Failure = Box<dyn std::error::Error>;
 
-fn main() -> Result<(), Trouble> {
+fn main() -> Result<(), Failure> {
     let mut args = std::env::args_os().skip(1);
     let folder = PathBuf::from(args.next().ok_or("no folder; try: fake_job DIR RANKS RATE SECONDS")?);
     let mut number = |default: u64| {
@@ -36,6 +36,6 @@ fn main() -> Result<(), Trouble> {
     Ok(run.write_ranks(now()?)?)
 }
 
-fn now() -> Result<f64, Trouble> {
+fn now() -> Result<f64, Failure> {
     Ok(SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64())
 }

@@ -1,12 +1,12 @@
-//! What a person sees of a run while it goes on; rank 0 alone shows it.
+//! The progress that a person sees while a run works; only rank 0 shows it.
 //!
 //! ```text
 //!   on a terminal   epoch 2/5 ━━━━━━━━────────  25/49 loss 1.464  acc 47.391%  812 img/s  ETA 0:01:03
 //!   elsewhere          == step: [25/49] [2/5] | loss: 1.464 | acc: 47.391% | lr: 0.0200 | 812 img/s | ETA: 0:01:03
 //! ```
 //!
-//! Which figures there are, and how they are written, is the program's choice. A rank whose output goes through a launcher
-//! cannot tell where it ends; it draws on the terminal that it is told of.
+//! The program chooses which figures are shown, and how they are written. A rank whose output goes through a launcher cannot
+//! know where it ends, so it draws on the terminal that the launcher names.
 
 mod pace;
 
@@ -24,14 +24,14 @@ pub use pace::Pace;
 /// Name of the log in `OUT_DIR`.
 pub const LOG: &str = "log.txt";
 
-/// Where a launcher names the user's terminal.
+/// The variable in which a launcher names the user's terminal.
 const TERMINAL: &str = "DRUMLINE_TERMINAL";
 
 const TEMPLATE: &str = "{prefix} {bar:12} {pos}/{len} {wide_msg}";
-/// Drawings in a second.
+/// Redraws per second.
 const RATE: u8 = 10;
 
-/// Where an epoch is.
+/// A position in a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct At {
     /// Epoch, from 0.
@@ -58,12 +58,12 @@ impl<'a> Figure<'a> {
         Self { name, text: text.into(), is_in_bar: true }
     }
 
-    /// One that its unit explains, such as `812 img/s`.
+    /// A figure that its unit explains, such as `812 img/s`.
     pub fn unnamed(text: impl Into<String>) -> Self {
         Self::new("", text)
     }
 
-    /// Not in a bar, where there is little room.
+    /// Leaves the figure out of a bar, where there is little room.
     #[must_use]
     pub fn in_lines_only(mut self) -> Self {
         self.is_in_bar = false;
@@ -103,8 +103,8 @@ pub struct Progress {
 
 #[derive(Debug, Clone)]
 enum Screen {
-    /// Another rank speaks.
-    Nobody,
+    /// Another rank shows the progress.
+    Hidden,
     Lines,
     Bar(ProgressBar),
 }
@@ -112,15 +112,16 @@ enum Screen {
 impl Progress {
     /// For ranks that show nothing.
     pub fn silent() -> Self {
-        Self { every: 1, screen: Screen::Nobody, log: None }
+        Self { every: 1, screen: Screen::Hidden, log: None }
     }
 
-    /// A line on stdout each `every` steps, whatever stdout is.
+    /// Prints a line to stdout every `every` steps, even if stdout is a terminal.
     pub fn lines(every: u64) -> Self {
         Self { every: every.max(1), screen: Screen::Lines, log: None }
     }
 
-    /// A bar on the terminal that the launcher names in `DRUMLINE_TERMINAL`, or on this process's own; where there is none, a line each `every` steps.
+    /// A bar on the terminal that the launcher names in `DRUMLINE_TERMINAL`, or on this process's own terminal. Without a terminal,
+    /// a line every `every` steps.
     pub fn new(every: u64) -> Self {
         let own = || {
             let shown = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
@@ -136,9 +137,10 @@ impl Progress {
         }
     }
 
-    /// Adds what is said, and a line each `every` steps, to `log.txt` in this folder, too: the page shows its end. A silent one writes nothing.
+    /// Also writes messages, and a line every `every` steps, to `log.txt` in this folder. The page shows the end of it. A silent
+    /// one writes nothing.
     pub fn log_to(self, folder: &Path) -> io::Result<Self> {
-        if matches!(self.screen, Screen::Nobody) {
+        if matches!(self.screen, Screen::Hidden) {
             return Ok(self);
         }
         fs::create_dir_all(folder)?;
@@ -146,25 +148,25 @@ impl Progress {
         Ok(Self { log: Some(Arc::new(log)), ..self })
     }
 
-    /// Adds a line to the log alone, such as of an error that is shown elsewhere.
+    /// Adds a line to the log only, for example an error that is shown elsewhere.
     pub fn note(&self, line: &str) {
         if let Some(log) = &self.log {
-            // A log that cannot be written ends nothing. In one piece, so that lines stay whole.
+            // If the log cannot be written, the run continues. One write per line, so that lines stay whole.
             let _ = (&**log).write_all(format!("{line}\n").as_bytes());
         }
     }
 
-    /// Says a line that is for people.
+    /// Prints a line for people, and adds it to the log.
     pub fn say(&self, line: &str) {
         self.note(line);
         match &self.screen {
-            Screen::Nobody => {}
-            Screen::Lines => tell(line),
+            Screen::Hidden => {}
+            Screen::Lines => print_line(line),
             Screen::Bar(bar) => bar.println(line),
         }
     }
 
-    /// An epoch begins, or goes on.
+    /// An epoch begins, or is resumed.
     pub fn begin_epoch(&self, at: At) {
         if let Screen::Bar(bar) = &self.screen {
             bar.reset();
@@ -174,13 +176,13 @@ impl Progress {
         }
     }
 
-    /// A step is done; `left` is the time to the end of the run, where that is known.
+    /// A step is done; `left` is the time to the end of the run, if it is known.
     pub fn step(&self, at: At, figures: &[Figure<'_>], left: Option<Duration>) {
         let line = is_due(at, self.every).then(|| step_line(at, figures, left));
         line.iter().for_each(|line| self.note(line));
         match &self.screen {
-            Screen::Nobody => {}
-            Screen::Lines => line.iter().for_each(|line| tell(line)),
+            Screen::Hidden => {}
+            Screen::Lines => line.iter().for_each(|line| print_line(line)),
             Screen::Bar(bar) => {
                 bar.set_position(at.step);
                 bar.set_message(message(figures, left));
@@ -188,7 +190,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away; what was said stays.
+    /// Removes the bar; printed lines stay.
     pub fn finish(&self) {
         if let Screen::Bar(bar) = &self.screen {
             bar.finish_and_clear();
@@ -196,8 +198,8 @@ impl Progress {
     }
 }
 
-/// A stdout that is gone ends nothing.
-fn tell(line: &str) {
+/// If stdout is closed, the run continues.
+fn print_line(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
@@ -219,7 +221,7 @@ fn is_due(at: At, every: u64) -> bool {
     at.step.is_multiple_of(every) || at.step == at.steps
 }
 
-/// The line that stands where there is no terminal.
+/// The line that is printed if there is no terminal.
 pub fn step_line(at: At, figures: &[Figure<'_>], left: Option<Duration>) -> String {
     let width = at.steps.to_string().len();
     let At { epoch, epochs, step, steps } = at;
@@ -229,7 +231,7 @@ pub fn step_line(at: At, figures: &[Figure<'_>], left: Option<Duration>) -> Stri
     [place].into_iter().chain(figures).chain(eta).collect::<Vec<_>>().join(" | ")
 }
 
-/// What stands behind a bar.
+/// The text after a bar.
 fn message(figures: &[Figure<'_>], left: Option<Duration>) -> String {
     let figures = figures.iter().filter(|figure| figure.is_in_bar).map(|figure| figure.written(" "));
     figures.chain(left.map(|left| format!("ETA {}", clock(left)))).collect::<Vec<_>>().join("  ")
@@ -256,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_has_all_figures_and_a_bar_those_that_fit() {
+    fn a_line_has_all_figures_and_a_bar_only_some() {
         let left = Some(Duration::from_secs(3_723));
         let line = "   == step: [ 25/149] [2/5] | loss: 1.464 | lr: 0.0200 | 812 img/s | ETA: 1:02:03";
         assert_eq!(step_line(AT, &figures(), left), line);
@@ -279,9 +281,9 @@ mod tests {
             seen.starts_with("epoch 2/5 ━") && seen.contains(" 25/149 loss 1.464  812 img/s  ETA 0:01:03"),
             "{seen}"
         );
-        progress.say("a word");
+        progress.say("a message");
         progress.finish();
-        assert_eq!(term.contents(), "a word", "the bar is gone, what was said stays");
+        assert_eq!(term.contents(), "a message", "the bar is removed, messages stay");
     }
 
     #[test]
@@ -291,19 +293,19 @@ mod tests {
     }
 
     #[test]
-    fn the_log_has_what_was_said() {
+    fn the_log_has_messages_and_lines() {
         let folder = tempfile::tempdir().unwrap();
         let progress = Progress::lines(5).log_to(folder.path()).unwrap();
-        progress.say("a word");
+        progress.say("a message");
         (24..=26).for_each(|step| progress.step(At { step, ..AT }, &[], None));
         progress.note("error: on purpose");
         drop(Progress::silent().log_to(folder.path()).unwrap());
         let log = std::fs::read_to_string(folder.path().join(LOG)).unwrap();
-        assert_eq!(log, "a word\n   == step: [ 25/149] [2/5]\nerror: on purpose\n");
+        assert_eq!(log, "a message\n   == step: [ 25/149] [2/5]\nerror: on purpose\n");
     }
 
     #[test]
-    fn what_is_no_terminal_is_not_drawn_on() {
+    fn nothing_is_drawn_on_what_is_no_terminal() {
         let file = tempfile::NamedTempFile::new().unwrap();
         assert!(opened(file.path()).is_none() && opened(Path::new("/no/such/terminal")).is_none());
     }

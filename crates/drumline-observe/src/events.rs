@@ -1,21 +1,21 @@
-//! `OUT_DIR/metrics.jsonl`: what happened, for programs. One JSON object a line; rank 0 writes it.
+//! `OUT_DIR/metrics.jsonl`: what happened, for programs. One JSON object per line; rank 0 writes it.
 //!
 //! ```text
-//!   {"kind":"run", …}      a process begins to work on the run, at this step
-//!   {"kind":"epoch", …}    an epoch begins, or is resumed: how long it is, and how long the run
+//!   {"kind":"run", …}      a process starts to work on the run, at this step
+//!   {"kind":"epoch", …}    an epoch begins, or is resumed: its length, and that of the run
 //!   {"kind":"step", …}     after each step of the optimizer
 //!   {"kind":"eval", …}     after each evaluation
-//!   {"kind":"end", …}      the process ends; missing where it was killed
+//!   {"kind":"end", …}      the process ends; missing if it was killed
 //!
 //!   EventLog ── whole lines ──▶ metrics.jsonl ──▶ read (once) or Follow (as it grows)
 //! ```
 //!
-//! Each step stands there once. A run that goes on from a checkpoint does the steps after it again: what the file says of
-//! them is taken out first, and so is half a line that a crash has left. A run that begins anew keeps the file of the one
-//! before as `metrics.1.jsonl`, `metrics.2.jsonl`, ….
+//! Each step is in the file once. A run that resumes from a checkpoint repeats the steps after it: their lines are removed
+//! first, and so is a partial line that a crash has left. A new run keeps the file of the run before as `metrics.1.jsonl`,
+//! `metrics.2.jsonl`, ….
 //!
 //! All losses and metrics are means over the samples of all ranks. A number that JSON does not have, such as NaN, is
-//! written as null. Readers leave out lines that are broken or of a kind that they do not know.
+//! written as null. Readers skip lines that are broken or of an unknown kind.
 
 mod follow;
 mod log;
@@ -39,7 +39,7 @@ pub const METRICS: &str = "metrics.jsonl";
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Event {
-    /// The work begins, or goes on after `step` steps.
+    /// The run starts, or resumes after `step` steps.
     Run(RunEvent),
     /// An epoch begins, or is resumed.
     Epoch(EpochEvent),
@@ -47,12 +47,12 @@ pub enum Event {
     Step(StepEvent),
     /// An evaluation on the test set.
     Eval(EvalEvent),
-    /// The work ends.
+    /// The run ends.
     End(EndEvent),
 }
 
 impl Event {
-    /// The figures of a step or an evaluation that make curves, by name; NaN for one that is no number.
+    /// The figures of a step or an evaluation that make curves, by name. A missing number is NaN.
     pub fn figures(&self) -> impl Iterator<Item = (&str, f64)> {
         let (own, metrics) = match self {
             Self::Step(step) => {
@@ -63,13 +63,13 @@ impl Event {
             Self::Run(_) | Self::Epoch(_) | Self::End(_) => (None, None),
         };
         let own = own.into_iter().flatten().filter(|(_, value)| !number::is_missing(*value));
-        // The k of the best k says nothing of the training.
+        // The k of top-k accuracy says nothing about the training.
         let metrics = metrics.into_iter().flatten().filter(|(name, _)| *name != "k");
         own.chain(metrics.map(|(name, value)| (name.as_str(), value.unwrap_or(f64::NAN))))
     }
 }
 
-/// What is needed to do the run again.
+/// What is needed to repeat the run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunEvent {
@@ -81,15 +81,15 @@ pub struct RunEvent {
     pub world_size: usize,
     /// Number of nodes.
     pub num_nodes: usize,
-    /// The seed that was taken.
+    /// The seed that was used.
     pub seed: u64,
-    /// What computes, such as `cpu` or `cuda:0`.
+    /// The device, such as `cpu` or `cuda:0`.
     pub device: String,
     /// Threads of each rank's kernels.
     pub num_threads: i32,
     /// Version of this program.
     pub drumline: String,
-    /// Version of libtorch that it is made for.
+    /// Version of libtorch that it was built for.
     pub libtorch: String,
     /// Seconds since 1970.
     pub time: u64,
@@ -97,7 +97,7 @@ pub struct RunEvent {
     pub config: serde_json::Map<String, Value>,
 }
 
-/// How far the run is as an epoch begins, and how far it will go. Written where that is known.
+/// How far the run is when an epoch begins, and how long it will be. Written only if that is known.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EpochEvent {
@@ -111,11 +111,11 @@ pub struct EpochEvent {
     pub step_in_epoch: u64,
     /// Steps of this epoch.
     pub steps_per_epoch: u64,
-    /// Steps of the run, if all epochs to come are as long as this one.
+    /// Steps of the run, if all later epochs are as long as this one.
     pub total_steps: u64,
 }
 
-/// A step: its own figures, not a mean over the steps before.
+/// A step: its own figures, not means over the steps before.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepEvent {
     /// Steps done, this one included.
@@ -132,7 +132,7 @@ pub struct StepEvent {
     /// Samples of all ranks in this step.
     #[serde(default)]
     pub samples: u64,
-    /// Samples of all ranks in a second, by the time since the step before.
+    /// Samples of all ranks per second, since the step before.
     #[serde(default = "number::missing", with = "number")]
     pub samples_per_s: f64,
     /// When it ended: seconds since 1970, to the millisecond.
@@ -157,10 +157,10 @@ pub struct EvalEvent {
     /// When it ended: seconds since 1970, to the millisecond.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<f64>,
-    /// The metric that says which model is best.
+    /// The metric by which the best model is chosen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metric_key: Option<String>,
-    /// Whether that is better than in all evaluations before.
+    /// Whether its value is better than in all evaluations before.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_best: bool,
     /// Figures by name, such as `loss` and `acc1`.
@@ -168,7 +168,7 @@ pub struct EvalEvent {
     pub metrics: Metrics,
 }
 
-/// How the work ended.
+/// How the run ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EndEvent {
     /// Steps done.
@@ -190,18 +190,18 @@ pub struct EndEvent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reason {
-    /// All was done.
+    /// All steps were done.
     Finished,
-    /// A signal or a callback asked for it; the run can go on.
+    /// A signal or a callback stopped it; the run can be resumed.
     Stopped,
     /// Something went wrong.
     Failed,
 }
 
-/// Figures by name; `None` where the number is none.
+/// Figures by name; `None` if the number is NaN or infinite.
 pub type Metrics = BTreeMap<String, Option<f64>>;
 
-/// Figures by name, as an event carries them.
+/// Figures by name, in the form that events use.
 ///
 /// ```
 /// use drumline_observe::events::metrics;
@@ -224,11 +224,11 @@ pub fn milliseconds_now() -> Option<f64> {
     Some(now.as_millis() as f64 / 1e3)
 }
 
-/// The file cannot be read or written, or is not ours.
+/// The file cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EventsError {
-    /// No place for it.
+    /// The file cannot be written.
     #[error("cannot write {}: {source}; try another OUT_DIR", path.display())]
     Write {
         /// The file.
@@ -237,7 +237,7 @@ pub enum EventsError {
         #[source]
         source: io::Error,
     },
-    /// Not there, or not to be read by this user.
+    /// The file does not exist, or this user may not read it.
     #[error("cannot read {}: {source}", path.display())]
     Read {
         /// The file.
@@ -305,15 +305,15 @@ mod tests {
     }
 
     #[test]
-    fn what_others_have_added_does_not_hide_a_line() {
+    fn additional_fields_do_not_hide_a_line() {
         let line = r#"{"kind":"step","step":3,"note":"warm","acc1":null,"list":[1]}"#;
         let Some(Event::Step(step)) = read_back(line) else { panic!("not read") };
         assert_eq!((step.step, &step.metrics), (3, &Metrics::from([("acc1".into(), None)])));
-        assert!(step.loss.is_nan(), "what is not there is no 0");
-        let told =
+        assert!(step.loss.is_nan(), "a missing number is not 0");
+        let names =
             |line| read_back(line).unwrap().figures().map(|(name, _)| name.to_owned()).collect::<Vec<_>>();
-        assert_eq!(told(line), ["acc1"]);
-        assert_eq!(told(r#"{"kind":"step","step":3,"loss":null,"lr":0.5}"#), ["loss", "lr"]);
+        assert_eq!(names(line), ["acc1"]);
+        assert_eq!(names(r#"{"kind":"step","step":3,"loss":null,"lr":0.5}"#), ["loss", "lr"]);
         assert_eq!(read_back(r#"{"kind":"party","step":3}"#), None);
         let run = read_back(r#"{"kind":"run","world_size":4,"new":{"a":1}}"#);
         assert_eq!(run, Some(Event::Run(RunEvent { world_size: 4, ..Default::default() })));

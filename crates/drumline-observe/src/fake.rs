@@ -1,12 +1,13 @@
-//! A run that is none: writes the files of a job, for tests of what reads them and for a look at the page.
+//! A fake run: writes the files of a job, for tests of their readers and to look at the page.
 //!
-//! Time is given, not taken: each step lasts a tenth of a second of the run's own time, and [`FakeRun::write_ranks`] is told
-//! what the clock says. A loss that falls with some noise makes a picture one can judge.
+//! It has its own time: each step lasts a tenth of a second, and [`FakeRun::write_ranks`] is given the time to write. The loss
+//! falls with some noise, so that the picture is realistic.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use drumline_files::{Durability, replace};
 use serde_json::{Map, Value, json};
 
 const STEP_S: f64 = 0.1;
@@ -23,13 +24,13 @@ pub struct FakeRun {
     log: File,
     ranks: Vec<FakeRank>,
     step: u64,
-    /// Name of the host that ranks say they are on.
+    /// Name of the host that ranks report.
     pub host: String,
-    /// Name of the metric beside the loss.
+    /// Name of the metric besides the loss.
     pub metric: String,
-    /// What the loss falls to.
+    /// The value that the loss approaches.
     pub floor: f64,
-    /// Epochs that it says it will have.
+    /// The number of epochs that it reports.
     pub epochs: u64,
     /// The least loss of its evaluations.
     best: f64,
@@ -46,7 +47,7 @@ struct FakeRank {
 }
 
 impl FakeRun {
-    /// A new run in `folder`, which is made if it is not there.
+    /// A new run in `folder`, which is created if it does not exist.
     ///
     /// ```
     /// use drumline_observe::fake::FakeRun;
@@ -78,7 +79,7 @@ impl FakeRun {
             "device": "cpu", "num_threads": 1, "drumline": "0.1.0", "libtorch": "2.11.0", "time": BEGAN as u64,
             "config": {"MODEL.ARCH": "resnet18", "OPTIM.BASE_LR": 0.1, "OPTIM.STEPS": [0, 30], "TRAIN.MAX_STEPS": null}});
         run.write(&event)?;
-        run.say(&format!("INFO {world_size} ranks, a run that is none"))?;
+        run.say(&format!("INFO {world_size} ranks, a fake run"))?;
         Ok(run)
     }
 
@@ -97,7 +98,7 @@ impl FakeRun {
         let loss = self.floor + 2.0 * (-along).exp() + self.noise(1) * 0.25 * (0.2 + (-along).exp());
         let accuracy = 95.0 * (1.0 - (-along * 0.8).exp()) + self.noise(2) * 3.0;
         let lr = 0.1 * (along.min(0.2) * 5.0) * (0.5 + 0.5 * (along / 4.0).cos());
-        // The last batch of an epoch is a small one, which takes longer for each sample.
+        // The last batch of an epoch is small, and takes longer per sample.
         let is_last = self.step.is_multiple_of(STEPS_OF_EPOCH);
         let (samples, slowness) = if is_last { (SAMPLES / 16, 0.25) } else { (SAMPLES, 1.0) };
         let speed = SAMPLES as f64 / STEP_S * slowness * (1.0 + 0.04 * self.noise(3));
@@ -110,7 +111,8 @@ impl FakeRun {
             ("time", self.time()),
         ];
         event.extend(
-            [("kind", "step".into()), ("step", self.step.into()), ("epoch", epoch.into())].map(named),
+            [("kind", Value::from("step")), ("step", self.step.into()), ("epoch", epoch.into())]
+                .map(|(name, value)| (name.to_owned(), value)),
         );
         event.insert("samples".to_owned(), samples.into());
         event.extend(fields.map(|(name, value)| (name.to_owned(), value.into())));
@@ -133,7 +135,7 @@ impl FakeRun {
         Ok(())
     }
 
-    /// Each rank's file, as written at `time`; silent ones write nothing.
+    /// Writes each rank's file with this time; silent ranks write nothing.
     pub fn write_ranks(&self, time: f64) -> io::Result<()> {
         let slowest = self.ranks.iter().map(|rank| rank.slowness).fold(1.0, f64::max);
         for (number, rank) in self.ranks.iter().enumerate().filter(|(_, rank)| !rank.is_silent) {
@@ -147,19 +149,17 @@ impl FakeRun {
                 "slow": (rank.slowness > 1.1).then_some(rank.slowness),
                 "samples_per_s": SAMPLES as f64 / STEP_S / self.ranks.len() as f64, "time": time});
             let path = self.folder.join(format!("ranks/{number:05}.json"));
-            let beside = path.with_extension("json.tmp");
-            fs::write(&beside, status.to_string())?;
-            fs::rename(beside, path)?;
+            replace(path, status.to_string(), Durability::Process)?;
         }
         Ok(())
     }
 
-    /// The rank writes nothing any more, as one that was killed.
+    /// The rank writes nothing any more, like one that was killed.
     pub fn kill(&mut self, rank: usize) {
         self.ranks[rank].is_silent = true;
     }
 
-    /// The rank's work takes so many times longer than that of others.
+    /// The rank's work takes this many times longer than that of others.
     pub fn slow_down(&mut self, rank: usize, times: f64) {
         self.ranks[rank].slowness = times;
     }
@@ -169,17 +169,17 @@ impl FakeRun {
         self.ranks[rank].op = Some((op.to_owned(), seconds));
     }
 
-    /// The rank has failed and says why.
+    /// The rank has failed with this error.
     pub fn fail(&mut self, rank: usize, error: &str) {
         (self.ranks[rank].state, self.ranks[rank].error) = ("failed", Some(error.to_owned()));
     }
 
-    /// A line of the log.
+    /// Adds a line to the log.
     pub fn say(&mut self, line: &str) -> io::Result<()> {
         self.log.write_all(format!("{line}\n").as_bytes())
     }
 
-    /// The last event, and the ranks that run have ended.
+    /// Writes the last event; running ranks have ended.
     pub fn end(&mut self, reason: &str, error: Option<&str>) -> io::Result<()> {
         let epoch = self.step / STEPS_OF_EPOCH;
         self.write(&json!({"kind": "end", "step": self.step, "epoch": epoch, "reason": reason, "error": error, "time": self.time().ceil() as u64}))?;
@@ -192,19 +192,15 @@ impl FakeRun {
         self.metrics.write_all(format!("{event}\n").as_bytes())
     }
 
-    /// What the run's own clock says; evaluations take a second.
+    /// The time of the run's own clock; evaluations take a second.
     fn time(&self) -> f64 {
         BEGAN + self.step as f64 * STEP_S + (self.step.saturating_sub(1) / STEPS_OF_EPOCH) as f64
     }
 
-    /// Between -1 and 1, the same for the same step.
+    /// A number between -1 and 1, the same for the same step.
     fn noise(&self, kind: u64) -> f64 {
         let mut mixed = (self.step * 7919 + kind).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         (mixed >> 40) as f64 / f64::from(1 << 23) - 1.0
     }
-}
-
-fn named((name, value): (&str, Value)) -> (String, Value) {
-    (name.to_owned(), value)
 }

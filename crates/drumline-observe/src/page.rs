@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!   browser ── GET /?token=… ─▶ connections, access ─▶ routes ─┬─ assets: HTML, CSS and scripts inside this program
-//!           ── GET /update?since=N ─▶ access ─────┴─ watch ─▶ run_folder ─┬─ story: metrics.jsonl ─▶ curves
+//!           ── GET /update?since=N ─▶ access ─────┴─ watch ─▶ run_folder ─┬─ history: metrics.jsonl ─▶ curves
 //!                                                                         ├─ ranks: ranks/*.json ─▶ rows
 //!                                                                         └─ log_tail: log.txt ─▶ lines
 //!           ── GET /metrics.csv, /detail ─▶ download: metrics.jsonl read again, all of it or some steps in full
 //! ```
 //!
-//! In: folders of runs, which are only read. Out: a page on 127.0.0.1 that nobody can open without the address with its
-//! token. Not here: reading and writing those files (`events`, `status`, `runs`).
+//! In: folders of runs, which are only read. Out: a page on 127.0.0.1 that can be opened only with its full address, which
+//! contains a token. Not here: reading and writing those files (`events`, `status`, `runs`).
 
 mod access;
 mod assets;
@@ -20,11 +20,11 @@ mod download;
 #[cfg(fuzzing)]
 #[doc(hidden)]
 pub mod fuzzing;
+mod history;
 mod log_tail;
 mod ranks;
 mod routes;
 pub(crate) mod run_folder;
-mod story;
 mod waits;
 mod watch;
 
@@ -43,9 +43,9 @@ use watch::Watch;
 
 pub use watch::Runs;
 
-/// How long requests get to end when the page is closed.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// Ports that are tried, the one that was asked for first.
+/// How long open requests may take when the page is closed.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
+/// The number of ports that are tried, beginning with the given one.
 const MOST_PORTS: u16 = 32;
 
 /// The page cannot be shown.
@@ -55,38 +55,38 @@ pub enum PageError {
     /// Other programs listen there.
     #[error("ports {first} to {last} of 127.0.0.1 are taken; try --port 0, which finds a free one")]
     PortsTaken {
-        /// The port that was asked for.
+        /// The given port.
         first: u16,
         /// The last one that was tried.
         last: u16,
     },
-    /// Such as a port that only root may use.
+    /// The port cannot be used, for example because only root may.
     #[error("cannot listen on 127.0.0.1:{port}: {source}; try --port 0, which finds a free one")]
     Listen {
-        /// The port that was asked for.
+        /// The given port.
         port: u16,
         /// What the system says.
         #[source]
         source: io::Error,
     },
-    /// Not a folder, or not to be read by this user.
+    /// Not a folder, or one that this user may not read.
     #[error("cannot watch `{}`: {source}; try the OUT_DIR of a run, or no folder for all jobs that run", folder.display())]
     Folder {
-        /// As it was given.
+        /// The given path.
         folder: PathBuf,
         /// What the system says.
         #[source]
         source: io::Error,
     },
-    /// The system gives no random numbers.
+    /// The system provides no random numbers.
     #[error("cannot make a token: {0}")]
     Token(#[source] getrandom::Error),
-    /// The system gives no threads.
+    /// The system provides no threads.
     #[error("cannot start the page's server: {0}")]
     Start(#[source] io::Error),
 }
 
-/// A page that has its port and its token, and answers once it is started.
+/// A page that has its port and its token. It answers requests once it is started.
 ///
 /// ```
 /// use drumline_observe::page::{Page, Runs};
@@ -113,8 +113,8 @@ pub struct Serving {
 }
 
 impl Page {
-    /// Takes a port of 127.0.0.1 and makes a token. A port that is taken is passed over for the next free one; 0 is any. Folders
-    /// need not be there yet.
+    /// Takes a port of 127.0.0.1 and makes a token. If the port is taken, the next free one is used; 0 is any. Folders need not
+    /// exist yet.
     pub fn bind(port: u16, runs: Runs) -> Result<Self, PageError> {
         let runs = match runs {
             Runs::Folders(folders) => {
@@ -127,17 +127,17 @@ impl Page {
         Ok(Self { listener, access, watch: Watch::new(runs) })
     }
 
-    /// The address to open, with the token: whoever has it may look.
+    /// The address to open, with the token: those who have it can see the page.
     pub fn url(&self) -> String {
         self.access.url()
     }
 
-    /// The port that it has, which may be another than was asked for.
+    /// The port, which may differ from the given one.
     pub fn port(&self) -> u16 {
         self.access.port()
     }
 
-    /// Answers from now on, on a thread of its own.
+    /// Starts to answer requests, on a thread of its own.
     pub fn start(self) -> Result<Serving, PageError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
         let runtime = runtime.map_err(PageError::Start)?;
@@ -153,11 +153,11 @@ impl Page {
             let Ok(listener) = tokio::net::TcpListener::from_std(self.listener) else { return };
             tokio::select! {
                 () = connections::serve(listener, routes) => {}
-                // An error says that the other end is gone, which is the sign.
+                // An error means that the sender was dropped, which is the sign to stop.
                 _ = stopped => {}
             }
         });
-        runtime.shutdown_timeout(PATIENCE);
+        runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
     }
 }
 
@@ -165,13 +165,13 @@ impl Drop for Serving {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A panic there was told there.
+            // A panic of the thread has been printed.
             let _ = thread.join();
         }
     }
 }
 
-/// Listens on a port, or on one of the next.
+/// Listens on a port, or on one of the next ones.
 fn listen(first: u16) -> Result<(TcpListener, u16), PageError> {
     let last = if first == 0 { 0 } else { first.saturating_add(MOST_PORTS - 1) };
     for port in first..=last {
@@ -188,7 +188,7 @@ fn listen(first: u16) -> Result<(TcpListener, u16), PageError> {
     Err(PageError::PortsTaken { first, last })
 }
 
-/// The whole path of a folder, also of one that is about to be made.
+/// The full path of a folder, also of one that does not exist yet.
 fn whole_path(folder: &Path) -> Result<PathBuf, PageError> {
     let whole = match folder.canonicalize() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => std::path::absolute(folder),

@@ -1,8 +1,8 @@
 //! Curves of runs: chosen metrics over steps, as SVG or PNG.
 //!
 //! ```text
-//!   metrics.jsonl of each run ─▶ curve: points by metric, smoothed, thinned ─▶ axis: where marks stand ─▶ draw ─┬▶ SVG
-//!                                                                                                              └▶ PNG
+//!   metrics.jsonl of each run ─▶ curve: points by metric, smoothed, thinned ─▶ axis: positions of ticks ─▶ draw ─┬▶ SVG
+//!                                                                                                               └▶ PNG
 //! ```
 //! A metric has a panel of its own, with a curve for the training steps of each run and one, with dots, for its evaluations.
 
@@ -22,16 +22,16 @@ use curve::Panel;
 /// A run to be shown.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Run {
-    /// As the legend calls it.
+    /// Its name in the legend.
     pub name: String,
-    /// What it has written.
+    /// Its events.
     pub events: Vec<Event>,
 }
 
 /// How curves are shown.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PlotOptions {
-    /// Weight of what came before, from 0 (none) to below 1; the curve as it was stays visible behind.
+    /// Weight of the past, from 0 (none) to below 1. The unsmoothed curve stays visible behind.
     pub smooth: f64,
     /// The vertical axis.
     pub scale: Scale,
@@ -45,17 +45,17 @@ impl Default for PlotOptions {
     }
 }
 
-/// How values lie on an axis.
+/// The scale of an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Scale {
-    /// Equal differences are equally far apart.
+    /// Equal differences have equal distances.
     #[default]
     Linear,
-    /// Equal ratios are; values of 0 and less are left out.
+    /// Equal ratios have equal distances; values of 0 and less are left out.
     Log,
 }
 
-/// What kind of picture.
+/// The format of a picture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// Lines and text, sharp at any size.
@@ -68,29 +68,29 @@ pub enum Format {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlotError {
-    /// Nothing there.
+    /// The path has no run.
     #[error("no run in {}: there is no {METRICS} in it or one level down; try the OUT_DIR of a run", path.display())]
     NoRun {
-        /// What was given.
+        /// The given path.
         path: PathBuf,
     },
-    /// A run that has only just begun, or none.
+    /// A run that has only just started, or an empty one.
     #[error("no steps and no evaluations in {runs}; try again when the run has made a step")]
     NoPoints {
         /// Their names.
         runs: String,
     },
-    /// No such figure.
-    #[error("no metric `{metric}` in {runs}; try {there}")]
+    /// The runs do not have this metric.
+    #[error("no metric `{metric}` in {runs}; try {known}")]
     NoMetric {
-        /// What was asked for.
+        /// The given metric.
         metric: String,
-        /// Where it was looked for.
+        /// The runs that were searched.
         runs: String,
-        /// What there is.
-        there: String,
+        /// The metrics that exist.
+        known: String,
     },
-    /// Numbers that an axis does not have.
+    /// All values are numbers that the axis cannot show.
     #[error("`{metric}` has no value that can be shown{hint}")]
     NothingToShow {
         /// The metric.
@@ -98,11 +98,11 @@ pub enum PlotError {
         /// What to do about it.
         hint: &'static str,
     },
-    /// A weight that would never end.
+    /// A weight of 1 or more, or less than 0.
     #[error("smoothing of {0}, expected at least 0 and less than 1; try 0.9")]
     Smooth(f64),
-    /// Neither of the two.
-    #[error("cannot tell what {} shall be; try a name that ends in .svg or .png", path.display())]
+    /// The file's name ends in neither of the two formats.
+    #[error("the format of {} is not known; try a name that ends in .svg or .png", path.display())]
     Format {
         /// The file.
         path: PathBuf,
@@ -113,7 +113,7 @@ pub enum PlotError {
     /// The picture cannot be drawn.
     #[error("cannot draw: {0}")]
     Draw(String),
-    /// No place for the picture.
+    /// The picture cannot be written.
     #[error("cannot write {}: {source}", path.display())]
     Write {
         /// The file.
@@ -125,7 +125,7 @@ pub enum PlotError {
 }
 
 impl Format {
-    /// By the end of a file's name.
+    /// The format by the extension of a file.
     pub fn of(path: &Path) -> Result<Self, PlotError> {
         let end = path.extension().map(|end| end.to_ascii_lowercase());
         match end.as_deref().and_then(|end| end.to_str()) {
@@ -136,8 +136,8 @@ impl Format {
     }
 }
 
-/// Reads runs: the `OUT_DIR` of each, a folder one above several, or a file of events. Each is called by the last part of its path, or
-/// by all of it where that is not enough to tell them apart.
+/// Reads runs: the `OUT_DIR` of each, a folder one above several, or a file of events. The name of each is the last part of its
+/// path, or all of it if that is not unique.
 pub fn load(paths: &[PathBuf]) -> Result<Vec<Run>, PlotError> {
     let mut files = Vec::new();
     for path in paths {
@@ -161,13 +161,13 @@ pub fn load(paths: &[PathBuf]) -> Result<Vec<Run>, PlotError> {
     files.iter().zip(lasts).map(run).collect()
 }
 
-/// The path by which a run is called: the one that was given, unless its folder lies below that.
+/// The path that names a run: the given one, unless the run's folder is below that.
 fn called(given: &Path, file: &Path) -> PathBuf {
     let folder = file.parent().unwrap_or(file);
     if given.join(METRICS) == file || given == file { given.to_owned() } else { folder.to_owned() }
 }
 
-/// The metrics that there are in any of the runs, by name.
+/// The metrics that any of the runs has, by name.
 pub fn metrics(runs: &[Run]) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for event in runs.iter().flat_map(|run| &run.events) {
@@ -176,21 +176,18 @@ pub fn metrics(runs: &[Run]) -> BTreeSet<String> {
     names
 }
 
-/// What to show where nothing is asked for: the loss, and what evaluations tell.
+/// The metrics that are shown by default: the loss, and the metrics of evaluations.
 pub fn usual_metrics(runs: &[Run]) -> Vec<String> {
     let is_eval = |event: &&Event| matches!(event, Event::Eval(_));
     let evals = runs.iter().flat_map(|run| run.events.iter().filter(is_eval));
-    let told: BTreeSet<_> = evals.flat_map(|event| event.figures().map(|(name, _)| name)).collect();
-    let others = told.into_iter().filter(|name| *name != "loss");
+    let names: BTreeSet<_> = evals.flat_map(|event| event.figures().map(|(name, _)| name)).collect();
+    let others = names.into_iter().filter(|name| *name != "loss");
     let loss = metrics(runs).contains("loss").then_some("loss");
     let chosen: Vec<String> = loss.into_iter().chain(others).map(str::to_owned).collect();
-    match chosen.is_empty() {
-        true => metrics(runs).into_iter().collect(),
-        false => chosen,
-    }
+    if chosen.is_empty() { metrics(runs).into_iter().collect() } else { chosen }
 }
 
-/// A picture of `metrics`, a panel for each; of the usual ones if there are none.
+/// A picture of `metrics`, with a panel for each; of the default ones if `metrics` is empty.
 ///
 /// ```
 /// use drumline_observe::events::{Event, StepEvent};
@@ -219,21 +216,21 @@ pub fn draw(
     }
 }
 
-/// Draws, and writes the picture to a file whose name says what it shall be.
+/// Draws, and writes the picture to a file whose extension is its format.
 pub fn save(path: &Path, runs: &[Run], metrics: &[String], options: PlotOptions) -> Result<(), PlotError> {
     let picture = draw(runs, metrics, Format::of(path)?, options)?;
     fs::write(path, picture).map_err(|source| PlotError::Write { path: path.to_owned(), source })
 }
 
 fn panels(runs: &[Run], chosen: &[String], options: PlotOptions) -> Result<Vec<Panel>, PlotError> {
-    let there = metrics(runs);
+    let known = metrics(runs);
     let names = || runs.iter().map(|run| run.name.as_str()).collect::<Vec<_>>().join(", ");
-    if there.is_empty() {
+    if known.is_empty() {
         return Err(PlotError::NoPoints { runs: names() });
     }
-    if let Some(metric) = chosen.iter().find(|metric| !there.contains(*metric)) {
-        let there = there.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-        return Err(PlotError::NoMetric { metric: metric.clone(), runs: names(), there });
+    if let Some(metric) = chosen.iter().find(|metric| !known.contains(*metric)) {
+        let listed = known.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        return Err(PlotError::NoMetric { metric: metric.clone(), runs: names(), known: listed });
     }
     chosen.iter().map(|metric| Panel::new(runs, metric, options)).collect()
 }

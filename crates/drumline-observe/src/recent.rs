@@ -1,11 +1,11 @@
-//! A figure of the last steps together, each weighted by its samples.
+//! The mean of the last steps, each weighted by its samples.
 //!
-//! The batch at the end of an epoch is often smaller than the others. Its loss is noisier and its rate lower, so that the
-//! last step alone is a bad answer to "how is the run?".
+//! The batch at the end of an epoch is often smaller than the others. Its loss is noisier and its rate lower, so the last
+//! step alone is a bad answer to "how is the run?".
 
 use std::collections::VecDeque;
 
-/// Steps that count.
+/// The number of steps that count.
 const STEPS: usize = 20;
 
 /// The last steps, oldest first.
@@ -15,7 +15,7 @@ pub(crate) struct Recent {
 }
 
 impl Recent {
-    /// Adds the value of a step with so many samples; without any, where samples are not counted, it counts as one.
+    /// Adds the value of a step with this many samples; 0, if samples are not counted, counts as one.
     pub(crate) fn push(&mut self, value: f64, samples: f64) {
         if self.steps.len() == STEPS {
             self.steps.pop_front();
@@ -23,7 +23,7 @@ impl Recent {
         self.steps.push_back((value, if samples > 0.0 { samples } else { 1.0 }));
     }
 
-    /// The mean of values such as losses. None where the last value is not a number: that is news.
+    /// The mean of values such as losses. `None` if the last value is not a number: that must be visible.
     pub(crate) fn mean(&self) -> Option<f64> {
         self.last()?;
         let numbers = self.numbers();
@@ -32,7 +32,7 @@ impl Recent {
         Some(sum / samples)
     }
 
-    /// The mean of values a second, over the time that the steps took.
+    /// The mean of rates per second, over the time that the steps took.
     pub(crate) fn rate(&self) -> Option<f64> {
         self.last()?;
         let rates = self.numbers().filter(|(rate, _)| *rate > 0.0);
@@ -68,7 +68,7 @@ mod tests {
         // 64 samples in 2 s, and one that took a tenth of a second.
         let rates = of(&[(32.0, 32.0), (32.0, 32.0), (10.0, 1.0)]);
         assert!((rates.rate().unwrap() - 65.0 / 2.1).abs() < 1e-12);
-        assert_eq!(rates.last(), Some(10.0), "control: alone it would stand for the run");
+        assert_eq!(rates.last(), Some(10.0), "control: the last step alone");
     }
 
     #[test]
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_no_number_is_not_hidden_when_it_is_the_last() {
+    fn a_value_that_is_no_number_is_visible_if_it_is_the_last() {
         assert_eq!(of(&[(1.0, 1.0), (f64::NAN, 1.0)]).mean(), None);
         assert_eq!(of(&[(f64::NAN, 1.0), (1.0, 1.0)]).mean(), Some(1.0));
         assert_eq!((of(&[]).mean(), of(&[]).rate(), of(&[(0.0, 1.0)]).rate()), (None, None, None));

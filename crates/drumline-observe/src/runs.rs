@@ -1,13 +1,13 @@
-//! Which jobs of this user run on this machine, and in which folders: a small file for each.
+//! Which jobs of this user run on this machine, and in which folders: a small file for each job.
 //!
 //! ```text
 //!   $XDG_RUNTIME_DIR/drumline/runs/4711.json    {"pid":4711,"start":88123,"dir":"/data/exp/a","name":"a"}
 //!   else /tmp/drumline-1000/runs/4711.json
 //! ```
-//! Rank 0 makes the file and takes it away. One that a killed job has left behind is known by its process, which is gone,
-//! or began at another time than the file says; it is removed by the next job. The folder is for its owner only, and refused
-//! if it is not: what stands in it is opened. Who looks changes nothing. Runs that have ended are found by their folders:
-//! `found`. What a list says of each: `summary`.
+//! Rank 0 creates the file and removes it. A file that a killed job has left behind is recognised by its process, which has
+//! ended, or started at another time than the file says; the next job removes it. The folder must belong to its owner only,
+//! since the paths in it are opened; otherwise it is an error. Reading changes nothing. Runs that have ended are found by their
+//! folders (`found`); `summary` describes a run for a list.
 
 mod found;
 mod summary;
@@ -17,6 +17,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use drumline_files::{Durability, replace};
 use serde::{Deserialize, Serialize};
 
 pub use found::{below, is_run, within};
@@ -27,11 +28,11 @@ pub use summary::{Best, RunState, Summary};
 pub struct Run {
     /// The process of its rank 0.
     pub pid: u32,
-    /// When that began, in the kernel's ticks since the machine started.
+    /// When that process started, in the kernel's ticks since boot.
     pub start: u64,
     /// Its `OUT_DIR`, an absolute path.
     pub dir: PathBuf,
-    /// What it is called.
+    /// Its name.
     pub name: String,
 }
 
@@ -39,7 +40,7 @@ pub struct Run {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunsError {
-    /// Somebody else could write there.
+    /// Another user could write there.
     #[error("{} is not this user's alone: {why}; try removing it, or set XDG_RUNTIME_DIR", path.display())]
     NotOurs {
         /// The folder.
@@ -47,7 +48,7 @@ pub enum RunsError {
         /// What is wrong with it.
         why: String,
     },
-    /// The system refuses.
+    /// The system returned an error.
     #[error("cannot use {}: {source}", path.display())]
     Io {
         /// The folder or file.
@@ -58,14 +59,14 @@ pub enum RunsError {
     },
 }
 
-/// The entry of a job; dropping it takes it away.
+/// The entry of a job; dropping it removes the entry.
 #[derive(Debug)]
 pub struct Registration {
     path: PathBuf,
 }
 
 impl Registration {
-    /// Says that this process runs a job with `out_dir`, called `name`.
+    /// Registers that this process runs a job with `out_dir`, called `name`.
     pub fn new(out_dir: &Path, name: &str) -> Result<Self, RunsError> {
         List::within(&folder_of_this_user())?.add(out_dir, name)
     }
@@ -73,7 +74,7 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // If it cannot be removed, it is known to be stale as soon as this process is gone.
+        // If it cannot be removed, it is recognised as stale when this process has ended.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -83,7 +84,7 @@ pub fn running() -> Result<Vec<Run>, RunsError> {
     running_in(&folder_of_this_user())
 }
 
-/// As [`running`], of the list within `own`; none if there is no list.
+/// As [`running`], for the list within `own`; empty if there is no list.
 pub(crate) fn running_in(own: &Path) -> Result<Vec<Run>, RunsError> {
     let list = List { folder: own.join("runs") };
     if !list.folder.try_exists().map_err(cannot(&list.folder))? {
@@ -96,7 +97,7 @@ pub(crate) fn running_in(own: &Path) -> Result<Vec<Run>, RunsError> {
     Ok(runs)
 }
 
-/// Where this user's list is.
+/// The folder of this user's list.
 pub(crate) fn folder_of_this_user() -> PathBuf {
     let user = rustix::process::geteuid().as_raw();
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
@@ -115,7 +116,7 @@ pub(crate) struct List {
 }
 
 impl List {
-    /// The list in a folder that is made if it is not there, and must be this user's alone.
+    /// The list in a folder that is created if it does not exist, and must belong to this user only.
     pub(crate) fn within(own: &Path) -> Result<Self, RunsError> {
         let folder = own.join("runs");
         for path in [own, &folder] {
@@ -134,15 +135,13 @@ impl List {
         let dir = std::path::absolute(out_dir).map_err(cannot(out_dir))?;
         let start = start_of(pid).unwrap_or_default();
         for stale in self.entries()?.filter(|path| still_running(path).is_none()) {
-            // Somebody else may have done it just now.
+            // Another process may have removed it just now.
             let _ = fs::remove_file(stale);
         }
         let path = self.folder.join(format!("{pid}.json"));
         let run = Run { pid, start, dir, name: name.to_owned() };
         let text = serde_json::to_string(&run).map_err(io::Error::from);
-        let beside = path.with_extension("tmp");
-        let written =
-            text.and_then(|text| fs::write(&beside, text + "\n")).and_then(|()| fs::rename(&beside, &path));
+        let written = text.and_then(|text| replace(&path, text + "\n", Durability::Process));
         written.map_err(cannot(&path))?;
         Ok(Registration { path })
     }
@@ -160,7 +159,7 @@ fn still_running(path: &Path) -> Option<Run> {
     run.filter(|run| start_of(run.pid) == Some(run.start))
 }
 
-/// When a process began, in the kernel's ticks; nothing if there is none.
+/// When a process started, in the kernel's ticks; `None` if there is no such process.
 fn start_of(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The second field is the program's name in brackets, which may have spaces and brackets of its own.
@@ -202,7 +201,10 @@ mod tests {
     #[test]
     fn an_entry_lives_as_long_as_its_registration() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(running(&folder).is_empty() && !folder.path().join("own").exists(), "looking makes no list");
+        assert!(
+            running(&folder).is_empty() && !folder.path().join("own").exists(),
+            "reading creates no list"
+        );
         let list = list(&folder);
         let entry = list.add(Path::new("exp/a"), "a \"run\"").unwrap();
         let runs = running(&folder);
@@ -215,21 +217,21 @@ mod tests {
     }
 
     #[test]
-    fn what_dead_processes_left_behind_is_cleaned() {
+    fn entries_of_dead_processes_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let list = list(&folder);
         let mut gone = Command::new("true").spawn().unwrap();
         let dead = gone.id();
         gone.wait().unwrap();
         let me = std::process::id();
-        // The number of a process that is alive, but began at another time.
+        // The number of a process that is alive, but started at another time.
         for (file, pid, start) in [("1.json", dead, 1), ("2.json", me, start_of(me).unwrap() + 1)] {
             let run = Run { pid, start, dir: "/exp".into(), name: "x".into() };
             fs::write(list.folder.join(file), serde_json::to_string(&run).unwrap()).unwrap();
         }
         fs::write(list.folder.join("3.json"), "{").unwrap();
         let num_files = || fs::read_dir(&list.folder).unwrap().count();
-        assert_eq!((running(&folder).len(), num_files()), (0, 3), "looking changes nothing");
+        assert_eq!((running(&folder).len(), num_files()), (0, 3), "reading changes nothing");
         let kept = list.add(Path::new("/exp"), "control").unwrap();
         assert_eq!((running(&folder).len(), num_files()), (1, 1));
         drop(kept);
@@ -241,13 +243,13 @@ mod tests {
         let (real, link) = (folder.path().join("real"), folder.path().join("link"));
         fs::create_dir(&real).unwrap();
         symlink(&real, &link).unwrap();
-        let said = List::within(&link).err().unwrap().to_string();
-        assert!(said.contains("is no folder") && said.contains("try"), "{said}");
+        let error = List::within(&link).err().unwrap().to_string();
+        assert!(error.contains("is no folder") && error.contains("try"), "{error}");
         fs::set_permissions(&real, Permissions::from_mode(0o770)).unwrap();
         fs::create_dir(real.join("runs")).unwrap();
-        for said in [List::within(&real).map(drop), running_in(&real).map(drop)] {
-            let said = said.unwrap_err().to_string();
-            assert!(said.contains("mode 770, expected 700"), "{said}");
+        for outcome in [List::within(&real).map(drop), running_in(&real).map(drop)] {
+            let error = outcome.unwrap_err().to_string();
+            assert!(error.contains("mode 770, expected 700"), "{error}");
         }
         fs::set_permissions(&real, Permissions::from_mode(0o700)).unwrap();
         fs::set_permissions(real.join("runs"), Permissions::from_mode(0o700)).unwrap();

@@ -1,25 +1,26 @@
-//! Which ranks are slower than the others, decided purely: time comes in as numbers, and what people should hear comes out.
+//! Which ranks are slower than the others, as a pure function: times come in as numbers, and messages for people come out.
 //!
 //! ```text
-//!   work of a step, of each rank ─▶ samples of at least 250 ms ─▶ ratio to the median of the others ─▶ of the last 20: 18 above 1.10 ─▶ slow
-//!                                                                                                      10 or fewer above 1.05 ─▶ slow no more
+//!   work of a step, of each rank ─▶ samples of at least 250 ms ─▶ ratio to the median of the others
+//!     ─▶ of the last 20: 18 above 1.10 ─▶ slow; 10 or fewer above 1.05 ─▶ no longer slow
 //! ```
-//! *Work* is what a rank does by itself in a step: it waits for data and computes. Waiting for other ranks is no part of it, or all would look alike.
-//! A *sample* is one step; where steps are short it is several, since a scheduler that shares a busy machine out may hold up one rank for many
-//! milliseconds in a row. Two bounds, and a count of samples in place of a mean, keep the answer from flickering: one long hiccup is one sample.
+//! *Work* is what a rank does by itself in a step: it waits for data and computes. Waiting for other ranks does not count, or all
+//! would look alike. A *sample* is one step; if steps are short it is several, since the scheduler of a busy machine may delay one
+//! rank for many milliseconds in a row. Two bounds, and a count of samples instead of a mean, keep the answer from flickering: one
+//! long delay is one sample.
 //!
 //! Not here: who measures (`drumline`'s trainer), who shows it (`bar`, `page`).
 
 use std::collections::VecDeque;
 use std::fmt;
 
-/// Samples that are looked at.
+/// The number of samples that count.
 const WINDOW: usize = 20;
-/// Seconds that a sample has at least.
+/// The least seconds of a sample.
 const SAMPLE: f64 = 0.25;
-/// How much longer than the others' the work of a slow rank takes.
+/// How much longer the work of a slow rank takes than that of the others.
 const SLOW: f64 = 1.10;
-/// In so many samples.
+/// In how many samples.
 const SLOW_SAMPLES: usize = 18;
 /// A slow rank stays slow while more than half of its samples are above this.
 const STILL_SLOW: f64 = 1.05;
@@ -28,15 +29,15 @@ const STILL_SLOW: f64 = 1.05;
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct SlowRank {
-    /// Which.
+    /// The rank.
     pub rank: usize,
-    /// Its work of a step, as a multiple of the median of the others'.
+    /// Its work of a step, as a multiple of the median of the others.
     pub times: f64,
-    /// In how many steps.
+    /// The number of steps.
     pub steps: u64,
 }
 
-/// What people should hear.
+/// A change that people should know about.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum News {
     /// A rank has become slow.
@@ -51,7 +52,7 @@ impl fmt::Display for News {
             Self::Slow(SlowRank { rank, times, steps }) => write!(
                 f,
                 "rank {rank} is slower than the others: its work of a step took {times:.2} × their median in the last {steps} steps; \
-                 try `drumline doctor` on its host, and a look at what else runs there"
+                 try `drumline doctor` on its host, and look at what else runs there"
             ),
             Self::Recovered(SlowRank { rank, times, steps }) => {
                 write!(
@@ -73,27 +74,27 @@ impl fmt::Display for SlowRank {
     }
 }
 
-/// All ranks of a run. Every rank that is given the same numbers comes to the same answers.
+/// All ranks of a run. Ranks that are given the same numbers get the same answers.
 #[derive(Debug, Clone, Default)]
 pub struct SlowRanks {
     ranks: Vec<Watched>,
-    /// What the sample that is under way has of each rank.
+    /// The work of each rank in the current sample.
     work: Vec<f64>,
     steps: u64,
 }
 
 #[derive(Debug, Clone, Default)]
 struct Watched {
-    /// Of the last samples, oldest first: how long its work took beside the others', and of how many steps.
+    /// The last samples, oldest first: the ratio of its work to that of the others, and the number of steps.
     samples: VecDeque<(f64, u64)>,
     is_slow: bool,
-    /// While it was slow: steps, and the sum of ratios over them.
+    /// While it was slow: the number of steps, and the sum of ratios over them.
     slow_steps: u64,
     slow_sum: f64,
 }
 
 impl SlowRanks {
-    /// A step is done, in which each rank has worked for so many seconds.
+    /// Adds a step, with the seconds that each rank has worked.
     pub fn step(&mut self, work: &[f64]) -> Vec<News> {
         if work.len() != self.work.len() {
             *self =
@@ -104,19 +105,19 @@ impl SlowRanks {
         if self.work.iter().copied().fold(0.0, f64::max) < SAMPLE {
             return Vec::new();
         }
-        let (sample, steps) =
-            (std::mem::replace(&mut self.work, vec![0.0; work.len()]), std::mem::take(&mut self.steps));
+        let sample = std::mem::replace(&mut self.work, vec![0.0; work.len()]);
+        let steps = std::mem::take(&mut self.steps);
         let ranks = self.ranks.iter_mut().enumerate();
-        ranks.filter_map(|(rank, watched)| watched.hear(rank, ratio(&sample, rank), steps)).collect()
+        ranks.filter_map(|(rank, watched)| watched.add(rank, ratio(&sample, rank), steps)).collect()
     }
 
-    /// Those that are slow now.
+    /// The ranks that are slow now.
     pub fn now(&self) -> Vec<SlowRank> {
         let ranks = self.ranks.iter().enumerate().filter(|(_, watched)| watched.is_slow);
         ranks.map(|(rank, watched)| watched.of_window(rank)).collect()
     }
 
-    /// Those that were slow at any time, with all their slow steps.
+    /// The ranks that were slow at any time, with all their slow steps.
     pub fn in_all(&self) -> Vec<SlowRank> {
         let ranks = self.ranks.iter().enumerate().filter(|(_, watched)| watched.slow_steps > 0);
         ranks.map(|(rank, watched)| watched.of_all(rank)).collect()
@@ -124,20 +125,17 @@ impl SlowRanks {
 }
 
 impl Watched {
-    fn hear(&mut self, rank: usize, ratio: f64, steps: u64) -> Option<News> {
+    fn add(&mut self, rank: usize, ratio: f64, steps: u64) -> Option<News> {
         self.samples.push_back((ratio, steps));
         if self.samples.len() > WINDOW {
             self.samples.pop_front();
         }
         let above = |bound: f64| self.samples.iter().filter(|(ratio, _)| *ratio > bound).count();
         let was_slow = self.is_slow;
-        self.is_slow = match was_slow {
-            true => above(STILL_SLOW) > WINDOW / 2,
-            false => above(SLOW) >= SLOW_SAMPLES,
-        };
+        self.is_slow = if was_slow { above(STILL_SLOW) > WINDOW / 2 } else { above(SLOW) >= SLOW_SAMPLES };
         match (was_slow, self.is_slow) {
             (false, true) => {
-                // All of the window counts, which is how it came to be slow.
+                // The whole window counts, since it made the rank slow.
                 self.samples.clone().into_iter().for_each(|(ratio, steps)| self.count(ratio, steps));
                 Some(News::Slow(self.of_window(rank)))
             }
@@ -155,7 +153,7 @@ impl Watched {
         self.slow_sum += ratio * steps as f64;
     }
 
-    /// Its median of the last samples.
+    /// The median ratio of the last samples.
     fn of_window(&self, rank: usize) -> SlowRank {
         let mut ratios: Vec<f64> = self.samples.iter().map(|(ratio, _)| *ratio).collect();
         ratios.sort_by(f64::total_cmp);
@@ -168,7 +166,8 @@ impl Watched {
     }
 }
 
-/// A rank's work beside the median of the others'; of two in the middle the lower one counts, so that of two ranks the slower is held against the faster.
+/// The ratio of a rank's work to the median of the others. If there are two in the middle the lower one counts, so that the
+/// slower of two ranks is compared with the faster.
 fn ratio(work: &[f64], rank: usize) -> f64 {
     let mut others: Vec<f64> =
         work.iter().enumerate().filter(|(other, _)| *other != rank).map(|(_, work)| *work).collect();
@@ -193,8 +192,8 @@ mod tests {
         }
     }
 
-    /// All that is said of so many steps.
-    fn said(steps: usize, mut work: impl FnMut(usize) -> Vec<f64>) -> (Vec<News>, SlowRanks) {
+    /// All messages of this many steps.
+    fn messages(steps: usize, mut work: impl FnMut(usize) -> Vec<f64>) -> (Vec<News>, SlowRanks) {
         let mut ranks = SlowRanks::default();
         let news = (0..steps).flat_map(|step| ranks.step(&work(step))).collect();
         (news, ranks)
@@ -204,8 +203,8 @@ mod tests {
     fn a_rank_that_is_slower_for_twenty_steps_is_named_once() {
         for of in 2..5 {
             let slow = |_| (0..of).map(|rank| if rank == 1 { 0.6 } else { 0.5 }).collect::<Vec<_>>();
-            assert_eq!(said(17, slow).0, []);
-            let (news, ranks) = said(100, slow);
+            assert_eq!(messages(17, slow).0, []);
+            let (news, ranks) = messages(100, slow);
             assert!(matches!(news[..], [News::Slow(SlowRank { rank: 1, .. })]), "{news:?}");
             let [SlowRank { rank: 1, times, steps: 100 }] = ranks.in_all()[..] else { panic!("{ranks:?}") };
             assert!((times - 1.2).abs() < 1e-9 && ranks.now().len() == 1);
@@ -214,57 +213,57 @@ mod tests {
 
     #[test]
     fn ten_percent_are_the_bound() {
-        assert_eq!(said(200, |_| vec![1.0, 1.09]).0, []);
-        assert_eq!(said(200, |_| vec![1.0, 1.11]).0.len(), 1);
-        assert_eq!(said(200, |_| vec![1.0]).0, [], "alone");
-        assert_eq!(said(200, |_| vec![0.0, 0.0]).0, [], "without any work");
+        assert_eq!(messages(200, |_| vec![1.0, 1.09]).0, []);
+        assert_eq!(messages(200, |_| vec![1.0, 1.11]).0.len(), 1);
+        assert_eq!(messages(200, |_| vec![1.0]).0, [], "alone");
+        assert_eq!(messages(200, |_| vec![0.0, 0.0]).0, [], "without any work");
     }
 
     #[test]
-    fn a_few_hiccups_are_not_slowness() {
+    fn a_few_long_steps_are_not_slowness() {
         // Three long ones in twenty steps: a mean would be far above the bound.
-        let (news, _) = said(400, |step| vec![1.0, if step % 20 < 3 { 5.0 } else { 1.0 }]);
+        let (news, _) = messages(400, |step| vec![1.0, if step % 20 < 3 { 5.0 } else { 1.0 }]);
         assert_eq!(news, []);
     }
 
     #[test]
     fn two_ranks_of_a_busy_machine_do_not_flicker() {
-        // Each is held up now and then, by up to its own time; neither is slower.
+        // Each is delayed now and then, by up to its own time; neither is slower.
         for seed in 0..50 {
             let mut noise = Noise(seed);
-            let (news, _) = said(2_000, |_| vec![1.0 + noise.next(), 1.0 + noise.next()]);
+            let (news, _) = messages(2_000, |_| vec![1.0 + noise.next(), 1.0 + noise.next()]);
             assert_eq!(news, [], "seed {seed}");
         }
-        // One is slower by half beneath the same noise: said once, and not taken back.
+        // One is slower by half beneath the same noise: reported once, and not taken back.
         for seed in 0..50 {
             let mut noise = Noise(seed);
-            let (news, _) = said(2_000, |_| vec![1.0 + 0.3 * noise.next(), 1.5 + 0.3 * noise.next()]);
+            let (news, _) = messages(2_000, |_| vec![1.0 + 0.3 * noise.next(), 1.5 + 0.3 * noise.next()]);
             assert!(matches!(news[..], [News::Slow(SlowRank { rank: 1, .. })]), "seed {seed}: {news:?}");
         }
-        // At the bound itself it is said a few times at most in 2,000 steps, not every few steps.
+        // At the bound itself it is reported a few times at most in 2,000 steps, not every few steps.
         for seed in 0..50 {
             let mut noise = Noise(seed);
-            let (news, _) = said(2_000, |_| vec![1.0 + 0.2 * noise.next(), 1.1 + 0.2 * noise.next()]);
+            let (news, _) = messages(2_000, |_| vec![1.0 + 0.2 * noise.next(), 1.1 + 0.2 * noise.next()]);
             assert!(news.len() <= 4, "seed {seed}: {news:?}");
         }
     }
 
     #[test]
-    fn short_steps_are_taken_together() {
+    fn short_steps_are_combined() {
         // A scheduler gives one rank half a core for 100 ms: a hundred slow steps in a row, and no slow rank.
-        let (news, _) = said(50_000, |step| match step / 100 % 10 {
+        let (news, _) = messages(50_000, |step| match step / 100 % 10 {
             3 => vec![0.001, 0.002],
             8 => vec![0.002, 0.001],
             _ => vec![0.001, 0.001],
         });
         assert_eq!(news, []);
-        let (news, _) = said(50_000, |_| vec![0.001, 0.002]);
+        let (news, _) = messages(50_000, |_| vec![0.001, 0.002]);
         assert!(matches!(news[..], [News::Slow(SlowRank { rank: 1, .. })]), "{news:?}");
     }
 
     #[test]
     fn a_rank_recovers() {
-        let (news, ranks) = said(100, |step| vec![1.0, if step < 40 { 1.5 } else { 1.0 }]);
+        let (news, ranks) = messages(100, |step| vec![1.0, if step < 40 { 1.5 } else { 1.0 }]);
         let [News::Slow(_), News::Recovered(SlowRank { rank: 1, times, steps })] = news[..] else {
             panic!("{news:?}")
         };
@@ -273,7 +272,7 @@ mod tests {
         assert_eq!(
             news[0].to_string(),
             "rank 1 is slower than the others: its work of a step took 1.50 × their median in the last 18 steps; \
-             try `drumline doctor` on its host, and a look at what else runs there"
+             try `drumline doctor` on its host, and look at what else runs there"
         );
     }
 

@@ -1,10 +1,10 @@
-//! `OUT_DIR/ranks/00000.json`: what each rank is doing, for whoever looks.
+//! `OUT_DIR/ranks/00000.json`: what each rank is doing, for readers such as the page.
 //!
 //! ```text
-//!   training ──step, add_load, op, …──▶ Status ◀──twice a second── StatusWriter ──written beside, renamed──▶ ranks/00003.json
+//!   training ──step, add_load, op, …──▶ Status ◀──twice a second── StatusWriter ──temporary file, renamed──▶ ranks/00003.json
 //! ```
-//! The training sets numbers in memory; a thread writes them. A reader always sees a whole file, and calls a rank lost that
-//! has not written for [`LOST_AFTER`] and has not said that it ends: see [`LastSign`].
+//! The training sets numbers in memory; a thread writes them. A reader always sees a complete file. A rank that has not written
+//! for [`LOST_AFTER`], and whose file does not say that it has ended, counts as lost: see [`LastSign`].
 
 mod last_sign;
 mod memory;
@@ -28,10 +28,10 @@ pub use writer::{StatusError, StatusWriter};
 /// Name of the folder in `OUT_DIR`.
 pub const RANKS: &str = "ranks";
 
-/// A rank that says nothing for this long, and has not ended, is lost.
+/// A rank that is silent for this long, and has not ended, is lost.
 pub const LOST_AFTER: Duration = Duration::from_secs(5);
 
-/// What a rank's file says. A number that JSON does not have is read as 0.
+/// The content of a rank's file. A number that JSON does not have is read as 0.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RankStatus {
@@ -41,7 +41,7 @@ pub struct RankStatus {
     pub host: String,
     /// Its process.
     pub pid: u32,
-    /// Whether it works.
+    /// Whether it is working.
     pub state: State,
     /// What went wrong, if something did.
     pub error: Option<String>,
@@ -51,7 +51,7 @@ pub struct RankStatus {
     pub epoch: u64,
     /// The collective that it is in, such as `all_reduce(1024 f32, sum) #12 of world at src/a.rs:91`.
     pub op: Option<String>,
-    /// Seconds for which it has been seen in it: less than it is by half a second at most.
+    /// Seconds since it was first seen there: up to half a second less than the real time.
     #[serde(deserialize_with = "read::or_zero")]
     pub op_s: f64,
     /// Seconds that it has waited for data, since the run began.
@@ -63,13 +63,13 @@ pub struct RankStatus {
     /// Seconds in which it waited for other ranks.
     #[serde(deserialize_with = "read::or_zero")]
     pub comm_s: f64,
-    /// Its work of a step beside the median of the others', where it is slower than they are.
+    /// The ratio of its work to the median of the others, if it is slower than they are.
     pub slow: Option<f64>,
     /// Memory that it uses.
     pub memory_bytes: u64,
     /// The most that it has used.
     pub peak_bytes: u64,
-    /// Its own samples in a second, by the last steps.
+    /// Its own samples per second, over the last steps.
     #[serde(deserialize_with = "read::or_zero")]
     pub samples_per_s: f64,
     /// When this was written: seconds since 1970.
@@ -77,20 +77,21 @@ pub struct RankStatus {
     pub time: f64,
 }
 
-/// Whether a rank works.
+/// Whether a rank is working.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// It does.
+    /// It is working.
     #[default]
     Running,
-    /// It has done its work, or was asked to stop.
+    /// It has finished, or was stopped.
     Ended,
-    /// It has found something wrong.
+    /// It has failed.
     Failed,
 }
 
-/// Where the training says what it does. Cheap to clone, and all clones are the same; a call takes some ten nanoseconds.
+/// The handle through which the training reports what it does. Cheap to clone, and all clones are the same; a call takes about ten
+/// nanoseconds.
 ///
 /// ```
 /// use std::time::Duration;
@@ -119,7 +120,7 @@ struct Shared {
     step: u64,
     epoch: u64,
     op_from: Option<Box<dyn OpSource>>,
-    /// When each of those was named first.
+    /// The collectives that were seen, and when each was first seen.
     ops: Vec<(Instant, String)>,
     load: Duration,
     compute: Duration,
@@ -128,12 +129,12 @@ struct Shared {
     slow: Option<f64>,
 }
 
-/// What is asked for the collectives that a rank is in.
+/// A function that returns the collectives that a rank is in.
 trait OpSource: Fn() -> Vec<String> + Send {}
 impl<F: Fn() -> Vec<String> + Send> OpSource for F {}
 
 impl Shared {
-    /// The collective that the rank is in, and how long it has been seen there; of several, the one it entered first.
+    /// The collective that the rank is in, and since when it was seen there; of several, the oldest.
     fn op(&mut self) -> Option<(String, Duration)> {
         let now = Instant::now();
         let known = std::mem::take(&mut self.ops);
@@ -157,50 +158,50 @@ impl fmt::Debug for Status {
 }
 
 impl Status {
-    /// So many steps are done, the last one in this epoch (from 0).
+    /// Sets the number of steps that are done, and the epoch of the last one (from 0).
     pub fn step(&self, step: u64, epoch: u64) {
         let mut shared = self.lock();
         (shared.step, shared.epoch) = (step, epoch);
     }
 
-    /// A step with so many samples of this rank, done at this rate a second. The file gets the rate of the last steps
-    /// together: the smaller batch at the end of an epoch counts as what it is.
+    /// Adds a step with this many samples of this rank, at this rate per second. The file gets the rate of the last steps together,
+    /// so that the smaller batch at the end of an epoch counts less.
     pub fn throughput(&self, samples: f64, per_s: f64) {
         self.lock().throughput.push(per_s, samples);
     }
 
-    /// Time in which it waited for data.
+    /// Adds time in which it waited for data.
     pub fn add_load(&self, time: Duration) {
         self.lock().load += time;
     }
 
-    /// Time in forward, backward and the optimizer.
+    /// Adds time in forward, backward and the optimizer.
     pub fn add_compute(&self, time: Duration) {
         self.lock().compute += time;
     }
 
-    /// Time in which it waited for other ranks.
+    /// Adds time in which it waited for other ranks.
     pub fn add_comm(&self, time: Duration) {
         self.lock().comm += time;
     }
 
-    /// How many times longer than the others' its work of a step takes, if it is slower.
+    /// Sets how many times longer its work of a step takes than that of the others, if it is slower.
     pub fn slow(&self, times: Option<f64>) {
         self.lock().slow = times;
     }
 
-    /// Who is asked, each time the file is written, which collectives the rank is in: costs nothing in between. One that is named
-    /// again is the same, so each has a name of its own.
+    /// Sets the function that is called each time the file is written, and returns the collectives that the rank is in. It costs
+    /// nothing in between. Equal names mean the same collective, so each needs a unique name.
     pub fn op_from(&self, source: impl Fn() -> Vec<String> + Send + 'static) {
         self.lock().op_from = Some(Box::new(source));
     }
 
-    /// The rank's work is done. Nobody is asked for collectives any longer.
+    /// The rank has finished. The function of [`op_from`](Self::op_from) is dropped.
     pub fn ended(&self) {
         self.end(State::Ended, None);
     }
 
-    /// The rank has found something wrong. Nobody is asked for collectives any longer.
+    /// The rank has failed. The function of [`op_from`](Self::op_from) is dropped.
     pub fn failed(&self, error: impl Into<String>) {
         self.end(State::Failed, Some(error.into()));
     }
@@ -209,7 +210,7 @@ impl Status {
         let mut shared = self.lock();
         (shared.state, shared.error) = (state, error);
         let source = shared.op_from.take();
-        // What it holds may take its time to go.
+        // Dropping it may take time.
         drop(shared);
         drop(source);
     }
@@ -218,7 +219,7 @@ impl Status {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the file shall say now.
+    /// The content of the file now.
     fn now(&self, place: &Place) -> RankStatus {
         let Place { rank, host, pid } = place;
         let memory = Memory::of_this_process().unwrap_or_default();
@@ -247,7 +248,7 @@ impl Status {
     }
 }
 
-/// Which process this is.
+/// The identity of this process.
 #[derive(Debug)]
 struct Place {
     rank: usize,
@@ -295,6 +296,6 @@ mod tests {
         *ops.lock().unwrap() = vec!["b #2".to_owned()];
         assert_eq!((status.now(&place).op.as_deref(), Arc::strong_count(&ops)), (Some("b #2"), 2));
         status.ended();
-        assert_eq!((status.now(&place).op, Arc::strong_count(&ops)), (None, 1), "nobody is asked any longer");
+        assert_eq!((status.now(&place).op, Arc::strong_count(&ops)), (None, 1), "the function was dropped");
     }
 }

@@ -1,12 +1,12 @@
-//! A text file that grows, read line by line as far as it is written.
+//! A text file that grows, read line by line.
 //!
 //! ```text
 //!   …}\n{"kind":"step", … }\n{"kind":"st
-//!                           ▲ read up to here; the half line is read again when more of it is there
+//!                           ▲ read up to here; the partial line is read again when there is more of it
 //! ```
-//! The file may be read at any moment. One that was replaced, cut short or written anew is another file, and is read from its
-//! beginning. One that is gone for the moment, as between two renames, is no news. What is strange about a file does not fill
-//! the memory and is not waited for: lines without an end are passed over, pipes refused.
+//! The file may be read at any moment. A file that was replaced, truncated or rewritten is read from its beginning. A file that is
+//! missing for a moment, as between two renames, changes nothing. Unusual files neither fill the memory nor block: lines
+//! without an end are skipped, and pipes are errors.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
@@ -15,30 +15,30 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-/// Longer lines are nobody's; they are passed over.
+/// Longer lines are not ours; they are skipped.
 pub(crate) const LONGEST_LINE: u64 = 1 << 20;
 
-/// Bytes before the place that was read up to, by which a file that was written anew is known.
+/// The number of bytes before the read position by which a rewritten file is recognised.
 const KNOWN: usize = 64;
 
-/// What a poll tells.
+/// What a poll returns.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Heard<T> {
-    /// All lines told so far are void.
+pub(crate) enum TailItem<T> {
+    /// All lines so far no longer count.
     StartOver,
     /// A line, without its end.
     Line(T),
 }
 
-/// Where to begin in a file that is there already.
+/// Where to begin in an existing file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Begin {
     AtStart,
-    /// Not more than so many bytes before its end, at the first whole line.
+    /// At most this many bytes before its end, at the first complete line.
     NearEnd(u64),
 }
 
-/// The file, and how far it was read.
+/// The file, and the read position.
 #[derive(Debug)]
 pub(crate) struct Tail {
     path: PathBuf,
@@ -48,13 +48,13 @@ pub(crate) struct Tail {
 
 #[derive(Debug)]
 struct Place {
-    /// Device and number of the file.
+    /// Device and inode number of the file.
     file: (u64, u64),
-    /// Behind the last whole line.
+    /// The offset after the last complete line.
     offset: u64,
     /// The bytes before that.
     known: Vec<u8>,
-    /// Up to the next end of a line, as it is too long or its beginning was not read.
+    /// Whether to skip to the next end of a line, because the line is too long or its beginning was not read.
     passes_over: bool,
 }
 
@@ -67,13 +67,13 @@ impl Tail {
         &self.path
     }
 
-    /// How far it was read; none before the file was found.
+    /// The read position; `None` before the file was found.
     pub(crate) fn offset(&self) -> Option<u64> {
         self.place.as_ref().map(|place| place.offset)
     }
 
-    /// Tells what is new, `most` bytes of it or a line more; the rest next time.
-    pub(crate) fn poll(&mut self, most: u64, mut heard: impl FnMut(Heard<&[u8]>)) -> io::Result<()> {
+    /// Passes what is new to `on_item`: about `most` bytes, and the rest next time.
+    pub(crate) fn poll(&mut self, most: u64, mut on_item: impl FnMut(TailItem<&[u8]>)) -> io::Result<()> {
         let file = match open_plain(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             file => file?,
@@ -83,12 +83,12 @@ impl Tail {
             None => {
                 let place = Place::new(&file, self.begin)?;
                 if self.place.is_some() {
-                    heard(Heard::StartOver);
+                    on_item(TailItem::StartOver);
                 }
                 place
             }
         };
-        self.place.insert(place).read_on(&file, most, heard)
+        self.place.insert(place).read_on(&file, most, on_item)
     }
 }
 
@@ -102,7 +102,7 @@ impl Place {
         Ok(Self { file: (data.dev(), data.ino()), offset, known: Vec::new(), passes_over: offset > 0 })
     }
 
-    /// Whether this is the file that was read, and what was read is still so.
+    /// Whether this is the same file, and what was read of it is unchanged.
     fn is_in(&self, file: &File) -> bool {
         let is_same =
             |data: std::fs::Metadata| (data.dev(), data.ino()) == self.file && data.len() >= self.offset;
@@ -112,7 +112,12 @@ impl Place {
             && now == self.known
     }
 
-    fn read_on(&mut self, mut file: &File, most: u64, mut heard: impl FnMut(Heard<&[u8]>)) -> io::Result<()> {
+    fn read_on(
+        &mut self,
+        mut file: &File,
+        most: u64,
+        mut on_item: impl FnMut(TailItem<&[u8]>),
+    ) -> io::Result<()> {
         file.seek(SeekFrom::Start(self.offset))?;
         let end = self.offset.saturating_add(most);
         let (mut reader, mut line) = (BufReader::with_capacity(1 << 16, file), Vec::new());
@@ -122,7 +127,7 @@ impl Place {
             let whole = line.strip_suffix(b"\n");
             match whole {
                 None if (line.len() as u64) < LONGEST_LINE => return Ok(()),
-                Some(whole) if !self.passes_over => heard(Heard::Line(whole)),
+                Some(whole) if !self.passes_over => on_item(TailItem::Line(whole)),
                 _ => {}
             }
             self.passes_over = whole.is_none();
@@ -138,14 +143,14 @@ impl Place {
     }
 }
 
-/// Opens a file to read it, and nothing else: a pipe would be waited for without an end.
+/// Opens a plain file for reading. Anything else is an error: a pipe would block for ever.
 pub(crate) fn open_plain(path: &Path) -> io::Result<File> {
     let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a plain file")),
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a plain file"));
     }
+    Ok(file)
 }
 
 #[cfg(test)]
@@ -153,14 +158,14 @@ mod tests {
     use super::*;
     use std::io::Write;
 
-    fn told(tail: &mut Tail) -> Vec<String> {
-        let mut told = Vec::new();
-        tail.poll(u64::MAX / 2, |heard| match heard {
-            Heard::StartOver => told.push("over".to_owned()),
-            Heard::Line(line) => told.push(String::from_utf8_lossy(line).into_owned()),
+    fn items(tail: &mut Tail) -> Vec<String> {
+        let mut items = Vec::new();
+        tail.poll(u64::MAX / 2, |item| match item {
+            TailItem::StartOver => items.push("over".to_owned()),
+            TailItem::Line(line) => items.push(String::from_utf8_lossy(line).into_owned()),
         })
         .unwrap();
-        told
+        items
     }
 
     fn append(path: &Path, text: &str) {
@@ -174,13 +179,13 @@ mod tests {
         let path = folder.path().join("f");
         append(&path, "first\nsecond\nthird\n");
         let mut tail = Tail::new(path.clone(), Begin::NearEnd(8));
-        assert_eq!(told(&mut tail), ["third"]);
+        assert_eq!(items(&mut tail), ["third"]);
         append(&path, &format!("{}\nafter\n", "x".repeat(3 * LONGEST_LINE as usize)));
-        assert_eq!(told(&mut tail), ["after"]);
+        assert_eq!(items(&mut tail), ["after"]);
     }
 
     #[test]
-    fn a_budget_is_kept_and_the_rest_comes_later() {
+    fn a_limit_is_kept_and_the_rest_comes_later() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("f");
         append(&path, "a\nb\nc\n");
@@ -188,11 +193,11 @@ mod tests {
         let mut lines = 0;
         tail.poll(3, |_| lines += 1).unwrap();
         assert_eq!(lines, 2);
-        assert_eq!(told(&mut tail), ["c"]);
+        assert_eq!(items(&mut tail), ["c"]);
     }
 
     #[test]
-    fn a_pipe_is_refused_and_not_waited_for() {
+    fn a_pipe_is_an_error_and_does_not_block() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("f");
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();

@@ -1,11 +1,12 @@
 //! Event files that TensorBoard opens: scalars, histograms, text.
 //!
 //! ```text
-//!   Writer ──▶ Event (protobuf, message.rs) ──▶ record: length, check, bytes, check (record.rs) ──▶ OUT_DIR/tensorboard/events.out.tfevents.…
+//!   Writer ──▶ Event (protobuf, message.rs) ──▶ record: length, check, bytes, check (record.rs)
+//!     ──▶ OUT_DIR/tensorboard/events.out.tfevents.…
 //! ```
-//! A record is written at once and as a whole, so a TensorBoard that follows the file is never more than that behind, and
-//! a crash loses nothing that was told. A run that goes on begins another file in the same folder; TensorBoard shows them as one, without the steps that
-//! are done again.
+//! Each record is written at once and as a whole, so a TensorBoard that follows the file is never further behind, and a crash
+//! loses nothing. A resumed run begins another file in the same folder; TensorBoard shows them as one, without the steps that
+//! are repeated.
 
 mod histogram;
 mod message;
@@ -22,10 +23,10 @@ use message::{Event, Metadata, PluginData, Session, Shape, Size, Summary, Tensor
 /// Name of the folder in `OUT_DIR`.
 pub const TENSORBOARD: &str = "tensorboard";
 
-/// What the first record says: the version of the format.
+/// The content of the first record: the version of the format.
 const VERSION: &str = "brain.Event:2";
 
-/// TensorFlow's number for a program that begins.
+/// TensorFlow's number for the start of a program.
 const SESSION_START: i32 = 1;
 
 /// TensorFlow's number for strings.
@@ -62,7 +63,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Begins a file in `folder`, which is made if it is not there.
+    /// Begins a file in `folder`, which is created if it does not exist.
     pub fn create(folder: &Path) -> Result<Self> {
         let path = folder.join(file_name());
         let opened = fs::create_dir_all(folder)
@@ -73,13 +74,13 @@ impl Writer {
         Ok(writer)
     }
 
-    /// The run goes on after so many steps: those behind them, which a program that did not come to save them has told of, no longer count.
-    pub fn go_on_after(&mut self, step: u64) -> Result {
+    /// The run resumes after this many steps: later steps that were written before, and not saved in a checkpoint, no longer count.
+    pub fn resume_after(&mut self, step: u64) -> Result {
         let session = Some(Session { status: SESSION_START });
         self.write(Event { step: step as i64 + 1, session, ..Event::default() })
     }
 
-    /// A number at a step. Numbers that are none, such as NaN, are shown as such.
+    /// A number at a step. NaN and infinities are shown as such.
     pub fn scalar(&mut self, tag: &str, step: u64, value: f64) -> Result {
         self.scalars(step, &[(tag, value)])
     }
@@ -94,7 +95,8 @@ impl Writer {
         self.summary(step, values.iter().map(value).collect())
     }
 
-    /// How values are spread, such as those of a gradient. Those that are no numbers are left out; without any, nothing is written.
+    /// The distribution of values, such as those of a gradient. NaN and infinities are left out; without any values, nothing is
+    /// written.
     pub fn histogram(&mut self, tag: &str, step: u64, values: &[f32]) -> Result {
         let Some(histogram) = histogram::of(values) else { return Ok(()) };
         self.summary(
@@ -122,7 +124,7 @@ impl Writer {
         )
     }
 
-    /// Waits until all of it is on the disk; other programs see each record at once, without this.
+    /// Waits until everything is on the disk. Other programs see each record at once, even without this.
     pub fn flush(&mut self) -> Result {
         let flushed = self.file.sync_data();
         flushed.map_err(|source| TensorboardError { path: self.path.clone(), source })
@@ -142,7 +144,7 @@ fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |now| now.as_secs_f64())
 }
 
-/// TensorBoard reads the files of a folder in the order of their names: the time comes first.
+/// The name of a new file. TensorBoard reads the files of a folder in the order of their names, so the time comes first.
 fn file_name() -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let (seconds, count) = (now() as u64, COUNT.fetch_add(1, Ordering::Relaxed));
@@ -155,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_in_the_file_as_soon_as_it_is_told() {
+    fn a_record_is_in_the_file_as_soon_as_it_is_written() {
         let folder = tempfile::tempdir().unwrap();
         let mut writer = Writer::create(folder.path()).unwrap();
         let len = |writer: &Writer| fs::metadata(&writer.path).unwrap().len();
@@ -181,7 +183,7 @@ mod tests {
     #[test]
     fn a_folder_that_cannot_be_written_is_named() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let said = Writer::create(file.path()).unwrap_err().to_string();
-        assert!(said.contains("tfevents") && said.contains("try another folder"), "{said}");
+        let error = Writer::create(file.path()).unwrap_err().to_string();
+        assert!(error.contains("tfevents") && error.contains("try another folder"), "{error}");
     }
 }

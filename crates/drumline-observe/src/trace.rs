@@ -5,9 +5,9 @@
 //!            communication              ▕bucket 0▏▕bucket 1▏
 //!            loading       ▏                                ▕  batch    ▏
 //! ```
-//! A rank is a process of the picture, and has a track for each kind of work. Spans of a track lie beside or within each other;
-//! one that would cross another gets a track of its own below (`lanes.rs`). Times are those of the machine's clock, so files of several ranks
-//! can be laid over each other: [`merge`].
+//! A rank is a process of the picture, and has a track for each kind of work. Spans of a track do not overlap, or are nested; a
+//! span that would cross another gets a track of its own below (`lanes.rs`). Times are those of the machine's clock, so the files
+//! of several ranks can be merged: [`merge`].
 
 mod lanes;
 
@@ -23,10 +23,10 @@ use serde_json::{Value, json};
 /// Name of the folder in `OUT_DIR`.
 pub const TRACE: &str = "trace";
 
-/// Spans of a file: more would not be shown with ease, and would fill the memory.
+/// The most spans of a file: more would be slow to show, and would fill the memory.
 const MOST_SPANS: usize = 200_000;
 
-/// Times are counted from the last multiple of this, so that microseconds have decimals: those since 1970 fill an `f64`.
+/// Times are counted from the last multiple of this, so that microseconds keep their decimals: those since 1970 fill an `f64`.
 const PERIOD: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// The kind of work of a span.
@@ -126,7 +126,7 @@ impl Trace {
         Self { rank, clocks: (Instant::now(), SystemTime::now()), spans: Vec::new(), left_out: 0 }
     }
 
-    /// Something was done from `begin` to `end`. After 200,000 spans no more are kept; the file says how many are missing.
+    /// Adds a span from `begin` to `end`. After 200,000 spans no more are kept; the file contains the number of missing ones.
     pub fn span(&mut self, name: &str, track: Track, begin: Instant, end: Instant, args: &[(&str, Value)]) {
         if self.spans.len() == MOST_SPANS {
             self.left_out += 1;
@@ -146,7 +146,7 @@ impl Trace {
         self.spans.is_empty()
     }
 
-    /// Writes the file; its folder is made if it is not there.
+    /// Writes the file; its folder is created if it does not exist.
     pub fn write(&self, path: &Path) -> Result<(), TraceError> {
         let mut lines = vec![named("process_name", self.rank, 0, json!(format!("rank {}", self.rank)))];
         if self.left_out > 0 {
@@ -162,7 +162,7 @@ impl Trace {
         save(path, self.base(), lines)
     }
 
-    /// The spans of each track, in lanes in which they do not cross.
+    /// Adds the spans of each track, in lanes in which they do not cross.
     fn tracks<'a>(&'a self, lines: &mut Vec<Line<'a>>) {
         let mut of_track: BTreeMap<Track, Vec<&Span>> = BTreeMap::new();
         self.spans.iter().for_each(|span| of_track.entry(span.track).or_default().push(span));
@@ -194,7 +194,7 @@ impl Trace {
         }
     }
 
-    /// From the beginning of the period to a moment.
+    /// Nanoseconds from the beginning of the period to a moment.
     fn nanoseconds(&self, at: Instant) -> i64 {
         let (here, clock) = self.clocks;
         let clock = clock.duration_since(UNIX_EPOCH).unwrap_or_default() - self.base();
@@ -228,12 +228,12 @@ fn sorted(what: &'static str, pid: usize, tid: usize, at: usize) -> Line<'static
     Line { name: what, ph: "M", pid, tid, cat: None, ts: None, dur: None, args }
 }
 
-/// Where a rank's trace lies.
+/// The path of a rank's trace.
 pub fn file_of(out_dir: &Path, rank: usize) -> PathBuf {
     out_dir.join(TRACE).join(format!("rank-{rank:05}.json"))
 }
 
-/// Lays the traces of several ranks over each other, in one file. Ranks of different machines are as far off as their clocks.
+/// Merges the traces of several ranks into one file. Ranks of different machines are as far apart as their clocks.
 pub fn merge(files: &[PathBuf], into: &Path) -> Result<(), TraceError> {
     let mut all: Vec<Whole<Value>> = Vec::new();
     for path in files {

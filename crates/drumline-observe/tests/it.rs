@@ -1,4 +1,4 @@
-//! What others make of the files and of the page: TensorBoard, programs that ask over HTTP, a real browser.
+//! The files and the page as others see them: TensorBoard, programs that send HTTP requests, a real browser.
 #![allow(clippy::unwrap_used)]
 
 mod it {

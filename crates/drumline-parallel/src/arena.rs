@@ -1,5 +1,5 @@
-//! Memory in which every tensor of a list has its place, so that one collective serves them all: of the symmetric heap, or of the GPU that
-//! the tensors are on.
+//! Flat memory with a place for every tensor of a list, so that one collective processes all of them. It is in the
+//! symmetric heap, or on the GPU of the tensors.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use tch::{Device, Tensor};
 use crate::error::ParallelError;
 use crate::layout::{Bucket, Caps, Flat, Item, Layout};
 
-/// Tensors, and for each a place of its sizes and strides.
+/// Tensors, and for each a place with its sizes and strides in flat memory.
 #[derive(Debug)]
 pub(crate) struct Arena {
     pub(crate) tensors: Vec<Named>,
@@ -22,7 +22,7 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// Places of zeros, in `order`; made by all ranks of the group together.
+    /// Creates the places, filled with zeros, in `order`. All ranks of the group call it together.
     pub(crate) fn new(
         group: &ProcessGroup,
         tensors: Vec<Named>,
@@ -39,7 +39,7 @@ impl Arena {
         Ok(Self { tensors, layout, flats, places, items, caps })
     }
 
-    /// Lays the places out anew. What was in them is lost.
+    /// Changes the order of the places. Their contents are lost.
     pub(crate) fn reorder(&mut self, order: &[usize]) -> Result<(), ParallelError> {
         self.layout = Layout::new(&self.items, order, self.caps);
         self.clear();
@@ -47,7 +47,7 @@ impl Arena {
         Ok(())
     }
 
-    /// Gives every rank the tensors of `root`, by way of their places, which are zeros afterwards.
+    /// Broadcasts the tensors of `root` through their places, which are zeros afterwards.
     pub(crate) fn broadcast_tensors(&self, group: &ProcessGroup, root: usize) -> Result<(), ParallelError> {
         let _no_grad = tch::no_grad_guard();
         let pairs = || self.tensors.iter().zip(&self.places);
@@ -58,7 +58,7 @@ impl Arena {
         Ok(())
     }
 
-    /// Gives every rank what is in the places of `root`.
+    /// Broadcasts the places of `root`.
     pub(crate) fn broadcast_places(&self, group: &ProcessGroup, root: usize) -> Result<(), ParallelError> {
         for (flat, Flat { len, .. }) in self.flats.iter().zip(&self.layout.flats) {
             flat.broadcast(group, 0..*len, root)?;
@@ -66,26 +66,27 @@ impl Arena {
         Ok(())
     }
 
-    /// Moves the gradient of a tensor to its place; without one the place becomes zeros. Says whether there was one.
-    pub(crate) fn take_in(&self, index: usize) -> Result<bool, TorchError> {
-        let there = move_grad(&self.tensors[index].tensor, &self.places[index])?;
-        if !there {
+    /// Moves the gradient of a tensor to its place. Without a gradient the place becomes zeros. Returns whether there
+    /// was one.
+    pub(crate) fn collect_grad(&self, index: usize) -> Result<bool, TorchError> {
+        let had_gradient = move_grad(&self.tensors[index].tensor, &self.places[index])?;
+        if !had_gradient {
             let _ = self.places[index].shallow_clone().f_zero_()?;
         }
-        Ok(there)
+        Ok(had_gradient)
     }
 
-    /// Where the tensors are.
+    /// The device of the tensors.
     pub(crate) fn device(&self) -> Device {
         self.flats.first().map_or(Device::Cpu, |flat| flat.device())
     }
 
-    /// Whether `tensor` lies in this memory.
+    /// Whether `tensor` is in this memory.
     pub(crate) fn holds(&self, tensor: &Tensor) -> bool {
         self.flats.iter().any(|flat| flat.holds(tensor))
     }
 
-    /// Bytes of a bucket.
+    /// The size of a bucket in bytes.
     pub(crate) fn bytes(&self, bucket: &Bucket) -> usize {
         bucket.range.len() * self.layout.flats[bucket.flat].kind.elt_size_in_bytes()
     }
@@ -95,17 +96,18 @@ impl Arena {
     }
 }
 
-/// Where they all are: what lies in one memory is on one device.
+/// The device of all tensors; an error if they are on different devices.
 fn one_device(tensors: &[Named]) -> Result<Device, ParallelError> {
     let Some(first) = tensors.first() else { return Ok(Device::Cpu) };
     let device = first.tensor.device();
     match tensors.iter().find(|named| named.tensor.device() != device) {
         None => Ok(device),
-        Some(Named { name, tensor }) => Err(ParallelError::Unfit(format!(
-            "`{name}` is on {:?} and `{}` on {device:?}; try one device for the whole model",
-            tensor.device(),
-            first.name
-        ))),
+        Some(Named { name, tensor }) => Err(ParallelError::DifferentDevices {
+            name: name.clone(),
+            device: tensor.device(),
+            first: first.name.clone(),
+            first_device: device,
+        }),
     }
 }
 

@@ -1,11 +1,11 @@
-//! Parameters that are averaged now and then, for ranks that train on their own gradients in between.
+//! Averages parameters every few steps, for ranks that train on their own gradients in between.
 //!
 //! ```text
 //!   parameters ─copy─▶ one flat buffer in the symmetric heap, or on their GPU ─all-reduce─▶ mean ─copy─▶ parameters
 //!   periodic       all ranks, every `period` steps
 //!   hierarchical   e.g. 8 neighbours every 4 steps, all 16 ranks every 16 steps
 //! ```
-//! Steps are counted from 0; in the first `warmup_steps` nothing is averaged, since then the gradients still are.
+//! Steps are counted from 0. In the first `warmup_steps` parameters are not averaged, because gradients still are.
 
 use drumline_comm::{ProcessGroup, ReduceOp};
 use drumline_torch::{HeapTensor, Named, tensor_within};
@@ -41,7 +41,7 @@ pub struct PeriodicAverager {
 }
 
 impl PeriodicAverager {
-    /// Averages `parameters` every `period` steps; called by all ranks of the group.
+    /// Averages `parameters` every `period` steps. All ranks of the group call it.
     pub fn new(group: &ProcessGroup, parameters: Vec<Named>, period: u64) -> Result<Self> {
         check_period(period)?;
         let flat = FlatParameters::new(group, parameters)?;
@@ -55,17 +55,17 @@ impl PeriodicAverager {
         self
     }
 
-    /// How many steps there were; to be kept in a checkpoint.
+    /// The number of steps so far; save it in checkpoints.
     pub fn step(&self) -> u64 {
         self.step
     }
 
-    /// Goes on after `step` steps, as a checkpoint says.
+    /// Resumes after `step` steps, from a checkpoint.
     pub fn set_step(&mut self, step: u64) {
         self.step = step;
     }
 
-    /// To be called after each step of the optimizer, by all ranks. Says whether the parameters were averaged.
+    /// All ranks call it after each step of the optimizer. Returns whether the parameters were averaged.
     #[track_caller]
     pub fn after_step(&mut self) -> Result<bool> {
         let is_due = self.step.checked_sub(self.warmup_steps).is_some_and(|step| step % self.period == 0);
@@ -77,16 +77,17 @@ impl PeriodicAverager {
     }
 }
 
-/// One level of a hierarchy: groups of `group_size` neighbours average every `period` steps.
+/// One level of a hierarchy: groups of `group_size` consecutive ranks average every `period` steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AveragingLevel {
-    /// In steps.
+    /// The period in steps.
     pub period: u64,
-    /// In ranks; divides the number of all ranks.
+    /// The number of ranks of a group; it must divide the number of all ranks.
     pub group_size: usize,
 }
 
-/// Averages parameters over small groups often and over large ones seldom. In a step, only the largest group whose turn it is averages.
+/// Averages parameters often over small groups and rarely over large ones. In a step, only the largest group that is
+/// due averages.
 ///
 /// ```no_run
 /// # use drumline_comm::ProcessGroup;
@@ -106,7 +107,8 @@ pub struct HierarchicalAverager {
 }
 
 impl HierarchicalAverager {
-    /// From small and often to large and seldom; the last level is all ranks. Called by all ranks of the group.
+    /// Levels go from small groups with short periods to large groups with long periods; the last one is all ranks. All
+    /// ranks of the group call it.
     pub fn new(group: &ProcessGroup, parameters: Vec<Named>, levels: &[AveragingLevel]) -> Result<Self> {
         check_levels(group.size(), levels)?;
         let form = |level: &AveragingLevel| match level.group_size {
@@ -117,24 +119,25 @@ impl HierarchicalAverager {
         Ok(Self { levels, flat: FlatParameters::new(group, parameters)?, warmup_steps: 0, step: 0 })
     }
 
-    /// Averages nothing in the first `steps` steps; periods are counted from step 0 all the same, as PyTorch does.
+    /// Averages nothing in the first `steps` steps. Periods are still counted from step 0, as in PyTorch.
     #[must_use]
     pub fn with_warmup_steps(mut self, steps: u64) -> Self {
         self.warmup_steps = steps;
         self
     }
 
-    /// How many steps there were; to be kept in a checkpoint.
+    /// The number of steps so far; save it in checkpoints.
     pub fn step(&self) -> u64 {
         self.step
     }
 
-    /// Goes on after `step` steps, as a checkpoint says.
+    /// Resumes after `step` steps, from a checkpoint.
     pub fn set_step(&mut self, step: u64) {
         self.step = step;
     }
 
-    /// To be called after each step of the optimizer, by all ranks. Returns over how many ranks the parameters were averaged, if they were.
+    /// All ranks call it after each step of the optimizer. Returns over how many ranks the parameters were averaged, if
+    /// they were.
     #[track_caller]
     pub fn after_step(&mut self) -> Result<Option<usize>> {
         let due = self.levels.iter().rev().find(|(period, _)| self.step.is_multiple_of(*period));
@@ -148,30 +151,31 @@ impl HierarchicalAverager {
 }
 
 fn check_period(period: u64) -> Result {
-    match period {
-        0 => Err(ParallelError::Unfit("parameters cannot be averaged every 0 steps; try 4".into())),
-        _ => Ok(()),
+    if period == 0 {
+        return Err(ParallelError::value("the averaging period", 0, "at least 1 step; try 4"));
     }
+    Ok(())
 }
 
 fn check_levels(ranks: usize, levels: &[AveragingLevel]) -> Result {
     levels.iter().try_for_each(|level| check_period(level.period))?;
-    let unfit = |what: String| Err(ParallelError::Unfit(what));
     let Some(last) = levels.last() else {
-        return unfit("a hierarchy has at least one level, there is none".into());
+        return Err(ParallelError::value("the number of averaging levels", 0, "at least 1"));
     };
     if last.group_size != ranks {
-        return unfit(format!("the last level has groups of {} ranks; try all {ranks}", last.group_size));
+        let expected = format!("all {ranks} ranks");
+        return Err(ParallelError::value("the last level's group_size", last.group_size, expected));
     }
     let grows = |pair: &[AveragingLevel]| {
         let sizes = (pair[0].group_size, pair[1].group_size);
         pair[0].period < pair[1].period && sizes.0 < sizes.1 && sizes.1.is_multiple_of(sizes.0)
     };
     match levels.windows(2).find(|pair| !grows(pair)) {
-        Some(pair) => unfit(format!(
-            "{:?} must have a longer period than {:?}, and groups that are made of whole groups of it",
-            pair[1], pair[0]
-        )),
+        Some(pair) => {
+            let what = format!("the level after {:?}", pair[0]);
+            let expected = "a longer period, and a group_size that is a multiple of the one before";
+            Err(ParallelError::value(what, format!("{:?}", pair[1]), expected))
+        }
         None => Ok(()),
     }
 }
@@ -207,7 +211,7 @@ impl FlatParameters {
         Ok(Self { parameters, flats, places })
     }
 
-    /// Gives each rank of `group` the mean.
+    /// Replaces the parameters by their mean over `group`.
     #[track_caller]
     fn average(&self, group: &ProcessGroup) -> Result {
         let _no_grad = tch::no_grad_guard();
@@ -231,12 +235,12 @@ mod tests {
     }
 
     #[test]
-    fn hierarchies_that_cannot_work_are_refused() {
+    fn invalid_hierarchies_are_errors() {
         assert_eq!(refused(8, &[(2, 2), (4, 4), (8, 8)]), "");
-        assert!(refused(8, &[]).contains("at least one level"));
-        assert!(refused(8, &[(0, 8)]).contains("every 0 steps"));
-        assert!(refused(8, &[(2, 2), (4, 4)]).contains("try all 8"));
+        assert!(refused(8, &[]).contains("the number of averaging levels is 0"));
+        assert!(refused(8, &[(0, 8)]).contains("the averaging period is 0"));
+        assert!(refused(8, &[(2, 2), (4, 4)]).contains("expected all 8 ranks"));
         assert!(refused(8, &[(4, 4), (2, 8)]).contains("longer period"));
-        assert!(refused(8, &[(2, 3), (4, 8)]).contains("whole groups"));
+        assert!(refused(8, &[(2, 3), (4, 8)]).contains("a multiple of the one before"));
     }
 }

@@ -1,4 +1,5 @@
-//! One process, a thread for each device: the simple way, for comparison and for those who have one machine and no launcher.
+//! One process with a thread for each device, as PyTorch's `DataParallel`: for comparison, and for one machine without
+//! a launcher.
 //!
 //! ```text
 //!   stage                            first device            other devices
@@ -10,10 +11,12 @@
 //!   6 reduce                         ◀────────────────────── gradients of all parameters
 //!   7 update                         by the program's optimizer
 //! ```
-//! On a CPU several devices are several replicas in one memory. [`StageBytes`] counts what goes from device to device.
+//! On a CPU several devices are several replicas in host memory. [`StageBytes`] counts the bytes between devices.
 
+use std::any::Any;
 use std::panic::AssertUnwindSafe;
 
+use drumline_comm::panic_text;
 use drumline_torch::{Named, buffers, grad, parameters, set_grad};
 use tch::nn::{ModuleT, Path, VarStore};
 use tch::{Device, Kind, Tensor};
@@ -22,7 +25,7 @@ use crate::error::ParallelError;
 
 type Result<T = ()> = std::result::Result<T, ParallelError>;
 
-/// Bytes that went from one device to another, by stage.
+/// Bytes that were copied from one device to another, by stage.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StageBytes {
     /// Inputs, to all but the first device.
@@ -43,9 +46,9 @@ struct Replica<M> {
     module: M,
     parameters: Vec<Named>,
     buffers: Vec<Named>,
-    /// Kept, as it owns the variables.
+    /// Owns the variables.
     store: VarStore,
-    /// What the last forward in training gave, with its graph.
+    /// The output of the last forward in training, with its autograd graph.
     output: Option<Tensor>,
 }
 
@@ -66,24 +69,25 @@ struct Replica<M> {
 #[derive(Debug)]
 pub struct DataParallel<M> {
     replicas: Vec<Replica<M>>,
-    /// The gathered outputs, from which backward begins on each device.
+    /// The gathered outputs, at which backward continues on each device.
     gathered: Option<Tensor>,
     traffic: StageBytes,
 }
 
 impl<M: ModuleT> DataParallel<M> {
-    /// Builds the model once for each device. The first device's parameters count; the others are made equal before each forward.
+    /// Builds the model once for each device. Before each forward the parameters of the first device are copied to the
+    /// others.
     pub fn new(devices: &[Device], build: impl Fn(Path<'_>) -> M) -> Result<Self> {
         Self::try_new(devices, |path| Ok(build(path)))
     }
 
-    /// The same with a model that may refuse to be built, as one that is looked up by its name.
+    /// The same with a `build` that may fail.
     pub fn try_new<E: From<ParallelError>>(
         devices: &[Device],
         build: impl Fn(Path<'_>) -> std::result::Result<M, E>,
     ) -> std::result::Result<Self, E> {
         if devices.is_empty() {
-            return Err(ParallelError::Unfit("a model needs at least one device".into()).into());
+            return Err(ParallelError::value("the number of devices", 0, "at least 1").into());
         }
         let replica = |device: &Device| {
             let store = VarStore::new(*device);
@@ -95,20 +99,21 @@ impl<M: ModuleT> DataParallel<M> {
         Ok(Self { replicas, gathered: None, traffic: StageBytes::default() })
     }
 
-    /// The first device's variables: what an optimizer steps and a checkpoint saves.
+    /// The variables of the first device, for the optimizer and for checkpoints.
     pub fn store(&self) -> &VarStore {
         &self.replicas[0].store
     }
 
-    /// What the last forward and backward sent from device to device.
+    /// The bytes that the last forward and backward sent between devices.
     pub fn traffic(&self) -> StageBytes {
         self.traffic
     }
 
-    /// Stages 8, 1 and 2: the batch is cut into equal parts, one for each device; the outputs come back in order, on the first device.
+    /// Stages 8, 1 and 2: splits the batch into equal parts, one for each device, and gathers the outputs in order on
+    /// the first device.
     pub fn forward_t(&mut self, input: &Tensor, train: bool) -> Result<Tensor> {
         self.traffic = StageBytes::default();
-        // Of a forward that had no backward.
+        // An earlier forward may have had no backward.
         self.replicas.iter_mut().for_each(|replica| replica.output = None);
         let parts = self.scatter(input)?;
         self.replicate(parts.len())?;
@@ -124,13 +129,12 @@ impl<M: ModuleT> DataParallel<M> {
         Ok(gathered)
     }
 
-    /// Stages 4 to 6, from a loss that was computed from the last forward's outputs: the first device has the sum of all devices' gradients.
-    /// As the loss is one over the whole batch, nothing is divided.
+    /// Stages 4 to 6, for a loss of the last forward's outputs. Afterwards the first device has the sum of all devices'
+    /// gradients. The sum is not divided, because the loss is over the whole batch.
     pub fn backward(&mut self, loss: &Tensor) -> Result {
-        let nothing = || ParallelError::Unfit("backward needs a forward in training before it".into());
-        let gathered = self.gathered.take().ok_or_else(nothing)?;
+        let gathered = self.gathered.take().ok_or(ParallelError::BackwardWithoutForward)?;
         loss.f_backward()?;
-        let gradient = grad(&gathered)?.ok_or_else(nothing)?;
+        let gradient = grad(&gathered)?.ok_or(ParallelError::BackwardWithoutForward)?;
         let outputs: Vec<Tensor> =
             self.replicas.iter_mut().map_while(|replica| replica.output.take()).collect();
         let mut start = 0;
@@ -200,7 +204,7 @@ fn bytes(tensor: &Tensor) -> usize {
     tensor.numel() * tensor.kind().elt_size_in_bytes()
 }
 
-/// Does `work` for each device on a thread of its own; the first on this one.
+/// Runs `work` for each device on its own thread; for the first device on this thread.
 fn on_each_device<R: Send, P: Send, T: Send>(
     devices: impl Iterator<Item = (R, P)>,
     work: impl Fn(R, P) -> Result<T> + Sync,
@@ -220,16 +224,17 @@ fn on_each_device<R: Send, P: Send, T: Send>(
             })
             .collect();
         let first = devices.pop().map(|(replica, part)| guarded(|| work(replica, part)));
-        let others = others.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(panicked())));
+        let others =
+            others.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| Err(panicked(&*panic))));
         first.into_iter().chain(others).collect()
     })
 }
 
-/// tch's convenient operations panic where libtorch refuses; that becomes an error here, on whatever thread.
+/// Turns a panic into an error: tch's operations without `f_` panic if libtorch returns an error.
 fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-    std::panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(panicked()))
+    std::panic::catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(panicked(&*panic)))
 }
 
-fn panicked() -> ParallelError {
-    ParallelError::Unfit("a replica panicked; its message is above".into())
+fn panicked(panic: &(dyn Any + Send)) -> ParallelError {
+    ParallelError::ReplicaPanicked { message: panic_text(panic).to_owned() }
 }

@@ -1,15 +1,19 @@
-//! One process per replica: every replica starts equal, receives equal gradients and stays equal.
+//! Distributed data parallelism: one process per replica. Replicas start equal, get equal gradients, and so stay equal.
 //!
 //! ```text
 //!   forward (buffers of rank 0) ─▶ loss ─▶ backward ─┬─▶ gradient ready ─▶ its place in a bucket ─▶ bucket full
-//!                                                    │                                                 │ Lane: all-reduce, beside backward
+//!                                                    │                                                 │ Lane: all-reduce
 //!                                                    └─▶ end: all buckets reduced ◀────────────────────┘
 //! ```
-//! On a GPU nothing waits for it: gradients are queued for their buckets, buckets for the lane's stream, and what follows backward comes after that.
+//! On a GPU all of this is asynchronous: copies into buckets and reductions are queued on streams, and work after
+//! backward waits for them on the GPU.
 //!
-//! Read in this order: `../layout.rs`, `progress.rs`, `lane.rs`, `reducer.rs`; for GPUs `queues.rs`.
+//! Read in this order: `../layout.rs`, `progress.rs`, `lane.rs`, `reducer.rs`; then `queues.rs` for GPUs, and
+//! `engine.rs` for training loops.
 
+mod engine;
 mod lane;
+mod norm_calls;
 mod observer;
 mod progress;
 mod queues;
@@ -26,34 +30,35 @@ use tch::nn::{ModuleT, VarStore};
 
 pub(crate) use lane::BucketShape;
 pub use lane::{AllReduce, CommHook, GradBucket};
-pub use observer::{DdpObserver, ReducedBucket};
+pub use observer::{ReducedBucket, ReductionObserver};
 
 use crate::arena::Arena;
-use crate::error::ParallelError;
+use crate::error::{NotRecordable, ParallelError};
 use crate::layout::Caps;
 use crate::sync_group::{SyncCall, SyncGroup};
+use norm_calls::NormCalls;
 use reducer::Reducer;
 use shared_buffers::SharedBuffers;
 
 type Result<T = ()> = std::result::Result<T, ParallelError>;
 
-/// How [`Ddp`] does its work. The defaults are PyTorch's.
+/// Settings of [`Ddp`]. The defaults are PyTorch's.
 pub struct DdpOptions {
-    /// Bytes after which a bucket is full.
+    /// The size of a bucket in bytes.
     pub bucket_cap: usize,
-    /// The same for the first bucket, which is small so that reduction begins early.
+    /// The size of the first bucket, which is small so that reduction begins early.
     pub first_bucket: usize,
-    /// Whether a forward in training gives all ranks the buffers of rank 0 first.
+    /// Whether a forward in training first broadcasts the buffers of rank 0.
     pub broadcast_buffers: bool,
-    /// How a bucket is reduced.
+    /// The communication hook, which reduces a bucket.
     pub hook: Box<dyn CommHook>,
-    /// The group of the model's [`SyncBatchNorm`](crate::SyncBatchNorm) layers, if it has some and ranks may run out of data.
+    /// The group of the model's [`SyncBatchNorm`](crate::SyncBatchNorm) layers, if it has any.
     pub sync_group: Option<SyncGroup>,
-    /// Names of parameters and buffers that every rank keeps to itself.
+    /// Names of parameters and buffers that are not synchronised.
     pub ignored: Vec<String>,
-    /// Who hears when each bucket is reduced; costs nothing where there is nobody. On a GPU with NCCL: when it is queued.
-    pub observer: Option<Arc<dyn DdpObserver>>,
-    /// Whether a rank that is alone does as one of several, such as to measure what that costs.
+    /// Is called when a bucket is reduced; on a GPU with NCCL, when the reduction is queued.
+    pub observer: Option<Arc<dyn ReductionObserver>>,
+    /// Whether a single rank reduces as if there were several, to measure the cost.
     pub reduces_alone: bool,
 }
 
@@ -94,15 +99,15 @@ impl std::fmt::Debug for DdpOptions {
     }
 }
 
-/// What is not trained.
+/// The tensors that are not trained.
 struct Rest {
-    /// Given to all ranks once.
+    /// Broadcast once.
     frozen: Vec<Named>,
     /// Changed by each forward.
     buffers: Vec<Named>,
 }
 
-/// What a replica has in common with others.
+/// What a replica shares with other ranks.
 struct WithOthers {
     hooks: Vec<GradHook>,
     reducer: Arc<Mutex<Reducer>>,
@@ -130,12 +135,12 @@ impl WithOthers {
 
 impl Drop for WithOthers {
     fn drop(&mut self) {
-        // Parameters own their hooks, hooks the reducer, and the reducer the parameters.
+        // Breaks a cycle: parameters own their hooks, hooks own the reducer, and the reducer owns the parameters.
         self.hooks.clear();
     }
 }
 
-/// A replica of a model, one of as many as the group has ranks.
+/// A replica of a model, one on each rank of the group.
 ///
 /// ```no_run
 /// use drumline_comm::ProcessGroup;
@@ -154,20 +159,22 @@ pub struct Ddp<M> {
     module: M,
     group: Arc<ProcessGroup>,
     params: Vec<Named>,
-    /// Parameters that were frozen when this was made: they have no place in a bucket.
+    /// Parameters that were frozen when this was made, and have no place in a bucket.
     frozen: Vec<Named>,
-    /// Nothing where this is the only rank.
+    /// `None` for a single rank.
     others: Option<WithOthers>,
     sync_group: Option<SyncGroup>,
-    /// Whether backward reduces.
+    /// The calls of synchronised norms, for steps in which ranks have different numbers of batches.
+    norm_calls: NormCalls,
+    /// Whether backward reduces gradients.
     is_syncing: Cell<bool>,
-    /// Whether the next forward begins a step: the one before it was not inside `no_sync`.
+    /// Whether the next forward begins a step: the previous backward was not inside `no_sync`.
     is_new_step: Cell<bool>,
-    /// Whether `begin_step` has begun the step that is under way: all its forwards belong to it.
+    /// Whether `begin_step` has begun the current step, so that all its forwards belong to it.
     is_begun: Cell<bool>,
-    /// Who gives its buffers: rank 0, and where inputs are uneven the last rank that has data.
+    /// The rank whose buffers are broadcast: rank 0, or with uneven inputs the last rank that has data.
     pub(crate) buffers_of: Cell<usize>,
-    /// What a loss is multiplied with before its backward.
+    /// The factor of a loss before its backward.
     pub(crate) loss_factor: Cell<f64>,
 }
 
@@ -181,9 +188,9 @@ impl<M> std::fmt::Debug for Ddp<M> {
 }
 
 impl<M> Ddp<M> {
-    /// Makes `module`, whose variables are in `store`, a replica; called by all ranks of the group.
+    /// Makes `module`, whose variables are in `store`, a replica. All ranks of the group call it.
     ///
-    /// All must have built the same model, which is checked first. Then all get the parameters and buffers of rank 0.
+    /// It checks that all ranks have built the same model. Then all ranks get the parameters and buffers of rank 0.
     #[track_caller]
     pub fn new(module: M, store: &VarStore, group: &ProcessGroup, options: DdpOptions) -> Result<Self> {
         on_behalf_of(call_site(), || Self::make(module, store, group, options))
@@ -195,10 +202,10 @@ impl<M> Ddp<M> {
         let mut shared = buffers(store);
         params.retain(kept);
         shared.retain(kept);
-        // One tensor under two names has one gradient.
+        // A tensor with two names has one gradient.
         let mut seen = std::collections::HashSet::new();
         params.retain(|named| named.tensor.numel() == 0 || seen.insert(named.tensor.data_ptr()));
-        crate::agreement::check(group, &[params.clone(), shared.clone()].concat())?;
+        crate::same_model::check(group, &[params.clone(), shared.clone()].concat())?;
         let group = Arc::new(crate::own_group(group)?);
         let sync_group = options.sync_group.clone();
         let mut frozen = frozen(store);
@@ -217,6 +224,7 @@ impl<M> Ddp<M> {
             params,
             frozen,
             others,
+            norm_calls: NormCalls::new(sync_group.clone()),
             sync_group,
             is_syncing: Cell::new(true),
             is_new_step: Cell::new(true),
@@ -226,18 +234,18 @@ impl<M> Ddp<M> {
         })
     }
 
-    /// The model itself.
+    /// The model.
     pub fn module(&self) -> &M {
         &self.module
     }
 
-    /// The group in which gradients are reduced: Ddp's own, with all ranks of the group it was made with.
+    /// The group in which gradients are reduced: a new group with the same ranks as the one given.
     pub fn group(&self) -> &ProcessGroup {
         &self.group
     }
 
-    /// Backward from the mean loss over this rank's batch; afterwards every rank has the mean of all ranks' gradients, which lie in the buckets'
-    /// memory. All ranks call it; parameters that some or all of them did not use are no problem.
+    /// Runs backward from the mean loss over this rank's batch. Afterwards every rank has the mean of all ranks'
+    /// gradients, which are views of the buckets. All ranks call it. Ranks need not use all parameters.
     #[track_caller]
     pub fn backward(&self, loss: &Tensor) -> Result {
         let site = call_site();
@@ -257,30 +265,25 @@ impl<M> Ddp<M> {
             let cause = refusal.as_ref().map_or_else(|| error.to_string(), ToString::to_string);
             others.reducer().abandon(&cause);
             self.sync_group.iter().for_each(|group| group.abort(&cause));
-            // Layers in the middle of backward can only put their group's failure in words.
+            // libtorch passes on only the text of a layer's error; this returns the error itself.
             let failure = self.sync_group.as_ref().and_then(SyncGroup::failure);
             return Err(refusal.or_else(|| failure.map(Into::into)).unwrap_or_else(|| error.into()));
         }
         others.reducer().finish(|| Ok(()))
     }
 
-    /// A parameter that was frozen when this was made, and is no longer, would have another gradient on each rank.
+    /// An error if a parameter was unfrozen after this was made: each rank would have a different gradient.
     fn check_frozen(&self, others: &WithOthers) -> Result {
-        let Some(thawed) = self.frozen.iter().find(|named| named.tensor.requires_grad()) else {
+        let Some(unfrozen) = self.frozen.iter().find(|named| named.tensor.requires_grad()) else {
             return Ok(());
         };
-        let text = format!(
-            "`{}` was frozen when rank {} made its Ddp, and now wants a gradient, which would not be reduced; \
-             try to freeze it after Ddp is made, or to make another Ddp",
-            thawed.name,
-            self.group.rank()
-        );
-        others.reducer().abandon(&text);
-        Err(ParallelError::Unfit(text))
+        let error = ParallelError::Unfrozen { rank: self.group.rank(), name: unfrozen.name.clone() };
+        others.reducer().abandon(&error.to_string());
+        Err(error)
     }
 
-    /// Takes part in a backward of the others with nothing: this rank's gradients count as zero, and its layers of synchronised norms
-    /// have no samples.
+    /// Takes part in a backward of the other ranks without a batch: this rank's gradients are zero, and its
+    /// synchronised norms have no samples.
     #[track_caller]
     pub fn backward_nothing(&self) -> Result {
         if self.sync_group.as_ref().is_some_and(|group| !group.has_stepped()) {
@@ -290,21 +293,19 @@ impl<M> Ddp<M> {
         self.backward_nothing_beside(&calls)
     }
 
-    /// A rank without data in its first step knows of no calls that it could shadow.
+    /// A rank without data in its first step does not know the calls of synchronised norms, and so cannot take part in
+    /// them.
     fn refuse_first_step(&self) -> Result {
         let Some(others) = self.others.as_ref().filter(|_| self.is_syncing.get()) else { return Ok(()) };
-        let text = format!(
-            "rank {} has run out of data before its first step, and cannot know which synchronised norms the others wait for; \
-             try a first batch of length 0 there, or data for all ranks",
-            self.group.rank()
-        );
+        let error = ParallelError::NoFirstStep { rank: self.group.rank() };
+        let text = error.to_string();
         others.reducer().abandon(&text);
         self.sync_group.iter().for_each(|group| group.abort(&text));
-        Err(ParallelError::Unfit(text))
+        Err(error)
     }
 
-    /// The same where the others' synchronised norms make `calls` meanwhile, and not those of the step before. Gradients of earlier backwards inside
-    /// [`no_sync`](Self::no_sync) are reduced.
+    /// The same, if the other ranks' synchronised norms make `calls`, and not those of the step before. Gradients of
+    /// earlier backwards inside [`no_sync`](Self::no_sync) are reduced.
     #[track_caller]
     pub fn backward_nothing_beside(&self, calls: &[SyncCall]) -> Result {
         let site = call_site();
@@ -313,14 +314,16 @@ impl<M> Ddp<M> {
         let mut reducer = others.reducer();
         reducer.begin(site)?;
         self.sync_group.iter().for_each(|group| group.called_at(site));
-        // Buckets are reduced on another thread, so that the others' norms, which wait for this rank, do not wait for ever.
+        // Buckets are reduced on another thread, so that this thread can join the calls of the other ranks' norms
+        // meanwhile.
         reducer.finish(|| match &self.sync_group {
             Some(sync_group) => Ok(sync_group.shadow(calls)?),
             None => Ok(()),
         })
     }
 
-    /// What is done in `body` reduces nothing: backwards add up gradients on this rank. The next backward outside reduces the sum.
+    /// Backwards in `body` are not reduced: they accumulate gradients on this rank. The next backward outside reduces
+    /// the sum.
     ///
     /// ```no_run
     /// # use drumline_parallel::{Ddp, ParallelError};
@@ -343,8 +346,8 @@ impl<M> Ddp<M> {
         self.others.iter().for_each(|others| others.reducer().allow_unreduced(!is_syncing));
     }
 
-    /// Gives all ranks the buffers of rank 0, as a forward in training does; before an evaluation, in which ranks may see different numbers
-    /// of batches, call this.
+    /// Broadcasts the buffers of rank 0, as a forward in training does. Call it before an evaluation, in which ranks
+    /// may have different numbers of batches.
     #[track_caller]
     pub fn sync_buffers(&self) -> Result {
         let buffers = self.others.as_ref().and_then(|others| others.buffers.as_ref());
@@ -352,8 +355,9 @@ impl<M> Ddp<M> {
         on_behalf_of(call_site(), || buffers.map_or(Ok(()), broadcast))
     }
 
-    /// Begins a step in which not every rank has data: all ranks call it and get the buffers of rank `buffers_of`. Then those with data make any number of
-    /// forwards, and backwards of which the last reduces, and the others call [`backward_nothing`](Self::backward_nothing). That ends the step.
+    /// Begins a step in which some ranks may have no data. All ranks call it and get the buffers of rank `buffers_of`.
+    /// Then ranks with data make any number of forwards and backwards, of which the last backward reduces; the others
+    /// call [`backward_nothing`](Self::backward_nothing). That ends the step.
     #[track_caller]
     pub fn begin_step(&self, buffers_of: usize) -> Result {
         let site = call_site();
@@ -370,7 +374,7 @@ impl<M> Ddp<M> {
         }
     }
 
-    /// Forward in training, whatever it is made of: `body` gets the model. Otherwise as [`forward`](Self::forward).
+    /// Runs any forward in training: `body` gets the model. Otherwise like [`forward`](Self::forward).
     ///
     /// ```no_run
     /// # use drumline_parallel::{Ddp, ParallelError};
@@ -386,7 +390,7 @@ impl<M> Ddp<M> {
     pub fn forward_with<R>(&self, body: impl FnOnce(&M) -> R) -> Result<R> {
         let is_begun = self.is_begun.get();
         if !is_begun {
-            // In a closure it would be the closure's place.
+            // In a closure this would be the location of the closure.
             let site = call_site();
             self.sync_group.iter().for_each(|group| group.called_at(site));
         }
@@ -395,6 +399,7 @@ impl<M> Ddp<M> {
                 self.sync_buffers()?;
             }
             self.sync_group.iter().for_each(SyncGroup::begin_step);
+            self.norm_calls.restart();
         }
         match &self.sync_group {
             Some(group) => Ok(group.catch(|| body(&self.module))?),
@@ -402,24 +407,24 @@ impl<M> Ddp<M> {
         }
     }
 
-    /// Bytes of each bucket, in the order of their reduction; none where this is the only rank.
+    /// The size of each bucket in bytes, in the order of their reduction; empty for a single rank.
     pub fn bucket_bytes(&self) -> Vec<usize> {
         self.others.as_ref().map_or_else(Vec::new, |others| others.reducer().bucket_bytes())
     }
 
-    /// Whether backward reduces over ranks: there are others, or this one does as if there were.
+    /// Whether backward reduces over ranks: there are several, or `reduces_alone` is set.
     pub fn is_reducing(&self) -> bool {
         self.others.is_some()
     }
 
-    /// Whether a step with this model can be recorded as a CUDA graph; if not, why. Asked after the first two steps, which show in which
-    /// order gradients come.
-    pub fn is_recordable(&self) -> std::result::Result<(), String> {
+    /// An error that says why, if a step of this model cannot be recorded as a CUDA graph. Call it after the first two
+    /// steps, which show in which order gradients become ready.
+    pub fn is_recordable(&self) -> std::result::Result<(), NotRecordable> {
         self.sync_group.as_ref().map_or(Ok(()), SyncGroup::is_recordable)?;
         self.others.as_ref().map_or(Ok(()), |others| others.reducer().is_recordable())
     }
 
-    /// Gives up all groups that the model's steps use: this rank will not go on, and others may be in any of them.
+    /// Aborts all groups that steps use: this rank will not continue, and other ranks may be waiting in any of them.
     pub fn abort(&self, cause: &str) {
         self.group.abort(cause);
         self.sync_group.iter().for_each(|group| group.abort(cause));
@@ -432,14 +437,14 @@ impl<M> Ddp<M> {
 }
 
 impl<M: ModuleT> Ddp<M> {
-    /// Forward in training. Gives all ranks the buffers of rank 0 first; of the micro-batches of a step, of which all but the last are inside
-    /// [`no_sync`](Self::no_sync), only the first does so.
+    /// Forward in training. It first broadcasts the buffers of rank 0. Of the micro-batches of a step, of which all but
+    /// the last are inside [`no_sync`](Self::no_sync), only the first does so.
     #[track_caller]
     pub fn forward(&self, input: &Tensor) -> Result<Tensor> {
         self.forward_with(|module| module.forward_t(input, true))
     }
 
-    /// Forward in evaluation: no gradients, nothing shared.
+    /// Forward in evaluation: without gradients and without communication.
     pub fn evaluate(&self, input: &Tensor) -> Tensor {
         tch::no_grad(|| self.module.forward_t(input, false))
     }
@@ -461,7 +466,7 @@ fn hooks(params: &[Named], reducer: &Arc<Mutex<Reducer>>) -> Result<Vec<GradHook
         let reducer = reducer.clone();
         GradHook::new(&named.tensor, move || {
             let mut reducer = reducer.lock().unwrap_or_else(PoisonError::into_inner);
-            reducer.hear(index)
+            reducer.note_ready(index)
         })
     };
     Ok(params.iter().enumerate().map(hook).collect::<std::result::Result<_, _>>()?)

@@ -1,4 +1,5 @@
-//! Reduction in the optimizer's `step`, as Horovod and NJUNMT do it: any number of backwards before it, and a divisor that is known only then.
+//! Gradients are reduced in the optimizer's `step`, as in Horovod and NJUNMT: after any number of backwards, and with a
+//! divisor that is known only then.
 //!
 //! ```text
 //!   backward, backward, … (each rank for itself) ─▶ step(Divide): gradients into one memory ─▶ sum over ranks ÷ divisor ─▶ optimizer
@@ -17,13 +18,13 @@ use crate::layout::Caps;
 
 type Result<T = ()> = std::result::Result<T, ParallelError>;
 
-/// By what the sum of all ranks' gradients is divided.
+/// The divisor of the sum of all ranks' gradients.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Divide {
-    /// By the number of ranks: for losses that are means over a rank's samples.
+    /// The number of ranks: for losses that are means over a rank's samples.
     Ranks,
-    /// By the sum of all ranks' counts, of which this rank's is given: for losses that are sums over samples or tokens. Exact
-    /// however unevenly they are spread.
+    /// The sum of all ranks' counts; the value is this rank's count. For losses that are sums over samples or tokens.
+    /// It is exact for any distribution of samples over ranks.
     Count(f64),
 }
 
@@ -55,7 +56,7 @@ pub struct DistributedOptimizer<O> {
 }
 
 impl<O: Optimizer> DistributedOptimizer<O> {
-    /// Called by all ranks of the group; all get the parameters of rank 0.
+    /// All ranks of the group call it, and get the parameters of rank 0.
     #[track_caller]
     pub fn new(optimizer: O, group: &ProcessGroup) -> Result<Self> {
         on_behalf_of(call_site(), || Self::make(optimizer, group))
@@ -63,7 +64,7 @@ impl<O: Optimizer> DistributedOptimizer<O> {
 
     fn make(optimizer: O, group: &ProcessGroup) -> Result<Self> {
         let params = optimizer.parameters();
-        crate::agreement::check(group, &params)?;
+        crate::same_model::check(group, &params)?;
         let group = Arc::new(crate::own_group(group)?);
         let order: Vec<usize> = (0..params.len()).collect();
         let arena = Arena::new(&group, params, &order, Caps::NONE)?;
@@ -71,15 +72,15 @@ impl<O: Optimizer> DistributedOptimizer<O> {
         Ok(Self { optimizer, group, arena })
     }
 
-    /// Reduces the gradients that all backwards since `zero_grad` have added up, and steps. Called by all ranks, also by those that had no batch:
-    /// they count as nothing.
+    /// Reduces the gradients of all backwards since `zero_grad`, and steps. All ranks call it, also those that had no
+    /// batch: their gradients are zero.
     #[track_caller]
     pub fn step(&mut self, divide: Divide) -> Result {
         self.reduce(divide)?;
         Ok(self.optimizer.step()?)
     }
 
-    /// The first half of [`step`](Self::step), for those who clip gradients in between and then step [`inner`](Self::inner).
+    /// The first half of [`step`](Self::step), to clip gradients before [`inner`](Self::inner) steps.
     #[track_caller]
     pub fn reduce(&mut self, divide: Divide) -> Result {
         on_behalf_of(call_site(), || self.reduce_all(divide))
@@ -88,7 +89,7 @@ impl<O: Optimizer> DistributedOptimizer<O> {
     fn reduce_all(&mut self, divide: Divide) -> Result {
         let mut used = Vec::new();
         for index in 0..self.arena.tensors.len() {
-            used.push(u8::from(self.arena.take_in(index)?));
+            used.push(u8::from(self.arena.collect_grad(index)?));
         }
         let here = used.clone();
         self.group.all_reduce(&mut used, ReduceOp::Max)?;
@@ -99,7 +100,7 @@ impl<O: Optimizer> DistributedOptimizer<O> {
                 let _ = flat.tensor().shallow_clone().f_div_scalar_(divisor)?;
             }
         }
-        // Others may have used what was unused here; where nobody did, there is no gradient.
+        // Sets the gradients of parameters that only other ranks used. If no rank used one, it has no gradient.
         for index in (0..used.len()).filter(|index| here[*index] == 0 && used[*index] == 1) {
             set_grad(&self.arena.tensors[index].tensor, Some(&self.arena.places[index]))?;
         }
@@ -111,25 +112,24 @@ impl<O: Optimizer> DistributedOptimizer<O> {
         let mut total = [count];
         self.group.all_reduce(&mut total, ReduceOp::Sum)?;
         if !(total[0].is_finite() && total[0] > 0.0) {
-            let text =
-                format!("gradients cannot be divided by {} samples; try leaving out the step", total[0]);
-            return Err(ParallelError::Unfit(text));
+            let expected = "a positive number to divide gradients by; try skipping the step";
+            return Err(ParallelError::value("the count of all ranks", total[0], expected));
         }
         Ok((ReduceOp::Sum, Some(total[0])))
     }
 
-    /// Leaves the parameters without gradients.
+    /// Makes the gradients undefined.
     pub fn zero_grad(&mut self) -> Result {
         Ok(self.optimizer.zero_grad()?)
     }
 
-    /// The optimizer itself.
+    /// The wrapped optimizer.
     pub fn inner(&mut self) -> &mut O {
         &mut self.optimizer
     }
 }
 
-/// Gives every rank the optimizer state of `root`, as after a resume on one rank.
+/// Broadcasts the optimizer state of `root`, such as after only one rank has loaded a checkpoint.
 #[track_caller]
 pub fn broadcast_optimizer_state(optimizer: &mut dyn Optimizer, group: &ProcessGroup, root: usize) -> Result {
     let own = optimizer.state();
@@ -140,20 +140,18 @@ pub fn broadcast_optimizer_state(optimizer: &mut dyn Optimizer, group: &ProcessG
     let is_root = group.rank() == root;
     let mut tensors = Vec::new();
     for (index, (name, kind, size)) in shapes.into_iter().enumerate() {
-        let mut tensor = match is_root {
-            true => own.tensors[index].tensor.to_device(Device::Cpu).copy(),
-            false => Tensor::zeros(size, (kind_of(&kind)?, Device::Cpu)),
+        let mut tensor = if is_root {
+            own.tensors[index].tensor.to_device(Device::Cpu).copy()
+        } else {
+            Tensor::zeros(size, (kind_of(&kind)?, Device::Cpu))
         };
         group.broadcast_tensor(&mut tensor, root)?;
         tensors.push(Named { name, tensor });
     }
-    match is_root {
-        true => Ok(()),
-        false => Ok(optimizer.load_state(&OptimizerState { kind, scalars, tensors })?),
-    }
+    if is_root { Ok(()) } else { Ok(optimizer.load_state(&OptimizerState { kind, scalars, tensors })?) }
 }
 
-/// The kinds that states are kept in.
+/// The kinds of state tensors.
 const KINDS: [Kind; 6] = [Kind::Float, Kind::Double, Kind::Half, Kind::BFloat16, Kind::Int64, Kind::Int];
 
 fn kind_name(kind: Kind) -> String {
@@ -162,5 +160,7 @@ fn kind_name(kind: Kind) -> String {
 
 fn kind_of(name: &str) -> Result<Kind> {
     let found = KINDS.into_iter().find(|kind| kind_name(*kind) == name);
-    found.ok_or_else(|| ParallelError::Unfit(format!("an optimizer state of kind {name} cannot be sent")))
+    found.ok_or_else(|| {
+        ParallelError::value("the kind of an optimizer's state", name, format!("one of {KINDS:?}"))
+    })
 }

@@ -2,8 +2,9 @@
 
 use drumline_comm::CommError;
 use drumline_torch::TorchError;
+use tch::Device;
 
-/// An error of a data parallel model.
+/// An error of a parallel model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParallelError {
@@ -13,15 +14,53 @@ pub enum ParallelError {
     /// A collective.
     #[error(transparent)]
     Comm(Box<CommError>),
-    /// The ranks built different models.
+    /// The ranks built different models. Every rank returns this error.
     #[error(
         "rank {rank} has another model than rank 0: {difference}; try building it from the same configuration on all ranks"
     )]
     OtherModel {
-        /// Who has another one.
+        /// The first rank whose model differs.
         rank: usize,
         /// The first differences.
         difference: String,
+    },
+    /// Tensors of one model are on different devices.
+    #[error(
+        "`{name}` is on {device:?} and `{first}` on {first_device:?}; try one device for the whole model"
+    )]
+    DifferentDevices {
+        /// A tensor.
+        name: String,
+        /// Its device.
+        device: Device,
+        /// The model's first tensor.
+        first: String,
+        /// Its device.
+        first_device: Device,
+    },
+    /// Gradients cannot be reduced on this kind of device.
+    #[error("several ranks cannot reduce gradients on {device:?}; try an NVIDIA GPU, or Device::Cpu")]
+    UnsupportedDevice {
+        /// The model's device.
+        device: Device,
+    },
+    /// A setting or an argument has a value that cannot be used.
+    #[error("{what} is {got}; expected {expected}")]
+    Value {
+        /// Which one.
+        what: String,
+        /// The values that are possible, and what to try.
+        expected: String,
+        /// Its value.
+        got: String,
+    },
+    /// The ranks cannot be divided into subgroups of this size.
+    #[error("{ranks} ranks cannot be divided into groups of {size}; try a divisor of {ranks}")]
+    GroupSize {
+        /// The number of ranks.
+        ranks: usize,
+        /// The size of a subgroup.
+        size: usize,
     },
     /// PyTorch's "Expected to mark a variable ready only once".
     #[error(
@@ -30,23 +69,123 @@ pub enum ParallelError {
          segments that share a parameter, does that; try one backward of the sum of all losses, or `no_sync` around it"
     )]
     MarkedReadyTwice {
-        /// Where.
+        /// The rank.
         rank: usize,
         /// The parameter.
         name: String,
     },
-    /// Something was asked that cannot be done.
-    #[error("{0}")]
-    Unfit(String),
+    /// A parameter was frozen when `Ddp` was made, and requires a gradient now.
+    #[error(
+        "`{name}` was frozen when rank {rank} made its Ddp, and now requires a gradient, which would not be reduced; \
+         try to freeze it after Ddp is made, or to make another Ddp"
+    )]
+    Unfrozen {
+        /// The rank.
+        rank: usize,
+        /// The parameter.
+        name: String,
+    },
+    /// A backward was called on the loss itself, and not through `Ddp`.
+    #[error(
+        "a backward of rank {rank} would not be reduced over ranks; try `model.backward(&loss)`, \
+         or `model.no_sync(|| …)` around it to add up gradients"
+    )]
+    BackwardOutsideDdp {
+        /// The rank.
+        rank: usize,
+    },
+    /// A backward had no forward in training before it.
+    #[error("backward needs a forward in training before it")]
+    BackwardWithoutForward,
+    /// A rank has no batch in the first step of a model with synchronised norms. Every rank returns this error.
+    #[error(
+        "rank {rank} has no batch in the first step, and cannot know which synchronised norms the others wait for; \
+         try more data, or smaller batches"
+    )]
+    NoFirstBatch {
+        /// The rank without a batch; the same on all ranks.
+        rank: usize,
+    },
+    /// This rank ran out of data before its first step of a model with synchronised norms.
+    #[error(
+        "rank {rank} has run out of data before its first step, and cannot know which synchronised norms the others wait for; \
+         try a first batch of length 0 there, or data for all ranks"
+    )]
+    NoFirstStep {
+        /// This rank.
+        rank: usize,
+    },
+    /// A communication hook panicked.
+    #[error("a communication hook panicked: {message}")]
+    HookPanicked {
+        /// The message of the panic.
+        message: String,
+    },
+    /// A replica of `DataParallel` panicked.
+    #[error("a replica panicked: {message}")]
+    ReplicaPanicked {
+        /// The message of the panic.
+        message: String,
+    },
+    /// Gradients are not reduced any more, because a reduction has failed.
+    #[error("gradients are not reduced any more, because of an earlier error: {cause}")]
+    ReductionEnded {
+        /// The earlier error, which was returned where it happened.
+        cause: String,
+    },
+    /// A thread could not be started.
+    #[error("cannot start {what}: {cause}")]
+    Thread {
+        /// Which thread.
+        what: &'static str,
+        /// The error of the system.
+        cause: std::io::Error,
+    },
+    /// Something happened that this library rules out.
+    #[error("internal error: {what}; please report it")]
+    Internal {
+        /// What happened.
+        what: &'static str,
+    },
+}
+
+/// Why a step cannot be recorded in a CUDA graph.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotRecordable {
+    /// Collectives on tensors cannot be recorded.
+    #[error(transparent)]
+    Collectives(#[from] drumline_torch::NotRecordable),
+    /// The model is on the CPU.
+    #[error("gradients are reduced in host memory")]
+    GradientsOnHost,
+    /// The layers of synchronised norms are on the CPU.
+    #[error("synchronised norms communicate through host memory")]
+    NormsOnHost,
+    /// The order of buckets is not final yet.
+    #[error("the first two steps show in which order gradients become ready")]
+    OrderNotKnown,
+    /// The communication hook makes decisions from step to step.
+    #[error("the communication hook does not do the same in each step")]
+    Hook,
 }
 
 impl ParallelError {
-    /// Whether a new group may do better: nobody made a mistake, a process was lost.
+    /// A [`Value`](Self::Value) error.
+    pub(crate) fn value(
+        what: impl Into<String>,
+        got: impl std::fmt::Display,
+        expected: impl Into<String>,
+    ) -> Self {
+        Self::Value { what: what.into(), got: got.to_string(), expected: expected.into() }
+    }
+
+    /// Whether forming a new group may help: a process was lost, and the program made no mistake.
     pub fn is_recoverable(&self) -> bool {
         self.comm_error().is_some_and(CommError::is_recoverable)
     }
 
-    /// The error of a group, if it is one.
+    /// The error of the process group, if that is what failed.
     pub fn comm_error(&self) -> Option<&CommError> {
         match self {
             Self::Comm(error) => Some(error),

@@ -1,4 +1,4 @@
-//! Hooks for [`Ddp`](crate::Ddp) that send less than all gradients in full.
+//! Communication hooks of [`Ddp`](crate::Ddp) that send fewer bytes.
 //!
 //! ```text
 //!   bucket ─▶ Compressed     16 bits each                        half the bytes
@@ -20,7 +20,7 @@ pub use compress::Compressed;
 pub use local_sgd::{PostLocalSgd, subgroup};
 pub use power_sgd::{PowerSgd, PowerSgdOptions};
 
-/// How much a hook has saved so far. A handle: clones count the same hook, also once [`Ddp`](crate::Ddp) has it.
+/// Counts the bytes of a hook. It is a handle: a clone still counts after [`Ddp`](crate::Ddp) has taken the hook.
 #[derive(Debug, Clone, Default)]
 pub struct Traffic(Arc<Counts>);
 
@@ -31,12 +31,12 @@ struct Counts {
 }
 
 impl Traffic {
-    /// Bytes of all buckets that the hook was given.
+    /// Bytes of all buckets that the hook has reduced.
     pub fn given(&self) -> u64 {
         self.0.given.load(Ordering::Relaxed)
     }
 
-    /// Bytes that it all-reduced for them.
+    /// Bytes that it sent to all-reduce for them.
     pub fn reduced(&self) -> u64 {
         self.0.reduced.load(Ordering::Relaxed)
     }

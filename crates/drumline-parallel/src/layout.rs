@@ -1,4 +1,5 @@
-//! Where each gradient lies, and which are reduced together. A pure function of what all ranks know.
+//! The place of each gradient in memory, and which gradients are reduced together. A pure function of what all ranks
+//! know.
 //!
 //! ```text
 //!   flat, one for each kind of element   | g7 g6 | g5 g4 g3 | g2 g1 g0 |       gradients in the order in which they become ready
@@ -12,14 +13,14 @@ use tch::Kind;
 /// Gradients begin at multiples of this many bytes: a cache line.
 const LINE: usize = 64;
 
-/// What the layout needs to know of a parameter.
+/// What the layout needs to know about a parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Item {
     pub(crate) len: usize,
     pub(crate) kind: Kind,
 }
 
-/// How many bytes a bucket may have.
+/// The sizes of buckets in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Caps {
     pub(crate) first: usize,
@@ -34,7 +35,7 @@ impl Caps {
 /// Gradients that are reduced together.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Bucket {
-    /// Which flat it lies in.
+    /// The index of its flat memory.
     pub(crate) flat: usize,
     /// Its elements there.
     pub(crate) range: Range<usize>,
@@ -42,14 +43,14 @@ pub(crate) struct Bucket {
     pub(crate) params: Vec<usize>,
 }
 
-/// A kind of elements and how many of them its flat has.
+/// Flat memory for one kind of elements.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Flat {
     pub(crate) kind: Kind,
     pub(crate) len: usize,
 }
 
-/// A place of every gradient.
+/// The place of every gradient.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Layout {
     pub(crate) flats: Vec<Flat>,
@@ -57,12 +58,12 @@ pub(crate) struct Layout {
     pub(crate) buckets: Vec<Bucket>,
     /// For each parameter its bucket.
     pub(crate) bucket_of: Vec<usize>,
-    /// For each parameter the offset of its gradient in the flat.
+    /// For each parameter the offset of its gradient in its flat memory.
     pub(crate) offset: Vec<usize>,
 }
 
 impl Layout {
-    /// Lays the gradients out in `order`, in which every parameter is once.
+    /// Lays gradients out in `order`, which contains every parameter once.
     pub(crate) fn new(items: &[Item], order: &[usize], caps: Caps) -> Self {
         let mut layout = Self {
             flats: Vec::new(),
@@ -70,11 +71,11 @@ impl Layout {
             bucket_of: vec![0; items.len()],
             offset: vec![0; items.len()],
         };
-        // In the order of parameters: the memory of the flats stays when the order of gradients changes.
+        // In the order of parameters, so that the flat memory stays the same when the order of gradients changes.
         for item in items {
             layout.flat_of(item.kind);
         }
-        // For each flat the bucket that takes its next gradients.
+        // For each flat memory the bucket for its next gradient.
         let mut open: Vec<Option<usize>> = vec![None; layout.flats.len()];
         for &param in order {
             let item = items[param];
@@ -145,7 +146,7 @@ mod tests {
         assert_eq!(buckets, [(0, vec![2, 0]), (1, vec![1])]);
         assert_eq!(layout.flats.len(), 2);
         let other_order = Layout::new(&items, &[1, 2, 0], CAPS);
-        assert_eq!(other_order.flats, layout.flats, "the memory is made once");
+        assert_eq!(other_order.flats, layout.flats, "the flat memory stays the same");
     }
 
     #[test]

@@ -4,8 +4,8 @@
 //!   forward   x ─▶ count, mean, variance ─▶ everybody's ─▶ moments of the whole batch ─▶ (x - mean) · invstd · weight + bias
 //!   backward  dy ─▶ Σ dy, Σ dy·x̂ ─▶ summed over ranks ─▶ dx = (dy - Σdy/N - x̂ · Σdy·x̂/N) · invstd · weight
 //! ```
-//! Batches may differ in length from rank to rank and may be empty. The gradients of weight and bias are each rank's own share, to be
-//! averaged with all others. Not here: how ranks talk (`sync_group`), statistics that stay on a GPU (`on_gpu`).
+//! Batches may differ in length from rank to rank, and may be empty. The gradients of weight and bias are each rank's
+//! own part, which `Ddp` averages. Not here: communication (`sync_group`), statistics that stay on a GPU (`on_gpu`).
 
 mod moments;
 mod on_gpu;
@@ -23,10 +23,11 @@ use moments::Moments;
 
 type Result<T = ()> = std::result::Result<T, TorchError>;
 
-/// A batch normalisation whose statistics are those of all ranks' batches together, for inputs `(N, C)`, `(N, C, L)`, `(N, C, H, W)` and
-/// `(N, C, D, H, W)`.
+/// Batch normalisation with the statistics of all ranks' batches together, for inputs `(N, C)`, `(N, C, L)`, `(N, C, H,
+/// W)` and `(N, C, D, H, W)`.
 ///
-/// Its tensors have the names and shapes of tch's and PyTorch's `BatchNorm`. In evaluation, and in a group of one, it is that.
+/// Its tensors have the names and shapes of tch's and PyTorch's `BatchNorm`. In evaluation, and in a group of one rank,
+/// it is an ordinary batch normalisation.
 ///
 /// ```
 /// use drumline_comm::LocalGroup;
@@ -51,9 +52,9 @@ pub struct SyncBatchNorm {
     sync: SyncGroup,
     config: BatchNormConfig,
     channels: i64,
-    /// The mean of the batches seen, later ones weighing more.
+    /// The running mean.
     pub running_mean: Tensor,
-    /// The (unbiased) variance of the batches seen.
+    /// The running (unbiased) variance.
     pub running_var: Tensor,
     /// `weight`, if the layer is affine.
     pub ws: Option<Tensor>,
@@ -61,18 +62,18 @@ pub struct SyncBatchNorm {
     pub bs: Option<Tensor>,
 }
 
-/// What backward needs to know of the whole batch: for each channel, in the type in which it is computed.
+/// What backward needs to know about the batch of all ranks, for each channel.
 #[derive(Debug)]
 struct Whole {
     sync: SyncGroup,
     mean: Tensor,
     invstd: Tensor,
-    /// Values per channel, of all ranks: one number.
+    /// The number of values per channel on all ranks, as a tensor of one element.
     count: Tensor,
 }
 
 impl SyncBatchNorm {
-    /// A layer of the ranks of `sync`, which all make the same.
+    /// A layer for the ranks of `sync`. All ranks create the same layers.
     pub fn new<'a>(
         path: impl Borrow<Path<'a>>,
         channels: i64,
@@ -80,7 +81,7 @@ impl SyncBatchNorm {
         sync: &SyncGroup,
     ) -> Self {
         let path = path.borrow();
-        sync.lie_on(path.device());
+        sync.note_device(path.device());
         let affine = |name, init| config.affine.then(|| path.var(name, &[channels], init));
         Self {
             sync: sync.clone(),
@@ -93,7 +94,7 @@ impl SyncBatchNorm {
         }
     }
 
-    /// As `forward_t` of [`ModuleT`], with an error where that panics.
+    /// Like `forward_t` of [`ModuleT`], with an error instead of a panic.
     pub fn f_forward_t(&self, x: &Tensor, train: bool) -> Result<Tensor> {
         self.check(x)?;
         if !train || self.sync.is_alone() {
@@ -108,10 +109,11 @@ impl SyncBatchNorm {
         };
         match batch_moments.count {
             0.0 => self.affine(x),
-            1.0 => Err(TorchError::Unfit(
-                "one value per channel on all ranks together has no variance; try a larger batch, or evaluation"
-                    .into(),
-            )),
+            1.0 => Err(TorchError::Unsupported {
+                operation: "normalise a batch",
+                reason: "one value per channel on all ranks together has no variance; \
+                         try a larger batch, or evaluation",
+            }),
             _ if self.sync.size() == 1 => self.plain(x, train),
             _ => self.normalised(x, &batch_moments),
         }
@@ -122,10 +124,11 @@ impl SyncBatchNorm {
         if size.len() >= 2 && size[1] == self.channels {
             return Ok(());
         }
-        Err(TorchError::Unfit(format!(
-            "batch normalisation of {} channels got an input of {size:?}, expected [batch, {}, ..]",
-            self.channels, self.channels
-        )))
+        Err(TorchError::Shape {
+            what: format!("the input of a batch normalisation of {} channels", self.channels),
+            expected: format!("[batch, {}, ..]", self.channels),
+            got: size,
+        })
     }
 
     /// Ordinary batch normalisation of this rank's batch.
@@ -144,7 +147,7 @@ impl SyncBatchNorm {
         )?)
     }
 
-    /// An empty batch that keeps its history.
+    /// The output for an empty batch, which keeps its autograd history.
     fn affine(&self, x: &Tensor) -> Result<Tensor> {
         match (&self.ws, &self.bs) {
             (Some(weight), Some(bias)) => {
@@ -154,7 +157,8 @@ impl SyncBatchNorm {
         }
     }
 
-    /// The moments of all ranks' batches; in a group of one only their count, as nothing else is asked for.
+    /// The moments of all ranks' batches. In a group of one rank only the count is computed, because the rest is not
+    /// needed.
     fn batch_moments(&self, x: &Tensor) -> Result<Moments> {
         let channels = self.channels as usize;
         let count = x.numel() / channels.max(1);
@@ -172,7 +176,7 @@ impl SyncBatchNorm {
         Ok(Moments::of_all(&self.sync.gather_statistics(channels, &mine)?, channels))
     }
 
-    /// Normalises by the whole batch's moments, and takes them into the running ones.
+    /// Normalises by the moments of the whole batch, and updates the running statistics.
     fn normalised(&self, x: &Tensor, moments: &Moments) -> Result<Tensor> {
         let kind = computing_kind(x);
         let like = |values: &[f64]| -> Result<Tensor> {
@@ -184,7 +188,7 @@ impl SyncBatchNorm {
         self.apply(x, whole, like(&moments.variance)?)
     }
 
-    /// The layer as an operation of autograd; `variance` is the whole batch's.
+    /// The layer as an autograd function; `variance` is that of the whole batch.
     fn apply(&self, x: &Tensor, whole: Whole, variance: Tensor) -> Result<Tensor> {
         let (kind, eps) = (whole.mean.kind(), self.config.eps);
         let inputs: Vec<&Tensor> =
@@ -204,8 +208,8 @@ impl SyncBatchNorm {
             },
             move |cx, mut grads| whole.backward(cx, grads.remove(0)),
         )?;
-        // One output was returned.
-        outputs.into_iter().next().ok_or_else(|| TorchError::Unfit("the layer gave no output".into()))
+        let output = outputs.into_iter().next();
+        output.ok_or(TorchError::Internal { what: "a batch normalisation returned no output" })
     }
 
     fn update(&self, mean: &Tensor, variance: &Tensor) -> Result {
@@ -220,7 +224,7 @@ impl SyncBatchNorm {
 }
 
 impl Whole {
-    /// The gradients of input, weight and bias, as many as the layer has.
+    /// The gradients of input, and of weight and bias if the layer has them.
     fn backward(
         &self,
         cx: &Backward,
@@ -240,7 +244,7 @@ impl Whole {
         Ok(std::iter::once(by_input).chain(affine.into_iter().flatten()).collect())
     }
 
-    /// Of this rank's sums those over all ranks, one after the other.
+    /// The sums over all ranks, concatenated.
     fn sums(&self, by_weight: &Tensor, by_bias: &Tensor) -> Result<Tensor> {
         if matches!(self.mean.device(), Device::Cuda(_)) {
             return self.sums_on_gpu(by_weight, by_bias);
@@ -272,14 +276,14 @@ impl Whole {
     }
 }
 
-/// One value per channel, shaped to go with `x`.
+/// One value per channel, shaped to broadcast with `x`.
 fn per_channel(values: &Tensor, x: &Tensor) -> Result<Tensor> {
     let mut size = vec![1; x.dim()];
     size[1] = -1;
     Ok(values.f_view(&size[..])?)
 }
 
-/// Halves are computed with in single precision.
+/// The type of the computation: single precision for 16-bit inputs.
 fn computing_kind(x: &Tensor) -> Kind {
     if x.kind() == Kind::Double { Kind::Double } else { Kind::Float }
 }
@@ -288,10 +292,10 @@ fn values(tensor: &Tensor) -> Result<Vec<f64>> {
     Ok(Vec::try_from(tensor.f_to_kind(Kind::Double)?)?)
 }
 
-/// Panics where the input does not fit or the group fails, as a module of tch can do nothing else; see
+/// Panics if the input has a wrong shape or the group fails, because a module of tch cannot return an error. See
 /// [`f_forward_t`](SyncBatchNorm::f_forward_t).
 impl ModuleT for SyncBatchNorm {
     fn forward_t(&self, x: &Tensor, train: bool) -> Tensor {
-        self.f_forward_t(x, train).unwrap_or_else(|error| self.sync.leave(&error))
+        self.f_forward_t(x, train).unwrap_or_else(|error| self.sync.panic_with(&error))
     }
 }

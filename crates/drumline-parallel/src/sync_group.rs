@@ -1,7 +1,7 @@
-//! The group that layers talk through in the midst of forward and backward.
+//! The group through which layers communicate in the middle of forward and backward.
 //!
-//! It is a group of its own, so that a layer's calls never come between those of gradient buckets. It can note the calls
-//! of a step, so that a rank without data makes the same calls with nothing to say:
+//! It is a separate group, so that a layer's calls never mix with those of gradient buckets. It records the calls of a
+//! step, so that a rank without data can make the same calls with zeros:
 //!
 //! ```text
 //!   rank 0   begin_step  forward: statistics(64) statistics(128)   backward: gradients(128) gradients(64)
@@ -17,22 +17,24 @@ use drumline_torch::{TensorCollectives, TorchError};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 
+use crate::error::NotRecordable;
+
 /// A call that a layer makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SyncCall {
-    /// In forward: everybody's count, means and variances.
+    /// In forward: all ranks' counts, means and variances.
     Statistics {
         /// Channels of the layer.
         channels: usize,
     },
-    /// In backward: the sums that the gradient of the input needs.
+    /// In backward: the sums for the gradient of the input.
     Gradients {
         /// Channels of the layer.
         channels: usize,
     },
 }
 
-/// Ranks whose layers share statistics. Cheap to clone; all clones are the same.
+/// Ranks whose layers share statistics. Cheap to clone; clones are the same group.
 #[derive(Debug, Clone)]
 pub struct SyncGroup {
     shared: Arc<Shared>,
@@ -41,21 +43,21 @@ pub struct SyncGroup {
 #[derive(Debug)]
 struct Shared {
     group: ProcessGroup,
-    /// The calls of this step; none are noted before the first `begin_step`.
+    /// The calls of this step; `None` before the first `begin_step`.
     calls: Mutex<Option<Vec<SyncCall>>>,
     failure: Mutex<Option<CommError>>,
-    /// Somebody waits for failures in [`SyncGroup::catch`].
+    /// Whether this is inside [`SyncGroup::catch`].
     is_caught: AtomicBool,
-    /// The GPU on which the layers are, if they are on one: then their calls are on tensors there.
+    /// The GPU of the layers, if they are on one. Their calls are then on tensors there.
     gpu: Mutex<Option<usize>>,
-    /// Where the program called the forward or backward that the layers are in.
+    /// Where the program called the current forward or backward.
     site: Mutex<Option<&'static Location<'static>>>,
-    /// Layers keep to themselves; see [`SyncGroup::alone`].
+    /// Whether layers do not communicate; see [`SyncGroup::alone`].
     is_alone: AtomicBool,
 }
 
 impl SyncGroup {
-    /// A group of the same ranks as `group`, all of which call this.
+    /// A new group with the ranks of `group`, all of which call this.
     #[track_caller]
     pub fn new(group: &ProcessGroup) -> Result<Self, CommError> {
         let ranks: Vec<usize> = (0..group.size()).collect();
@@ -78,7 +80,7 @@ impl SyncGroup {
         self.shared.group.size()
     }
 
-    /// A step begins: its calls are noted, those of the step before forgotten.
+    /// Begins a step: forgets the calls of the step before.
     pub fn begin_step(&self) {
         *lock(&self.shared.calls) = Some(Vec::new());
     }
@@ -88,8 +90,8 @@ impl SyncGroup {
         lock(&self.shared.calls).clone().unwrap_or_default()
     }
 
-    /// Makes these calls with nothing to say: what a rank does that has run out of data, while the others make a step. They are the
-    /// [`calls`](Self::calls) of a step before, or of another rank.
+    /// Makes these calls with zeros, as a rank that has run out of data does while the others make a step. They are the
+    /// [`calls`](Self::calls) of an earlier step, or of another rank.
     pub fn shadow(&self, calls: &[SyncCall]) -> Result<(), CommError> {
         if let Some(gpu) = *lock(&self.shared.gpu) {
             return self.shadow_on_gpu(gpu, calls);
@@ -107,18 +109,18 @@ impl SyncGroup {
         Ok(())
     }
 
-    /// A layer's tensors are there.
-    pub(crate) fn lie_on(&self, device: Device) {
+    /// Notes the device of a layer.
+    pub(crate) fn note_device(&self, device: Device) {
         if let Device::Cuda(gpu) = device {
             *lock(&self.shared.gpu) = Some(gpu);
         }
     }
 
-    /// Whether the layers' calls can be recorded in a CUDA graph; if not, why.
-    pub(crate) fn is_recordable(&self) -> Result<(), String> {
+    /// An error that says why, if the layers' calls cannot be recorded in a CUDA graph.
+    pub(crate) fn is_recordable(&self) -> Result<(), NotRecordable> {
         match *lock(&self.shared.gpu) {
-            Some(_) => self.shared.group.is_recordable(),
-            None => Err("synchronised norms meet in the host's memory".into()),
+            Some(_) => Ok(self.shared.group.is_recordable()?),
+            None => Err(NotRecordable::NormsOnHost),
         }
     }
 
@@ -139,14 +141,14 @@ impl SyncGroup {
         Ok(())
     }
 
-    /// Runs a forward that the other ranks do not make: layers do as in an evaluation, and wait for nobody.
+    /// Runs a forward that the other ranks do not make: layers behave as in evaluation, and do not communicate.
     pub fn alone<R>(&self, body: impl FnOnce() -> R) -> R {
         let _before =
             Alone { shared: &self.shared, before: self.shared.is_alone.swap(true, Ordering::Relaxed) };
         body()
     }
 
-    /// The error that ended the group. Backward tells of it only in words.
+    /// The error that ended the group. The error of a backward has only its text.
     pub fn failure(&self) -> Option<CommError> {
         lock(&self.shared.failure).clone()
     }
@@ -156,7 +158,7 @@ impl SyncGroup {
         lock(&self.shared.calls).is_some()
     }
 
-    /// Runs a forward whose layers can only panic where the group fails; returns that failure.
+    /// Runs a forward whose layers panic if the group fails, and returns that failure.
     pub(crate) fn catch<R>(&self, body: impl FnOnce() -> R) -> Result<R, CommError> {
         self.shared.is_caught.store(true, Ordering::Relaxed);
         let outcome = catch_unwind(AssertUnwindSafe(body));
@@ -172,21 +174,21 @@ impl SyncGroup {
         self.shared.is_alone.load(Ordering::Relaxed)
     }
 
-    /// Tells the others that this rank will not come.
+    /// Aborts the group: this rank will not make its calls.
     pub(crate) fn abort(&self, cause: &str) {
         self.shared.group.abort(cause);
     }
 
-    /// Leaves a layer that cannot return an error.
-    pub(crate) fn leave(&self, error: &dyn std::fmt::Display) -> ! {
+    /// Ends a layer that cannot return an error, by a panic.
+    pub(crate) fn panic_with(&self, error: &dyn std::fmt::Display) -> ! {
         if self.shared.is_caught.load(Ordering::Relaxed) && self.failure().is_some() {
-            // Whoever catches it tells of it: a panic's message on top would only confuse.
+            // `catch` returns the failure, so the panic needs no message on stderr.
             resume_unwind(Box::new("the group of a layer failed"));
         }
         panic!("{error}")
     }
 
-    /// Everybody's statistics, in rank order.
+    /// All ranks' statistics, in rank order.
     pub(crate) fn gather_statistics(&self, channels: usize, mine: &[f64]) -> Result<Vec<f64>, CommError> {
         debug_assert_eq!(mine.len(), statistics_len(channels));
         self.note(SyncCall::Statistics { channels });
@@ -200,13 +202,13 @@ impl SyncGroup {
         self.summed(sums)
     }
 
-    /// Everybody's statistics, a row for each rank; on the GPU, for which nobody waits.
+    /// All ranks' statistics, a row for each rank; asynchronous on the GPU.
     pub(crate) fn gather_on_gpu(&self, channels: usize, mine: &Tensor) -> Result<Tensor, TorchError> {
         self.note(SyncCall::Statistics { channels });
         self.gathered_on_gpu(mine)
     }
 
-    /// The sums over all ranks; on the GPU, for which nobody waits.
+    /// The sums over all ranks; asynchronous on the GPU.
     pub(crate) fn sum_on_gpu(&self, channels: usize, sums: &mut Tensor) -> Result<(), TorchError> {
         self.note(SyncCall::Gradients { channels });
         self.summed_on_gpu(sums)
@@ -230,7 +232,7 @@ impl SyncGroup {
         })
     }
 
-    /// From now on calls name this place in the program, and not the layer's in this library.
+    /// From now on calls report this location in the program, and not the layer's location in this library.
     pub(crate) fn called_at(&self, site: &'static Location<'static>) {
         *lock(&self.shared.site) = Some(site);
     }

@@ -1,35 +1,38 @@
-//! Ranks whose data ends earlier than others': they take part with nothing until all are done.
+//! Uneven inputs, as PyTorch's `join`: ranks that run out of data contribute zeros until all ranks are done.
 //!
 //! ```text
 //!   rank 0   batch  batch  batch  end          a turn begins with every rank saying whether it has a batch;
-//!   rank 1   batch  Empty  Empty  end          who has none takes part in the others' collectives with nothing
+//!   rank 1   batch  Empty  Empty  end          a rank without one joins the collectives with zeros
 //! ```
 
-use drumline_comm::{ProcessGroup, call_site, on_behalf_of};
+use drumline_comm::{call_site, on_behalf_of};
 
+use crate::agreement::{Agreed, Brought};
 use crate::ddp::Ddp;
 use crate::error::ParallelError;
 
-/// One turn of a rank.
+/// What a rank does in one step.
 #[derive(Debug, PartialEq)]
 pub enum Turn<B> {
     /// A batch to train on.
     Batch(B),
-    /// This rank has run out, others have not: call [`Ddp::backward_nothing`], then step as always.
+    /// This rank has run out of data, and others have not: call [`Ddp::backward_nothing`], then step the optimizer as
+    /// usual.
     Empty,
 }
 
-/// Among how many ranks the gradients of a turn are averaged.
+/// Over how many ranks gradients are averaged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Share {
-    /// Among all, also those that have run out, as PyTorch does by default: each batch weighs the same to the end.
+    /// Over all ranks, also those that have run out of data, as PyTorch does by default: each batch has the same
+    /// weight.
     #[default]
     AllRanks,
-    /// Among those that have a batch: the last steps are as long as the others.
+    /// Over the ranks that have a batch: the last steps are as large as the others.
     RanksWithData,
 }
 
-/// Turns over batches until the last rank has run out; see [`Ddp::uneven`].
+/// Iterates until the last rank has run out of batches; see [`Ddp::uneven`].
 #[derive(Debug)]
 pub struct Uneven<'a, M, I> {
     ddp: &'a Ddp<M>,
@@ -39,8 +42,8 @@ pub struct Uneven<'a, M, I> {
 }
 
 impl<M> Ddp<M> {
-    /// Goes through `batches`, of which every rank may have another number. All ranks get the same number of turns. A turn is one step: one
-    /// backward that reduces, and as many inside [`no_sync`](Ddp::no_sync) before it as there are micro-batches.
+    /// Iterates over `batches`, of which ranks may have different numbers. All ranks get the same number of turns. A
+    /// turn is one step: one backward that reduces, after any number of backwards inside [`no_sync`](Ddp::no_sync).
     ///
     /// ```no_run
     /// # use drumline_parallel::{Ddp, ParallelError, Share, Turn};
@@ -62,30 +65,16 @@ impl<M> Ddp<M> {
 }
 
 impl<M, I: Iterator> Uneven<'_, M, I> {
-    /// Who has a batch; `None` when nobody has.
-    fn agree(&self, has_batch: bool) -> Result<Option<WhoHasData>, ParallelError> {
-        let group: &ProcessGroup = self.ddp.group();
-        let mut all = vec![0u8; group.size()];
-        group.all_gather(&[u8::from(has_batch)], &mut all)?;
-        let count = all.iter().filter(|has| **has == 1).count();
-        Ok(all.iter().rposition(|has| *has == 1).map(|last| WhoHasData { last, count }))
-    }
-
-    fn begin(&self, who: &WhoHasData) -> Result<(), ParallelError> {
-        // Of those with data the last gives its buffers, as in PyTorch's join.
-        self.ddp.begin_step(who.last)?;
+    /// Begins a step with the buffers of rank `last`, the last one that has data, as in PyTorch's join.
+    fn begin(&self, last: usize, num_with_data: usize) -> Result<(), ParallelError> {
+        self.ddp.begin_step(last)?;
         let factor = match self.share {
             Share::AllRanks => 1.0,
-            Share::RanksWithData => self.ddp.group().size() as f64 / who.count as f64,
+            Share::RanksWithData => self.ddp.group().size() as f64 / num_with_data as f64,
         };
         self.ddp.loss_factor.set(factor);
         Ok(())
     }
-}
-
-struct WhoHasData {
-    last: usize,
-    count: usize,
 }
 
 impl<M, I: Iterator> Iterator for Uneven<'_, M, I> {
@@ -103,18 +92,21 @@ impl<M, I: Iterator> Iterator for Uneven<'_, M, I> {
 
 impl<M, I: Iterator> Uneven<'_, M, I> {
     fn turn(&mut self, batch: Option<I::Item>) -> Option<Result<Turn<I::Item>, ParallelError>> {
-        match self.agree(batch.is_some()) {
-            Ok(Some(who)) => Some(self.begin(&who).map(|()| batch.map_or(Turn::Empty, Turn::Batch))),
-            Ok(None) => {
-                self.is_done = true;
-                // Whoever trained last has the buffers that count.
-                self.ddp.sync_buffers().err().map(Err)
-            }
+        let brought = Brought { batches: usize::from(batch.is_some()), ..Brought::default() };
+        let agreed = match Agreed::reach_among(self.ddp.group(), &brought) {
+            Ok(agreed) => agreed,
             Err(error) => {
                 self.is_done = true;
-                Some(Err(error))
+                return Some(Err(error.into()));
             }
+        };
+        if let Some(last) = agreed.last_with_data() {
+            let begun = self.begin(last, agreed.num_with_data());
+            return Some(begun.map(|()| batch.map_or(Turn::Empty, Turn::Batch)));
         }
+        self.is_done = true;
+        // The rank that trained last has the current buffers.
+        self.ddp.sync_buffers().err().map(Err)
     }
 }
 

@@ -1,7 +1,7 @@
-//! What needs a GPU, one of which is enough: `cargo test -p drumline-parallel --features gpu --test gpu`.
+//! Tests that need a GPU: `cargo test -p drumline-parallel --features gpu --test gpu`. One GPU is enough.
 //!
-//! Ranks of these tests share the first GPU, so that several of them go through the host's memory; a rank alone goes by NCCL. Several go NCCL's way
-//! with a library that stands in for it (`rank_test::StandIn`).
+//! Ranks of these tests share the first GPU, so that several of them communicate through host memory; a single rank
+//! uses NCCL. To test NCCL with several ranks, a library stands in for it (`rank_test::StandIn`).
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
@@ -33,10 +33,10 @@ use tch::Device;
 /// The GPU of all ranks.
 const GPU: Device = Device::Cuda(0);
 
-/// Enough for all that a rank alone does.
+/// The timeout of tests with one rank.
 const BRIEF: Duration = Duration::from_secs(20);
 
-/// Joins the job, with the GPU opened before anything asks for it.
+/// Opens the GPU, then joins the job.
 fn join() -> Result<ProcessGroup> {
     cuda::open()?;
     Ok(ProcessGroup::from_env()?)

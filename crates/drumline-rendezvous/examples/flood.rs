@@ -1,12 +1,12 @@
-//! How long eight ranks take to join while strangers flood the store's port.
+//! Measures how long eight ranks take to join while other processes flood the store's port.
 //!
 //! ```text
 //!  flood --kind silent --strangers 8 --seconds 10 ──┬─▶ process `server`: TcpStoreServer
 //!                                                   ├─▶ processes `strangers`: connect as fast as they can
-//!                                                   └─▶ this process: 8 ranks join, set, wait for each other, leave; again and again
+//!                                                   └─▶ this process: 8 ranks join, set, wait, leave; repeatedly
 //! ```
-//! Kinds: `silent` (connections that say nothing and are held), `noise` (64 bytes and gone); no strangers: the control. Prints one
-//! JSON line: how often the ranks joined, and the least, middle and longest time it took.
+//! Kinds: `silent` (connections that send nothing and stay open), `noise` (64 bytes and closed). Without strangers it
+//! is the control. Prints one JSON line: how often the ranks joined, and the shortest, median and longest time.
 
 use drumline_rendezvous::{Hello, JobKey, Role, ServerOptions, Store, TcpStore, TcpStoreServer};
 use std::collections::VecDeque;
@@ -19,9 +19,9 @@ use std::time::{Duration, Instant};
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
 const RANKS: usize = 8;
-/// Connections that each stranger holds open.
+/// How many connections each process of the flood keeps open.
 const HELD: usize = 800;
-/// Time for the ranks to join, in any case.
+/// Time limit for the ranks to join.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn main() -> Outcome<()> {
@@ -36,7 +36,7 @@ fn main() -> Outcome<()> {
     }
 }
 
-/// Key from standard input, address to standard output, end when standard input ends.
+/// Reads the key from stdin, prints the address, and ends when stdin ends.
 fn serve() -> Outcome<()> {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line)?;
@@ -46,7 +46,7 @@ fn serve() -> Outcome<()> {
     Ok(())
 }
 
-/// Until it is killed.
+/// Floods until it is killed.
 fn flood(kind: &str, addr: &str) -> Outcome<()> {
     let addr = addr.parse()?;
     let mut held = VecDeque::new();
@@ -63,7 +63,7 @@ fn flood(kind: &str, addr: &str) -> Outcome<()> {
     }
 }
 
-/// Ended when dropped.
+/// Killed when dropped.
 struct Ended(Child);
 
 impl Drop for Ended {
@@ -101,7 +101,7 @@ fn measure(kind: &str, strangers: usize, time: Duration) -> Outcome<()> {
     Ok(())
 }
 
-/// The time until all ranks are there and know it.
+/// The time until all ranks have joined and know it.
 fn join_all(addr: &str, key: &JobKey, turn: usize) -> Outcome<Duration> {
     let began = Instant::now();
     let rank = |rank: usize| -> Outcome<()> {

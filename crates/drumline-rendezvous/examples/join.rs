@@ -1,4 +1,4 @@
-//! Joins the job that the environment describes, and says who is there.
+//! Joins the job that the environment describes, and prints who is there.
 //!
 //! ```text
 //!  mpirun -n 4 join          srun -n 4 join          RANK=0 WORLD_SIZE=1 join

@@ -1,11 +1,11 @@
-//! Many simulated ranks meet: full handshake, set, get of another rank's key, barrier.
+//! Many simulated ranks join: full handshake, set, get of another rank's key, barrier.
 //!
 //! ```text
 //!  meet --ranks 10000 ──┬─▶ process `server`: TcpStoreServer
 //!                       └─▶ this process: one socket per rank, one event loop
 //! ```
-//! Prints one JSON line: `{"ranks":..,"connect_s":..,"total_s":..}`. Each run listens on a loopback address of its own,
-//! so that ports which an earlier run has used do not stand in its way.
+//! Prints one JSON line: `{"ranks":..,"connect_s":..,"total_s":..}`. Each run listens on its own loopback address, so
+//! that ports of an earlier run do not conflict.
 
 use drumline_rendezvous::frame::{Call, Frame, Opener, Sealer, encode_call};
 use drumline_rendezvous::handshake::{ClientHandshake, ClientStep, Prover};
@@ -34,7 +34,7 @@ fn main() -> Outcome<()> {
     }
 }
 
-/// Key from standard input, address to standard output, end when standard input ends.
+/// Reads the key from stdin, prints the address, and ends when stdin ends.
 fn serve() -> Outcome<()> {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line)?;
@@ -57,7 +57,7 @@ fn meet(num_ranks: usize) -> Outcome<()> {
     writeln!(to_server, "{}", *key.to_hex())?;
     let mut addr = String::new();
     BufReader::new(server.stdout.take().ok_or("no pipe")?).read_line(&mut addr)?;
-    let result = Crowd::new(&key, addr.trim().parse()?, num_ranks)?.run();
+    let result = SimulatedRanks::new(&key, addr.trim().parse()?, num_ranks)?.run();
     drop(to_server);
     server.wait()?;
     let (connected, total) = result?;
@@ -70,7 +70,7 @@ fn meet(num_ranks: usize) -> Outcome<()> {
 }
 
 /// All simulated ranks.
-struct Crowd {
+struct SimulatedRanks {
     poll: Poll,
     prover: Prover,
     addr: SocketAddr,
@@ -79,27 +79,27 @@ struct Crowd {
     num_done: usize,
 }
 
-/// One simulated rank: its socket and what it has said.
+/// One simulated rank: its socket and its progress.
 struct Rank {
     stream: TcpStream,
-    /// `None` once welcome.
+    /// `None` once admitted.
     handshake: Option<ClientHandshake>,
-    /// From then on.
+    /// Set once admitted.
     seals: Option<(Sealer, Opener)>,
     input: Vec<u8>,
     step: u64,
 }
 
-/// Ranks that start in one turn; all of them start without waiting for others, as ranks do.
+/// How many ranks start in one turn; all of them start without waiting for others, as real ranks do.
 const START: usize = 32;
 
-impl Crowd {
-    fn new(key: &JobKey, addr: SocketAddr, num_ranks: usize) -> Outcome<Crowd> {
+impl SimulatedRanks {
+    fn new(key: &JobKey, addr: SocketAddr, num_ranks: usize) -> Outcome<SimulatedRanks> {
         let (poll, prover, ranks) = (Poll::new()?, Prover::from(key), Vec::with_capacity(num_ranks));
-        Ok(Crowd { poll, prover, addr, ranks, num_connected: 0, num_done: 0 })
+        Ok(SimulatedRanks { poll, prover, addr, ranks, num_connected: 0, num_done: 0 })
     }
 
-    /// Time until all were let in, and until all were through the barrier.
+    /// The time until all were admitted, and until all had passed the barrier.
     fn run(&mut self) -> Outcome<(Duration, Duration)> {
         let began = Instant::now();
         let mut connected = None;
@@ -110,8 +110,8 @@ impl Crowd {
                 self.start(world_size)?;
             }
             let all_started = self.ranks.len() == world_size;
-            let patience = if all_started { Duration::from_secs(10) } else { Duration::ZERO };
-            self.poll.poll(&mut events, Some(patience))?;
+            let timeout = if all_started { Duration::from_secs(10) } else { Duration::ZERO };
+            self.poll.poll(&mut events, Some(timeout))?;
             if events.is_empty() && all_started {
                 return Err(format!("stuck: {} of {world_size} connected", self.num_connected).into());
             }
@@ -155,7 +155,7 @@ impl Crowd {
             rank.ask(&Request::Set { key: format!("rank/{index}"), value: index.to_string().into() })?;
         }
         while let Some(reply) = rank.next_reply()? {
-            self.num_done += usize::from(rank.go_on(reply, index, world_size)?);
+            self.num_done += usize::from(rank.next_step(reply, index, world_size)?);
         }
         Ok(())
     }
@@ -175,7 +175,7 @@ impl Rank {
         }
     }
 
-    /// `true` when the server has said welcome.
+    /// `true` when the server has admitted it.
     fn shake_hands(&mut self) -> Outcome<bool> {
         while let Some(handshake) = &mut self.handshake
             && self.input.len() >= handshake.want()
@@ -195,7 +195,7 @@ impl Rank {
     }
 
     fn ask(&mut self, request: &Request) -> Outcome<()> {
-        let (sealer, _) = self.seals.as_mut().ok_or("not welcome yet")?;
+        let (sealer, _) = self.seals.as_mut().ok_or("not admitted yet")?;
         let mut bytes = Vec::new();
         sealer.seal(&mut bytes, |out| {
             encode_call(self.step, self.step, &Call::Request(request.clone()), out);
@@ -212,10 +212,10 @@ impl Rank {
         Ok(Some(reply))
     }
 
-    /// set, get, add, wait (the last one to come ends it with a set instead); `true` when through.
-    fn go_on(&mut self, reply: Reply, index: usize, world_size: usize) -> Outcome<bool> {
+    /// The sequence: set, get, add, wait (the last rank ends the barrier with a set instead). `true` when done.
+    fn next_step(&mut self, reply: Reply, index: usize, world_size: usize) -> Outcome<bool> {
         let other = (index + world_size / 2 + 1) % world_size;
-        let all_there = Request::Wait { keys: vec!["barrier/all".into()] };
+        let wait_for_all = Request::Wait { keys: vec!["barrier/all".into()] };
         match (self.step, reply) {
             (2, Reply::Done) => self.ask(&Request::Get { key: format!("rank/{other}") })?,
             (3, Reply::Bytes(value)) if value == other.to_string().as_bytes() => {
@@ -224,7 +224,7 @@ impl Rank {
             (4, Reply::Number(count)) if count == world_size as i64 => {
                 self.ask(&Request::Set { key: "barrier/all".into(), value: Vec::new() })?;
             }
-            (4, Reply::Number(_)) => self.ask(&all_there)?,
+            (4, Reply::Number(_)) => self.ask(&wait_for_all)?,
             (5, Reply::Done) => return Ok(true),
             (step, reply) => return Err(format!("rank {index}, step {step}: {reply:?}").into()),
         }

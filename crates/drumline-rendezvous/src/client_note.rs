@@ -1,12 +1,12 @@
-//! What a store's client writes into the note of its [`Hello`](crate::Hello): who it is, what the connection is for, and
-//! who can see its process.
+//! The note in the [`Hello`](crate::Hello) of a store's client: which client it is, what the connection is for, and
+//! where its process is visible.
 //!
 //! ```text
 //!  number: 16 bytes │ line: 1 │ process space: 8
 //! ```
 //!
-//! One client has many connections, and makes new ones when the network breaks them. All bear the same random number;
-//! by it the server knows them as one client's, and a request that comes again as one that it has answered before.
+//! One client has many connections, and opens new ones when the network breaks them. All carry the same random number.
+//! By it the server recognizes one client, and a repeated request as one that it has already answered.
 
 use crate::job_key::random_bytes;
 use crate::process_space::ProcessSpace;
@@ -23,32 +23,32 @@ pub struct ClientNumber([u8; 16]);
 pub enum Line {
     /// Requests.
     Calls = 0,
-    /// The *life line* of a new member: should it end without a goodbye, the member is lost.
+    /// The *life line* of a new member: if it ends without a goodbye, the member is lost.
     Life = 1,
-    /// The life line of a member whose earlier one broke while it lives.
+    /// A life line that replaces a broken one of a live member.
     Resumed = 2,
 }
 
-/// A client's number, what the connection is for, and where its process can be seen.
+/// The decoded note.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClientNote {
-    /// Whose connection.
+    /// The client's number.
     pub number: ClientNumber,
-    /// What for.
+    /// What the connection is for.
     pub line: Line,
-    /// Where its process can be seen.
+    /// Where its process is visible.
     pub space: ProcessSpace,
 }
 
 impl ClientNumber {
-    /// A number that nobody else has.
+    /// A new random number.
     pub fn random() -> ClientNumber {
         let mut number = [0; 16];
         random_bytes(&mut number);
         ClientNumber(number)
     }
 
-    /// The note of a connection of this process that is for `line`.
+    /// The note of a connection of this process with this purpose.
     pub fn note(self, line: Line) -> [u8; SIZE] {
         let mut note = [line as u8; SIZE];
         note[..16].copy_from_slice(&self.0);
@@ -58,7 +58,7 @@ impl ClientNumber {
 }
 
 impl ClientNote {
-    /// Reads a note; `None` if it is not one of a store's client.
+    /// Decodes a note; `None` if it is not that of a store's client.
     pub fn decode(note: &[u8]) -> Option<ClientNote> {
         let (number, rest) = note.split_first_chunk::<16>()?;
         let (line, space) = rest.split_first()?;
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notes_come_back_and_others_are_none() {
+    fn notes_round_trip_and_invalid_ones_are_none() {
         let number = ClientNumber::random();
         for line in [Line::Calls, Line::Life, Line::Resumed] {
             let space = ProcessSpace::here();

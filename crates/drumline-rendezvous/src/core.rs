@@ -1,20 +1,20 @@
-//! The store's state: keys, values and those who wait. No sockets, no clock, no threads.
+//! The store's state: keys, values and waiting requests. No sockets, no clock, no threads.
 //!
-//! A request comes in with a *ticket* that its answer will carry. Most are answered at once; one that has to wait
-//! is *parked* on one key it misses, and looked at again when that key changes. So a change costs as much as the
-//! number of those who wait for just this key, however many keys each of them waits for.
+//! A request comes with a *ticket*, which its answer carries. Most requests are answered at once. One that has to wait
+//! is *parked* on one key that it misses, and checked again when that key changes. So a change costs as much as the
+//! number of requests that wait for just this key, however many keys each of them waits for.
 //!
 //! ```text
-//!  apply(ticket, request) ─▶ values ─▶ (ticket, reply), and the replies of all whose wait this ends
+//!  apply(ticket, request) ─▶ values ─▶ (ticket, reply), and the replies of all waits that this ends
 //! ```
-//! In: requests within the limits. Out: exactly one reply per ticket. Used by the TCP server, the memory store
-//! and the file store alike.
+//! In: requests within the limits. Out: exactly one reply per ticket. Used by the TCP server, the memory store and the
+//! file store.
 
 use crate::store::request::{MAX_VALUE, Reply, Request};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
 
-/// Keys, values and waiters; `T` is the ticket by which answers find their way.
+/// Keys, values and waiting requests; `T` is the ticket that connects an answer with its request.
 #[derive(Debug)]
 pub struct Core<T> {
     values: BTreeMap<String, Vec<u8>>,
@@ -22,14 +22,14 @@ pub struct Core<T> {
     parked: HashMap<String, BTreeSet<T>>,
 }
 
-/// A request that cannot be answered yet, and which of its keys it is parked on.
+/// A request that cannot be answered yet, and the index of the key that it is parked on.
 #[derive(Debug)]
 struct Waiter {
     request: Request,
     at: usize,
 }
 
-/// Answers on their way out.
+/// Answers to send, with their tickets.
 pub type Replies<T> = Vec<(T, Reply)>;
 
 impl<T> Default for Core<T> {
@@ -44,10 +44,10 @@ impl<T: Copy + Ord + Hash> Core<T> {
         Self::default()
     }
 
-    /// Carries out `request`; every answer it brings about, its own among them, is added to `replies`.
+    /// Carries out `request`. Adds its own answer, and every answer that it triggers, to `replies`.
     pub fn apply(&mut self, ticket: T, request: Request, replies: &mut Replies<T>) {
         if request.waits() {
-            return self.attend(ticket, Waiter { request, at: 0 }, replies);
+            return self.answer_or_park(ticket, Waiter { request, at: 0 }, replies);
         }
         let (reply, changed) = self.act(request);
         replies.push((ticket, reply));
@@ -56,7 +56,7 @@ impl<T: Copy + Ord + Hash> Core<T> {
         }
     }
 
-    /// Ends a wait that is no longer wanted; `false` if it was answered before (or never began).
+    /// Cancels a wait; `false` if it was already answered, or never began.
     pub fn cancel(&mut self, ticket: T) -> bool {
         let Some(waiter) = self.waiters.remove(&ticket) else { return false };
         let key = waiter.key();
@@ -69,17 +69,17 @@ impl<T: Copy + Ord + Hash> Core<T> {
         true
     }
 
-    /// Bytes that a key holds.
+    /// The length of a key's value in bytes.
     pub fn len_of(&self, key: &str) -> usize {
         self.values.get(key).map_or(0, Vec::len)
     }
 
-    /// Number of those who wait.
+    /// The number of waiting requests.
     pub fn num_waiters(&self) -> usize {
         self.waiters.len()
     }
 
-    /// Requests that never wait: the reply, and the keys whose value is new.
+    /// Carries out a request that never waits. Returns the reply, and the keys whose value changed.
     fn act(&mut self, request: Request) -> (Reply, Vec<String>) {
         match request {
             Request::Set { key, value } => self.put(key, value, Reply::Done),
@@ -109,21 +109,22 @@ impl<T: Copy + Ord + Hash> Core<T> {
         (reply, vec![key])
     }
 
-    /// Numbers are held as decimal digits, as in PyTorch's stores.
+    /// Numbers are stored as decimal digits, as in PyTorch's stores.
     fn add(&mut self, key: String, delta: i64) -> (Reply, Vec<String>) {
         let held = match self.values.get(&key) {
             None => Some(0),
             Some(value) => std::str::from_utf8(value).ok().and_then(|text| text.parse::<i64>().ok()),
         };
         let Some(held) = held else {
-            let reason = format!("add to {key:?}: what it holds is no whole number; try another key");
+            let reason = format!("add to {key:?}: its value is not an integer; try another key");
             return (Reply::Failed(reason), Vec::new());
         };
         match held.checked_add(delta) {
             Some(sum) => self.put(key, sum.to_string().into_bytes(), Reply::Number(sum)),
-            None => {
-                (Reply::Failed(format!("add to {key:?}: {held} + {delta} is beyond 64 bits")), Vec::new())
-            }
+            None => (
+                Reply::Failed(format!("add to {key:?}: {held} + {delta} does not fit in 64 bits")),
+                Vec::new(),
+            ),
         }
     }
 
@@ -148,8 +149,8 @@ impl<T: Copy + Ord + Hash> Core<T> {
         Reply::Names(names.cloned().collect())
     }
 
-    /// Answers a waiter or parks it.
-    fn attend(&mut self, ticket: T, mut waiter: Waiter, replies: &mut Replies<T>) {
+    /// Answers a waiting request, or parks it.
+    fn answer_or_park(&mut self, ticket: T, mut waiter: Waiter, replies: &mut Replies<T>) {
         match waiter.answer(&self.values) {
             Some(reply) => replies.push((ticket, reply)),
             None => {
@@ -162,7 +163,7 @@ impl<T: Copy + Ord + Hash> Core<T> {
     fn wake(&mut self, key: &str, replies: &mut Replies<T>) {
         for ticket in self.parked.remove(key).unwrap_or_default() {
             if let Some(waiter) = self.waiters.remove(&ticket) {
-                self.attend(ticket, waiter, replies);
+                self.answer_or_park(ticket, waiter, replies);
             }
         }
     }
@@ -182,14 +183,14 @@ impl Waiter {
         self.keys().get(self.at).map_or("", String::as_str)
     }
 
-    /// The answer, or `None` with `at` moved to a key that is missing.
+    /// The answer, or `None` with `at` moved to a missing key.
     fn answer(&mut self, values: &BTreeMap<String, Vec<u8>>) -> Option<Reply> {
         if let Request::Tail { key, from } = &self.request {
             let value = values.get(key)?;
             let from = usize::try_from(*from).ok()?;
             return (value.len() > from).then(|| Reply::Bytes(value[from..].to_vec()));
         }
-        // Go on from where it was parked; only when the end is reached, look whether an earlier key has been deleted.
+        // Continue from where it was parked. Only at the end, check whether an earlier key has been deleted.
         let missing = |range: std::ops::Range<usize>| {
             range.into_iter().find(|i| !values.contains_key(&self.keys()[*i]))
         };
@@ -200,13 +201,13 @@ impl Waiter {
         }
         Some(match &self.request {
             Request::Get { key } => Reply::Bytes(values[key].clone()),
-            Request::MultiGet { keys } => several(keys, values),
+            Request::MultiGet { keys } => values_of(keys, values),
             _ => Reply::Done,
         })
     }
 }
 
-fn several(keys: &[String], values: &BTreeMap<String, Vec<u8>>) -> Reply {
+fn values_of(keys: &[String], values: &BTreeMap<String, Vec<u8>>) -> Reply {
     let bytes: usize = keys.iter().map(|key| values[key].len() + 4).sum();
     if bytes > MAX_VALUE {
         return Reply::Failed(format!(
@@ -236,14 +237,14 @@ mod tests {
         core.apply(3, Request::Delete { key: "a".into() }, &mut out);
         out.clear();
         core.apply(4, set("b", "x"), &mut out);
-        assert_eq!(out, [(4, Reply::Done)], "a is gone again");
+        assert_eq!(out, [(4, Reply::Done)], "a was deleted");
         core.apply(5, set("a", "x"), &mut out);
         assert_eq!(out[1..], [(5, Reply::Done), (1, Reply::Done)]);
         assert!(core.waiters.is_empty() && core.parked.is_empty());
     }
 
     #[test]
-    fn a_cancelled_wait_leaves_nothing() {
+    fn a_cancelled_wait_leaves_nothing_behind() {
         let (mut core, mut out) = (Core::new(), Vec::new());
         core.apply(1, Request::Get { key: "a".into() }, &mut out);
         assert!(core.cancel(1) && !core.cancel(1));
@@ -262,13 +263,13 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_added_is_said() {
+    fn impossible_additions_are_errors() {
         let (mut core, mut out) = (Core::new(), Vec::new());
         core.apply(1, set("a", "red"), &mut out);
         core.apply(2, Request::Add { key: "a".into(), delta: 1 }, &mut out);
         core.apply(3, Request::Add { key: "b".into(), delta: i64::MAX }, &mut out);
         core.apply(4, Request::Add { key: "b".into(), delta: 1 }, &mut out);
-        assert!(matches!(&out[1].1, Reply::Failed(why) if why.contains("no whole number")));
-        assert!(matches!(&out[3].1, Reply::Failed(why) if why.contains("beyond 64 bits")));
+        assert!(matches!(&out[1].1, Reply::Failed(why) if why.contains("not an integer")));
+        assert!(matches!(&out[3].1, Reply::Failed(why) if why.contains("does not fit in 64 bits")));
     }
 }

@@ -1,12 +1,13 @@
-//! torchrun's error file: what a failing worker says to its launcher in its own words, as JSON.
+//! torchrun's error file: a failing worker writes its error there for its launcher, as JSON.
 //!
 //! ```text
 //!   worker: record_error, panic hook, or Python's @record ─▶ $TORCHELASTIC_ERROR_FILE ─▶ launcher: ErrorFile::read
 //! ```
 //!
-//! Two forms are read: `{"message": {"message": …, "extraInfo": {"py_callstack": …, "timestamp": "…"}}}`, which is
-//! also the one written, and the older `{"message": "…", "timestamp": …}`. The file comes from a process that has
-//! just failed, so nothing in it is trusted: it may be missing, huge, cut off or no file at all.
+//! Two forms are read. The one that is also written is
+//! `{"message": {"message": …, "extraInfo": {"py_callstack": …, "timestamp": "…"}}}`. The older one is
+//! `{"message": "…", "timestamp": …}`. The file comes from a process that has just failed, so nothing in it is trusted:
+//! it may be missing, huge, incomplete or not a file at all.
 
 mod record;
 
@@ -20,7 +21,7 @@ use serde_json::{Value, json};
 
 pub use record::{install_panic_file, record_error};
 
-/// More than this is not read.
+/// The largest file that is read, in bytes.
 pub const LARGEST_ERROR_FILE: u64 = 1 << 20;
 
 /// What a worker wrote about its failure.
@@ -34,26 +35,26 @@ pub struct ErrorFile {
     pub timestamp: Option<u64>,
 }
 
-/// Why an error file could not be used. It is told beside the failure, never instead of it.
+/// Why an error file could not be used. The failure report shows this in addition to the failure.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ErrorFileError {
-    /// The system refused.
+    /// A system call failed.
     #[error("it cannot be read: {0}")]
     Read(#[from] io::Error),
-    /// A folder, a pipe or a device stands in its place.
+    /// It is a folder, a pipe or a device.
     #[error("it is not a plain file")]
     NotAFile,
     /// It is larger than [`LARGEST_ERROR_FILE`].
     #[error("it is larger than {LARGEST_ERROR_FILE} bytes")]
     TooLarge,
-    /// It is empty, as when the worker was killed while it wrote.
+    /// It is empty, for example because the worker was killed while writing.
     #[error("it is empty")]
     Empty,
     /// It is not JSON.
     #[error("it is not JSON: {0}")]
     NotJson(#[from] serde_json::Error),
-    /// It is JSON, but of no form that torchrun knows.
+    /// It is JSON, but not in a form that torchrun knows.
     #[error("it has no `message` that is a text or an object with a text `message`")]
     NoMessage,
 }
@@ -61,7 +62,7 @@ pub enum ErrorFileError {
 impl ErrorFile {
     /// Reads the file at `path`; `None` if there is none.
     pub fn read(path: &Path) -> Result<Option<Self>, ErrorFileError> {
-        // A pipe without a writer would hold us for ever.
+        // Opening a pipe without a writer would block forever.
         let opened = OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
         let file = match opened {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -75,7 +76,7 @@ impl ErrorFile {
         Self::parse(&bytes).map(Some)
     }
 
-    /// Reads either form.
+    /// Parses either form.
     ///
     /// ```
     /// use drumline_rendezvous::error_file::ErrorFile;
@@ -100,12 +101,13 @@ impl ErrorFile {
             _ => return Err(ErrorFileError::NoMessage),
         };
         let callstack = extra["py_callstack"].as_str().filter(|stack| !stack.trim().is_empty());
-        let (message, callstack) = (message.clone(), callstack.map(str::to_owned));
+        let message = message.clone();
+        let callstack = callstack.map(str::to_owned);
         Ok(Self { message, callstack, timestamp: seconds(&extra["timestamp"]) })
     }
 
-    /// The text of the file, in the form that torchrun writes today. It always has a timestamp, as torchrun's
-    /// reader cannot do without.
+    /// The text of the file, in torchrun's current form. It always has a timestamp, because torchrun's reader requires
+    /// one.
     pub fn to_json(&self) -> String {
         let timestamp = self.timestamp.unwrap_or(0).to_string();
         let callstack = self.callstack.as_deref().unwrap_or_default();
@@ -114,7 +116,7 @@ impl ErrorFile {
     }
 }
 
-/// A number, whole or not, or the text of one.
+/// A number, or the text of one.
 fn seconds(value: &Value) -> Option<u64> {
     let text = value.as_str().and_then(|text| text.trim().parse().ok());
     value
@@ -134,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_pythons_record_writes_is_read() {
+    fn files_of_pythons_record_are_read() {
         let plain = ErrorFile::parse(golden!("record.json")).unwrap();
         assert_eq!(plain.message, "ValueError: no such layer: 'Größe'");
         assert_eq!(plain.timestamp, Some(1_700_000_000));
@@ -155,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn files_round_trip() {
         let message = "quotes \" and \\, tabs\t, NUL \0, 東京".to_string();
         let written = ErrorFile { message, callstack: Some("at x.rs:3".into()), timestamp: Some(5) };
         assert_eq!(ErrorFile::parse(written.to_json().as_bytes()).unwrap(), written);
@@ -165,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_may_be_texts_or_missing_and_never_matter() {
+    fn timestamps_may_be_text_or_invalid() {
         for (timestamp, expected) in [
             ("7", Some(7)),
             ("\"7\"", Some(7)),
@@ -180,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_nonsense_is_named() {
+    fn each_kind_of_invalid_file_is_named() {
         let deep = "[".repeat(100_000);
         let huge = vec![b' '; LARGEST_ERROR_FILE as usize + 1];
         let cases: [(&[u8], &str); 9] = [
@@ -201,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn things_that_are_no_file_do_no_harm() {
+    fn paths_that_are_not_plain_files_are_errors() {
         let folder = tempfile::tempdir().unwrap();
         assert!(ErrorFile::read(&folder.path().join("none.json")).unwrap().is_none());
         assert!(matches!(ErrorFile::read(folder.path()), Err(ErrorFileError::NotAFile)));

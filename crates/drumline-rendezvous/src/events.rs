@@ -1,32 +1,32 @@
-//! The event log: who was lost, who left, who called a group off. One JSON line each, under one key of the store.
+//! The event log: which ranks were lost, left, or aborted a group. One JSON line each, under one key of the store.
 //!
 //! ```text
-//!  server (a connection ended), launcher (a process ended), group (abort, leave) ── append ─▶ LOG ── tail ─▶ everyone
+//!  server (a connection ended), launcher (a process ended), group (abort, leave) ── append ─▶ LOG ── tail ─▶ all ranks
 //! ```
-//! A follower is pushed to, so the news takes as long as one message. To end a follower's wait early, post an event.
+//! A follower waits on the store, so an event takes as long as one message. To end a follower's wait early, post an
+//! event.
 //!
 //! # Incarnations
 //!
-//! In one round the ranks may meet more than once: a group fails, every rank lets go of it and joins the same store again.
-//! The server numbers these meetings from 1. A rank that joins takes part in the newest one; a rank that has been in that
-//! one before begins the next. Its number is the [`Member::incarnation`](crate::Member::incarnation).
+//! In one round the ranks may meet more than once: a group fails, every rank drops it and joins the same store again.
+//! The server numbers these meetings from 1. A rank that joins takes part in the newest one. A rank that was already in
+//! that one begins the next. Its number is the [`Member::incarnation`](crate::Member::incarnation).
 //!
-//! There is one log, read from its beginning by all, and two kinds of lines in it:
+//! There is one log, which all ranks read from its beginning. It has two kinds of lines:
 //!
-//! * Without a number ([`post`]) is what holds for the rest of the round: `Lost` and `Exit`. The server does
-//!   not let a lost rank in again before the next round, and a launcher starts each rank once a round, so neither is ever
-//!   out of date.
-//! * With a number ([`post_in`]) is what holds for one meeting: `Left`, `LeftGroup`, `Abort`, `Call`, `Refused`.
+//! * Lines without a number ([`post`]) hold for the rest of the round: `Lost` and `Exit`. The server does not admit a
+//!   lost rank again before the next round, and a launcher starts each rank once a round, so neither is ever outdated.
+//! * Lines with a number ([`post_in`]) hold for one meeting: `Left`, `LeftGroup`, `Abort`, `Call`, `Refused`.
 //!
-//! [`follow_in`] gives the lines without a number and those of one meeting; nothing old comes through, and nobody has to
-//! compare processes. Other keys that belong to a meeting (who is there, where a rank listens, names of groups) must bear
-//! the number too: `PrefixStore::new(&incarnation.to_string(), store)`. The log itself is always that of the whole store.
+//! [`follow_in`] returns the lines without a number and those of one meeting: nothing outdated, and nobody has to
+//! compare processes. Other keys that belong to a meeting (present ranks, addresses, names of groups) must contain the
+//! number too: `PrefixStore::new(&incarnation.to_string(), store)`. The log itself always belongs to the whole store.
 //!
 //! # Size
 //!
-//! Calls that succeed post nothing: the log grows with failures and with ranks that leave the job or a group, not with steps.
-//! A failed group costs at most a line of 8 KiB and a few short ones from each of its ranks, a rank tells of the first
-//! groups it leaves only, and the log has 64 MiB a round.
+//! Successful calls post nothing: the log grows with failures and with ranks that leave the job or a group, not with
+//! steps. A failed group costs at most a line of 8 KiB and a few short ones from each of its ranks. A rank reports only
+//! the first groups that it leaves. The log may have 64 MiB a round.
 
 use crate::store::Store;
 use crate::store::error::StoreError;
@@ -37,13 +37,13 @@ use std::time::Instant;
 
 /// The key of the log.
 pub const LOG: &str = "drumline/events";
-/// How much the log takes from members; the rest is for what the server and launchers have to say, so that a death is
-/// always told.
+/// How many bytes of the log members may use. The rest is for the server and the launchers, so that a death can always
+/// be reported.
 pub(crate) const MEMBERS_SHARE: usize = MAX_VALUE - MAX_VALUE / 16;
-/// Bytes of an [`Event::Abort`]'s cause in the log. In a large world each rank may tell of every rank's call.
+/// The longest cause of an [`Event::Abort`] in the log. In a large world each rank may report every rank's call.
 const MAX_CAUSE: usize = 8 * 1024;
 
-/// Something all ranks should know.
+/// An event that all ranks should know.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
@@ -53,7 +53,7 @@ pub enum Event {
         rank: usize,
         /// Where it ran.
         host: String,
-        /// Its process.
+        /// Its process id.
         pid: u32,
     },
     /// A rank's process ended; posted by the launcher that reaped it.
@@ -62,35 +62,37 @@ pub enum Event {
         rank: usize,
         /// Where it ran.
         host: String,
-        /// Its process.
+        /// Its process id.
         pid: u32,
         /// Exit code, if it exited.
         code: Option<i32>,
         /// Signal, if one killed it.
         signal: Option<i32>,
     },
-    /// A process that holds the key was not let in as a member; posted by the store's server, once per rank and meeting.
+    /// A process that holds the key was not admitted as a member; posted by the store's server, once per rank and
+    /// meeting.
     ///
-    /// Who still waits for all ranks need not wait longer. A group that has met goes on: the refused one is none of it.
+    /// Ranks that still wait for all others need not wait longer. A group that is already complete continues: the
+    /// refused process is not part of it.
     Refused {
-        /// The rank that it wanted to be; `None` if its version differs, so that it could not say.
+        /// The rank that it wanted; `None` if its version differs, so that the rank is unknown.
         rank: Option<usize>,
-        /// What it was told.
+        /// The reason that it was given.
         reason: String,
     },
-    /// A rank has left in good order, or has joined again, which ends its part in the meeting before.
+    /// A rank has left regularly, or has joined again, which ends its part in the previous meeting.
     Left {
         /// The rank.
         rank: usize,
     },
-    /// A rank has let go of a group and stays in the job.
+    /// A rank has left a group and stays in the job.
     LeftGroup {
         /// The group.
         group: String,
         /// The rank.
         rank: usize,
     },
-    /// A rank has called off a group.
+    /// A rank has aborted a group.
     Abort {
         /// The group.
         group: String,
@@ -98,11 +100,11 @@ pub enum Event {
         by: usize,
         /// Why.
         cause: String,
-        /// Whether a new group may fare better.
+        /// Whether a new group may succeed.
         #[serde(default)]
         recoverable: bool,
     },
-    /// What a rank is doing in a group: its last call, in words.
+    /// What a rank is doing in a group: a description of its last call.
     Call {
         /// The group.
         group: String,
@@ -114,22 +116,23 @@ pub enum Event {
 }
 
 impl Event {
-    /// The event as one line that holds for the whole round.
+    /// Encodes the event as one line that holds for the whole round.
     pub fn to_line(&self) -> Vec<u8> {
         Line { incarnation: None, event: &*self.cut() }.encode()
     }
 
-    /// The event as one line that holds for one meeting.
+    /// Encodes the event as one line that holds for one meeting.
     pub fn to_line_in(&self, incarnation: u64) -> Vec<u8> {
         Line { incarnation: Some(incarnation), event: &*self.cut() }.encode()
     }
 
-    /// The same, with no more words than the log takes.
+    /// The same event, with a cause cut to the allowed length.
     fn cut(&self) -> Cow<'_, Event> {
         match self {
             Event::Abort { group, by, cause, recoverable } if cause.len() > MAX_CAUSE => {
                 let end = (0..=MAX_CAUSE).rev().find(|end| cause.is_char_boundary(*end)).unwrap_or(0);
-                let (group, cause) = (group.clone(), format!("{}…", &cause[..end]));
+                let group = group.clone();
+                let cause = format!("{}…", &cause[..end]);
                 Cow::Owned(Event::Abort { group, by: *by, cause, recoverable: *recoverable })
             }
             other => Cow::Borrowed(other),
@@ -154,12 +157,12 @@ impl Line<&Event> {
     }
 }
 
-/// Adds an event that holds for the rest of the round.
+/// Posts an event that holds for the rest of the round.
 pub fn post(store: &(impl Store + ?Sized), event: &Event) -> Result<(), StoreError> {
     store.append(LOG, &event.to_line()).map(drop)
 }
 
-/// Adds an event that holds for one meeting.
+/// Posts an event that holds for one meeting.
 pub fn post_in(store: &(impl Store + ?Sized), incarnation: u64, event: &Event) -> Result<(), StoreError> {
     store.append(LOG, &event.to_line_in(incarnation)).map(drop)
 }
@@ -187,7 +190,7 @@ pub fn follow_in<S: Store>(store: S, incarnation: u64) -> Follower<S> {
     Follower { store, offset: 0, incarnation: Some(incarnation) }
 }
 
-/// Where the server writes in which meeting a rank takes part.
+/// The key under which the server records the meeting of a rank.
 pub(crate) fn incarnation_key(rank: usize) -> String {
     format!("drumline/joined/{rank}")
 }
@@ -197,11 +200,11 @@ pub(crate) fn incarnation_of(store: &dyn Store, rank: usize, deadline: Instant) 
     let held = store.get(&incarnation_key(rank), deadline)?;
     let number = std::str::from_utf8(&held).ok().and_then(|text| text.parse().ok());
     number.ok_or_else(|| StoreError::Rejected {
-        reason: format!("{:?} holds no number; try leaving it to the store", incarnation_key(rank)),
+        reason: format!("{:?} is not a number; try leaving this key to the store", incarnation_key(rank)),
     })
 }
 
-/// Reads the log from its beginning on.
+/// Reads the log from its beginning.
 ///
 /// ```
 /// use drumline_rendezvous::events::{Event, follow, post};
@@ -221,7 +224,7 @@ pub struct Follower<S> {
 }
 
 impl<S: Store> Follower<S> {
-    /// The events since the last batch; waits for one. Empty if none came before the deadline.
+    /// The events since the last batch; waits for at least one. Empty if none came before the deadline.
     pub fn next_batch(&mut self, deadline: Instant) -> Result<Vec<Event>, StoreError> {
         loop {
             let bytes = match self.store.tail(LOG, self.offset, deadline) {
@@ -243,9 +246,9 @@ impl<S: Store> Follower<S> {
     }
 }
 
-/// A line of a newer version that this one does not know is passed over.
+/// Parses a line; unknown lines of a newer version are skipped.
 fn parse(line: &[u8]) -> Option<Line<Event>> {
-    serde_json::from_slice(line).map_err(|error| tracing::warn!(%error, "passed over an unknown event")).ok()
+    serde_json::from_slice(line).map_err(|error| tracing::warn!(%error, "skipped an unknown event")).ok()
 }
 
 #[cfg(test)]
@@ -255,7 +258,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn unknown_lines_are_passed_over_and_none_is_read_twice() {
+    fn unknown_lines_are_skipped_and_none_is_read_twice() {
         let store = MemoryStore::new();
         let exit = Event::Exit { rank: 2, host: "n1".into(), pid: 7, code: None, signal: Some(9) };
         post(&store, &exit).unwrap();

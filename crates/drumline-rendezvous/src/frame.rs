@@ -1,16 +1,16 @@
-//! What a store's client and its server say to each other: fixed binary schema, sealed in frames.
+//! The messages between a store's client and its server: a fixed binary schema, sealed in frames.
 //!
 //! ```text
 //!  ┌──────────┬───────────┬─────────┬───────────────────────────┬────────┐
 //!  │ length 4 │ counter 8 │ check 8 │ message: id 8 kind 1 body │ tag 16 │    little endian; length is the message's
 //!  └──────────┴───────────┴─────────┴───────────────────────────┴────────┘
-//!   `envelope`: who sent it, in which order                               in a body: bytes = length 4 + bytes, list = count 4 + items
+//!   `envelope`: sender and order          in a body: bytes = length 4 + bytes, list = count 4 + items
 //! ```
-//! A client numbers its requests; the number stays the same when a request is sent again over another connection, so
-//! that the server carries it out once. A call also says which is the *oldest* request that still waits for its reply:
-//! the server forgets what it answered before that. A reply bears the number of its request, and each request gets
-//! exactly one. `Cancel` and `Bye` get none of their own. A server that ends a connection because of what it was
-//! sent says why in a `Failed` reply with number 0.
+//! A client numbers its requests. The number stays the same when a request is sent again over another connection, so
+//! that the server carries it out once. A call also names the *oldest* request that still waits for its reply: the
+//! server forgets the replies before that. A reply has the number of its request, and each request gets exactly one
+//! reply. `Cancel` and `Bye` get none. If a server closes a connection because of what it received, it says why in a
+//! `Failed` reply with number 0.
 //!
 //! Lengths are checked before anything is allocated or waited for. Not here: reading and writing sockets.
 
@@ -32,7 +32,7 @@ pub enum FrameError {
     /// Length field out of range.
     #[error("a frame has {LEAST} to {MAX_FRAME} bytes, got a length of {length}")]
     Length {
-        /// What the field says.
+        /// The value of the field.
         length: u32,
     },
     /// The MAC does not fit the key of this connection.
@@ -43,17 +43,17 @@ pub enum FrameError {
         /// The number that was due.
         expected: u64,
     },
-    /// Numbers must follow on each other.
+    /// The frame numbers are not consecutive.
     #[error(
-        "expected frame {expected} of this connection, got frame {got}: frames were repeated, left out or put into another order on the way"
+        "expected frame {expected} of this connection, got frame {got}: frames were repeated, dropped or reordered on the way"
     )]
     Order {
         /// The number that was due.
         expected: u64,
-        /// The number that came.
+        /// The number that was received.
         got: u64,
     },
-    /// No such kind.
+    /// The kind is unknown.
     #[error("unknown frame kind {0}")]
     Kind(u8),
     /// The body ends inside a field.
@@ -75,11 +75,11 @@ pub enum FrameError {
 pub enum Call {
     /// A request, to be answered.
     Request(Request),
-    /// Call off the wait with this number; it is answered with `Cancelled` unless it has been answered before.
+    /// Cancel the wait with this number. The wait is answered with `Cancelled`, unless it was answered before.
     Cancel(u64),
-    /// This member leaves in good order.
+    /// This member leaves regularly.
     Bye,
-    /// Is anybody there? Answered with `Done`.
+    /// Checks whether the server is alive. Answered with `Done`.
     Ping,
 }
 
@@ -96,11 +96,12 @@ impl<'a> Frame<'a> {
     /// Reads the number and the kind of a message.
     pub fn read(message: &'a [u8]) -> Result<Frame<'a>, FrameError> {
         let mut fields = Fields(message);
-        let (id, kind) = (fields.u64()?, fields.u8()?);
+        let id = fields.u64()?;
+        let kind = fields.u8()?;
         Ok(Frame { id, kind, body: fields.0 })
     }
 
-    /// Reads it as what a client sends: the oldest request without a reply, and the call.
+    /// Decodes a client's message: the oldest request without a reply, and the call.
     pub fn call(&self) -> Result<(u64, Call), FrameError> {
         let mut body = Fields(self.body);
         let oldest = body.u64()?;
@@ -129,7 +130,7 @@ impl<'a> Frame<'a> {
         body.end((oldest, call))
     }
 
-    /// Reads it as what a server sends.
+    /// Decodes a server's message.
     pub fn reply(&self) -> Result<Reply, FrameError> {
         let mut body = Fields(self.body);
         let reply = match self.kind {
@@ -148,7 +149,7 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// Adds a client's message to `out`; `oldest` is the oldest request that has no reply yet.
+/// Appends a client's message to `out`; `oldest` is the oldest request that has no reply yet.
 pub fn encode_call(id: u64, oldest: u64, call: &Call, out: &mut Vec<u8>) {
     let kind = match call {
         Call::Request(request) => kind_of(request),
@@ -203,7 +204,7 @@ fn encode_request(request: &Request, out: &mut Vec<u8>) {
     }
 }
 
-/// Adds a server's message to `out`.
+/// Appends a server's message to `out`.
 pub fn encode_reply(id: u64, reply: &Reply, out: &mut Vec<u8>) {
     let kind = match reply {
         Reply::Done => 128,
@@ -351,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn every_call_and_reply_comes_back_and_no_part_of_it_does() {
+    fn every_call_and_reply_round_trips_and_incomplete_ones_are_errors() {
         for (id, call) in calls().iter().enumerate() {
             let mut bytes = Vec::new();
             encode_call(id as u64, 5, call, &mut bytes);
@@ -374,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_and_lengths_inside_a_body_are_not_believed() {
+    fn counts_and_lengths_inside_a_body_are_not_trusted() {
         let read = |kind, body: &[u8]| Frame { id: 1, kind, body: &[&[0; 8], body].concat() }.call();
         assert_eq!(read(3, &u32::MAX.to_le_bytes()), Err(FrameError::Short));
         assert_eq!(read(2, &u32::MAX.to_le_bytes()), Err(FrameError::Short));

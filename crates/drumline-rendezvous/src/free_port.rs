@@ -1,8 +1,8 @@
-//! A port for a server that is started a moment later, as tests and scripts want one.
+//! Finds a free port for a server that is started a moment later, for tests and scripts.
 //!
-//! Asking the system for any port gives one of those that it also gives to every outgoing connection, so that it may be gone
-//! a moment later. This one is from below them, and each is given once by a process. It is tried by binding alone: a socket that listens,
-//! even for a moment, may be inherited by a child that another thread is just starting, and then keeps the port a little.
+//! The system's own choice would be an ephemeral port, which it may give to an outgoing connection a moment later. This
+//! one is from below those, and a process gets each one once. It is tested by binding only: a socket that listens, even
+//! briefly, may be inherited by a child that another thread is just starting, which would keep the port for a while.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with};
 
-/// Ports from here on: above the well-known ones, below those that Linux gives out by itself.
+/// The first port: above the well-known ones, below the ephemeral ones of Linux.
 const FIRST: u16 = 20_000;
 const COUNT: u16 = 10_000;
 
-/// A port of the loopback address that nobody has, and that this process has not been given before.
+/// A free port of the loopback address that this process has not been given before.
 ///
 /// ```
 /// use std::net::TcpListener;
@@ -27,7 +27,7 @@ const COUNT: u16 = 10_000;
 /// ```
 pub fn free_port() -> io::Result<u16> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    // Processes begin at different places, so that two that look at the same moment do not find the same port.
+    // Processes start at different ports, so that two that search at the same moment do not find the same one.
     let begin = (std::process::id().wrapping_mul(97) % u32::from(COUNT)) as u16;
     for _ in 0..COUNT {
         let port = FIRST + (begin + NEXT.fetch_add(1, Ordering::Relaxed) % COUNT) % COUNT;
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_somebody_listens_on_is_not_free_and_others_are_given_once() {
+    fn a_port_in_use_is_not_free_and_others_are_given_once() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         assert!(!is_free(listener.local_addr().unwrap().port()).unwrap());
         let mut ports: Vec<_> = (0..100).map(|_| free_port().unwrap()).collect();

@@ -1,4 +1,4 @@
-//! The handshake: both sides prove that they hold the job key before either says or believes anything else.
+//! The handshake: both sides prove that they hold the job key, before either sends or trusts anything else.
 //!
 //! ```text
 //!  client                                                   server
@@ -11,14 +11,14 @@
 //!    │ verdict 1:   0, or the cause of refusal + message 320  │
 //!    │◀───────────────────────────────────────────────────────┤
 //! ```
-//! The tag and the proofs are HMAC-SHA256 under the job key, the proofs over all bytes exchanged so far, each side
-//! with its own label: nothing recorded can be played again, nothing reflected. They are compared in constant time: a key
-//! that is nearly right learns no more, and no sooner, than any other. Every message has a fixed size, so
-//! no length is ever taken from the other side, and a reader never reads past the handshake. These layouts stay for
-//! ever; `version` counts what follows the handshake. Both sides end with the same [`Session`], the keys of what follows.
+//! The tag and the proofs are HMAC-SHA256 under the job key. The proofs cover all bytes exchanged so far, and each side
+//! uses its own label: nothing recorded can be replayed, nothing reflected. They are compared in constant time: a key
+//! that is nearly right learns no more, and no sooner, than any other. Every message has a fixed size, so no length is
+//! ever taken from the other side, and a reader never reads past the handshake. These layouts never change; `version`
+//! counts what follows the handshake. Both sides end with the same [`Session`], the keys of what follows.
 //!
-//! [`ClientHandshake`] and [`ServerHandshake`] do no input or output; [`connect`] runs the one on a socket, a
-//! [`Gate`](crate::Gate) the other on many.
+//! [`ClientHandshake`] and [`ServerHandshake`] do no input or output. [`connect`] runs the first on a socket, a
+//! [`Gate`](crate::Gate) the second on many.
 
 mod blocking;
 mod client;
@@ -52,8 +52,8 @@ pub const PROOF: usize = hello::SIZE + 32;
 /// Bytes of a refusal's message.
 pub const MESSAGE: usize = 320;
 
-/// A server with too many strangers drops the oldest; one that has shown the job's tag not before this time, in which a
-/// member answers.
+/// A server with too many pending connections drops the oldest, but not one that has sent the job's tag within this
+/// time, in which a member answers.
 pub(crate) const YOUNG: Duration = Duration::from_millis(100);
 
 /// How a handshake fails.
@@ -62,19 +62,19 @@ pub(crate) const YOUNG: Duration = Duration::from_millis(100);
 pub enum HandshakeError {
     /// Client: the server does not hold the key.
     #[error(
-        "the server did not prove the job key: it belongs to another job or is a stranger; try checking address, port and job key"
+        "the server did not prove the job key: it belongs to another job or is another program; try checking address, port and job key"
     )]
     NotProved,
     /// Client: the server ended the connection without an answer.
     #[error(
-        "the server closed the connection without an answer, as it does with a job key it does not know: it belongs to another job or is a stranger; try checking address, port and job key"
+        "the server closed the connection without an answer, as it does with a job key it does not know: it belongs to another job or is another program; try checking address, port and job key"
     )]
     Closed,
-    /// Client: the server holds the key and says no.
+    /// Client: the server holds the key and refuses this client.
     #[error("refused: {0}")]
     Refused(Refusal),
     /// Server: the client does not hold the key.
-    #[error("a stranger: {0}")]
+    #[error("not a client of this job: {0}")]
     Stranger(&'static str),
     /// The deadline passed.
     #[error("the other side was silent for {0:?}")]

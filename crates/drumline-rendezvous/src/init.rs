@@ -1,11 +1,11 @@
-//! The meeting: from an address and a place in the job to a [`Member`] with a store.
+//! The rendezvous: from an address and a place in the job to a [`Member`] with a store.
 //!
 //! ```text
-//!  method, options, environment ─▶ Place (pure: `place`) ─▶ host the store if it falls to us ─▶ connect ─▶ Member
+//!  method, options, environment ─▶ Place (pure: `place`) ─▶ host the store if we should ─▶ connect ─▶ Member
 //! ```
 //! `env://` takes everything from variables, `tcp://host:port` names the store, `file:///path` names a file on a disk
-//! that all ranks share, in which rank 0 writes where its store is. On one machine ranks that were given no key share one
-//! that rank 0 makes ([`user_key`](crate::user_key)). Not here: what the members then do.
+//! that all ranks share, into which rank 0 writes the address of its store. On one machine, ranks that were given no
+//! key share one that rank 0 creates ([`user_key`](crate::user_key)). Not here: what the members then do.
 
 mod error;
 mod meeting_file;
@@ -13,6 +13,8 @@ mod method;
 mod place;
 
 pub use error::InitError;
+pub use meeting_file::MeetingFileError;
+pub use method::MethodError;
 
 use crate::JobKey;
 use crate::events;
@@ -22,7 +24,7 @@ use crate::server::{ServerOptions, TcpStoreServer};
 use crate::store::Store;
 use crate::store::error::StoreError;
 use crate::store::tcp::TcpStore;
-use crate::user_key::{self, Asked, Joined, KeyFile};
+use crate::user_key::{self, Joined, KeyFile, MeetingPlace};
 use meeting_file::MeetingFile;
 use method::Method;
 use place::Place;
@@ -31,52 +33,53 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long the host of the store waits for others to leave before it ends: they learn of each other's death there.
+/// How long the host of the store waits for the others to leave before it ends: through the store they learn of each
+/// other's death.
 const LINGER: Duration = Duration::from_secs(30);
-/// The same after a failure: time for the last words to reach the others, who have nothing more to wait for.
+/// The same after a failure: time for the last messages to reach the others, who have nothing more to wait for.
 const LINGER_ABANDONED: Duration = Duration::from_millis(300);
 
-/// Least time for the store's first answer, however late the connection came about.
+/// The shortest time limit for the store's first answer, however late the connection was made.
 const PROMPT: Duration = Duration::from_secs(1);
 
-/// What is known beforehand; what is not given is taken from the environment.
+/// Settings that override the environment.
 #[derive(Debug, Clone, Default)]
 pub struct InitOptions {
-    /// This process among all.
+    /// The rank of this process.
     pub rank: Option<usize>,
     /// Number of processes.
     pub world_size: Option<usize>,
-    /// Time to meet; `None`: what `DRUMLINE_TIMEOUT` says, or else 300 seconds.
+    /// Time limit of the rendezvous; `None` takes `DRUMLINE_TIMEOUT`, default 300 seconds.
     pub timeout: Option<Duration>,
-    /// The job key; `None`: what `DRUMLINE_JOB_KEY_FILE` names, or else on one machine a key that rank 0 makes.
+    /// The job key; `None` takes `DRUMLINE_JOB_KEY_FILE`, or on one machine a key that rank 0 creates.
     pub key: Option<JobKey>,
 }
 
-/// One process of a job that has met the others. Dropping it says goodbye.
+/// One process of a job, after the rendezvous. Dropping it says goodbye.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Member {
-    /// This process among all, from 0.
+    /// The rank of this process, from 0.
     pub rank: usize,
     /// Number of processes.
     pub world_size: usize,
-    /// This process among those of its node; the rank itself where nobody said (right on one node).
+    /// The rank of this process on its node; the rank itself if unknown (right on one node).
     pub local_rank: usize,
     /// Number of processes on this node, if known.
     pub local_world_size: Option<usize>,
-    /// The round.
+    /// The number of the round.
     pub round: u32,
-    /// Which of the round's meetings this is, from 1; see [`events`] for what belongs to one meeting only.
+    /// Which meeting of the round this is, from 1; see [`events`] for what belongs to one meeting only.
     pub incarnation: u64,
-    /// This machine.
+    /// The name of this machine.
     pub host: String,
     /// The job's secret.
     pub key: JobKey,
-    /// The store through which all meet.
+    /// The store that all ranks share.
     pub store: Arc<dyn Store>,
     /// The address from which this process reached the store; it listens there and nowhere else.
     pub listen_ip: IpAddr,
-    /// Default deadline of a call.
+    /// Default time limit of a call.
     pub timeout: Duration,
     client: Option<Arc<TcpStore>>,
     hosted: Option<TcpStoreServer>,
@@ -85,8 +88,8 @@ pub struct Member {
     abandoned: AtomicBool,
 }
 
-/// Meets the other ranks as `method` says: `env://`, `tcp://host:port` or `file:///path`, the last two with
-/// `?rank=R&world_size=W` if wanted.
+/// Joins the other ranks by `method`: `env://`, `tcp://host:port` or `file:///path`, the last two optionally with
+/// `?rank=R&world_size=W`.
 ///
 /// ```
 /// use drumline_rendezvous::{InitOptions, init};
@@ -111,30 +114,32 @@ pub fn init(method: &str, options: InitOptions) -> Result<Member, InitError> {
     }
 }
 
-/// [`init`] with `env://`: torchrun's variables, or those of Slurm or MPI without a launcher. Without any of them this process is a job by itself.
+/// [`init`] with `env://`: uses torchrun's variables, or those of Slurm or MPI without a launcher. Without any of them,
+/// this process is a job by itself.
 pub fn from_env() -> Result<Member, InitError> {
     init("env://", InitOptions::default())
 }
 
 fn meet(place: Place, key: Option<JobKey>, deadline: Instant) -> Result<Member, InitError> {
     let Some(master) = place.master.clone() else { return Err(place::no_master()) };
-    let (addrs, given) = (master.addrs(), master.given);
-    let name_giver = |error| match error {
+    let addrs = master.addrs();
+    let given = master.given;
+    let with_origin = |error| match error {
         InitError::Store(source @ StoreError::Unresolved { .. }) => InitError::Host { given, source },
         other => other,
     };
-    let met = match key {
+    let member = match key {
         Some(key) => {
             let key = master.derived_for.map_or_else(|| key.clone(), |job| key.for_job(&job));
             meet_at(&addrs, place, key, deadline)
         }
         None => meet_without_key(&addrs, place, deadline),
     };
-    met.map_err(name_giver)
+    member.map_err(with_origin)
 }
 
-/// At the first of the addresses that can be had: rank 0 passes over those that somebody else has, and the others over
-/// those where nobody proves the job key.
+/// Joins at the first usable address: rank 0 skips those that are in use, and the others skip those whose server does
+/// not prove the job key.
 fn meet_at(addrs: &[String], place: Place, key: JobKey, deadline: Instant) -> Result<Member, InitError> {
     if !place.is_host() {
         let client = TcpStore::connect_first(addrs, &key, place.hello(), deadline)?;
@@ -146,18 +151,18 @@ fn meet_at(addrs: &[String], place: Place, key: JobKey, deadline: Instant) -> Re
     place.member(key, client, Hosting { server: Some(server), ..Hosting::default() }, deadline)
 }
 
-/// On one machine rank 0 makes a key for all; between machines there is none, and the error says so.
+/// On one machine, rank 0 creates a key for all. Between machines there is none, and the error says so.
 fn meet_without_key(given: &[String], place: Place, deadline: Instant) -> Result<Member, InitError> {
     let addrs = resolve(&given[0], deadline)?;
-    let one_machine =
+    let is_one_machine =
         addrs.iter().all(|addr| addr.ip().is_loopback()) || place.local_world_size == Some(place.world_size);
-    if !one_machine || place.agent_hosts {
+    if !is_one_machine || place.agent_hosts {
         return meet_at(&given[..1], place, JobKey::open(), deadline);
     }
     let job = place.master.as_ref().and_then(|master| master.derived_for.clone());
-    let asked = Asked { addrs: &addrs, job: job.as_deref() };
+    let place_of_key = MeetingPlace { addrs: &addrs, job: job.as_deref() };
     if !place.is_host() {
-        let Joined { store, key } = user_key::join(&place.hello(), asked, deadline)?;
+        let Joined { store, key } = user_key::join(&place.hello(), place_of_key, deadline)?;
         let store = store.prompt_within(place.timeout);
         return place.member(key, store, Hosting::default(), deadline);
     }
@@ -165,7 +170,7 @@ fn meet_without_key(given: &[String], place: Place, deadline: Instant) -> Result
     let server = place.host_somewhere(&addrs, &key)?;
     let listens = server.local_addr();
     let is_alone = place.world_size == 1;
-    let key_file = if is_alone { None } else { Some(KeyFile::publish(asked, listens, &key)?) };
+    let key_file = if is_alone { None } else { Some(KeyFile::publish(place_of_key, listens, &key)?) };
     let client = place.connect(&listens.to_string(), &key, deadline)?;
     place.member(key, client, Hosting { server: Some(server), key_file, ..Hosting::default() }, deadline)
 }
@@ -178,7 +183,7 @@ struct Hosting {
     key_file: Option<KeyFile>,
 }
 
-/// The file holds a secret made for this meeting, so any address will do.
+/// Joins through a file. It holds a secret for this meeting, so any address may be used.
 fn meet_by_file(path: &std::path::Path, place: Place, deadline: Instant) -> Result<Member, InitError> {
     if place.rank == 0 {
         let key = JobKey::random();
@@ -195,7 +200,7 @@ fn meet_by_file(path: &std::path::Path, place: Place, deadline: Instant) -> Resu
     }
     let found = meeting_file::find(path, deadline)?;
     let client = place.connect(&found.addr.to_string(), &found.key, deadline);
-    let client = client.map_err(|error| found.judge(error))?;
+    let client = client.map_err(|error| found.explain(error))?;
     place.member(found.key, client, Hosting::default(), deadline)
 }
 
@@ -205,7 +210,7 @@ impl Place {
         Ok(TcpStoreServer::bind(addr, key, options)?)
     }
 
-    /// Listens on the first of these addresses (`host:port`) that nobody has.
+    /// Listens on the first of these addresses (`host:port`) that is free.
     fn host_first(
         &self,
         addrs: &[String],
@@ -220,8 +225,8 @@ impl Place {
         })
     }
 
-    /// Listens on one of these addresses. A port that was our own choice and that somebody else has is left to him: the
-    /// key file says which one we have instead.
+    /// Listens on one of these addresses. If the port was derived and is in use, listens on any other: the key file
+    /// says which one.
     fn host_somewhere(&self, addrs: &[SocketAddr], key: &JobKey) -> Result<TcpStoreServer, InitError> {
         match self.host(addrs, key) {
             Err(InitError::Store(error))
@@ -250,7 +255,8 @@ impl Place {
         hosting: Hosting,
         deadline: Instant,
     ) -> Result<Member, InitError> {
-        let (client, prompt) = (Arc::new(client), Instant::now() + PROMPT);
+        let client = Arc::new(client);
+        let prompt = Instant::now() + PROMPT;
         let incarnation = events::incarnation_of(&*client, self.rank, deadline.max(prompt))?;
         Ok(Member {
             rank: self.rank,
@@ -274,7 +280,7 @@ impl Place {
 }
 
 impl Member {
-    /// A member of a job whose ranks are threads of this process and meet in `store`.
+    /// A member of a job whose ranks are threads of this process and share `store`.
     pub fn in_process(
         rank: usize,
         world_size: usize,
@@ -282,7 +288,7 @@ impl Member {
         key: JobKey,
         timeout: Duration,
     ) -> Member {
-        // Without a server nobody else counts; a store that fails will say so at the first call.
+        // There is no server that counts meetings. A store that fails reports it at the first call.
         let incarnation = store.add(&events::incarnation_key(rank), 1).unwrap_or(1).unsigned_abs();
         Member {
             rank,
@@ -311,14 +317,14 @@ impl Member {
         self.hosted.is_some()
     }
 
-    /// The job has failed and all who can know it know it: dropping this member then waits for nobody.
+    /// Marks the job as failed and reported: dropping this member then waits for no other.
     pub fn abandon(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
     }
 }
 
 impl Drop for Member {
-    /// A rank that panics says no goodbye, so that the others learn of it; its store then ends with it.
+    /// A rank that panics says no goodbye, so that the others notice it; its store then ends with it.
     fn drop(&mut self) {
         self.meeting_file.take();
         self.key_file.take();

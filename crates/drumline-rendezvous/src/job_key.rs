@@ -1,8 +1,9 @@
-//! The job key: 256 random bits that the processes of one job share and nobody else knows.
+//! The job key: 256 random bits that only the processes of one job share.
 //!
-//! It reaches a worker by an inherited descriptor or a private file, never by an argument or a variable, which other
-//! programs of the machine could read. Ranks on one machine that were given none share one that rank 0 makes
-//! ([`user_key`](crate::user_key)). Where even that cannot be there is the open key, known to all, good on loopback only.
+//! It reaches a worker through an inherited descriptor or a private file, never through an argument or a variable,
+//! which other programs of the machine could read. Ranks on one machine that were given none share one that rank 0
+//! creates ([`user_key`](crate::user_key)). If even that is impossible, there is the open key, which is public and only
+//! valid on loopback.
 
 use crate::worker_env::{DRUMLINE_JOB_KEY_FD, DRUMLINE_JOB_KEY_FILE};
 use hmac::{Hmac, KeyInit, Mac};
@@ -20,26 +21,26 @@ const OPEN: [u8; 32] = *b"drumline: open key, not a secret";
 #[derive(Clone, PartialEq, Eq)]
 pub struct JobKey(Zeroizing<[u8; 32]>);
 
-/// Why a job key could not be had.
+/// Why there is no usable job key.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
     /// Not 64 hex digits.
-    #[error("a job key has 64 hex digits, got {digits} characters of which {bad} are no hex digits")]
+    #[error("a job key has 64 hex digits, got {digits} characters of which {bad} are not hex digits")]
     NotHex {
         /// Characters given.
         digits: usize,
-        /// Those that are no hex digits.
+        /// How many of them are not hex digits.
         bad: usize,
     },
     /// The inherited descriptor cannot be read.
     #[error(
-        "{DRUMLINE_JOB_KEY_FD}={value} is no readable descriptor with 32 key bytes: {source}; try starting the rank through the launcher, which passes it on, or unset the variable"
+        "{DRUMLINE_JOB_KEY_FD}={value} is not a readable descriptor with 32 key bytes: {source}; try starting the rank through the launcher, which passes it on, or unset the variable"
     )]
     Descriptor {
-        /// What the variable says.
+        /// The value of the variable.
         value: String,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -51,12 +52,12 @@ pub enum KeyError {
     File {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// A new key would take the place of an old one.
-    #[error("{} is there already and is left alone; try another name, or removing it", path.display())]
+    /// A new key would replace an existing file.
+    #[error("{} already exists and was not changed; try another name, or removing it", path.display())]
     Exists {
         /// The file.
         path: PathBuf,
@@ -66,11 +67,11 @@ pub enum KeyError {
     NewFile {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// The key file is open to others.
+    /// The key file is accessible to others.
     #[error("job key file {} has mode {mode:04o} and owner {owner}; it must be readable by its owner (you) only; try `chmod 600`", path.display())]
     Exposed {
         /// The file.
@@ -84,7 +85,7 @@ pub enum KeyError {
     #[error(
         "job key file {0} holds {bytes} bytes{1}, expected 64 hex digits; try removing it, and `drumline key new {0}`",
         path.display(),
-        source.strange_characters()
+        source.bad_characters()
     )]
     FileContent {
         /// The file.
@@ -98,10 +99,10 @@ pub enum KeyError {
 }
 
 impl KeyError {
-    /// For the message about a file that has the right length.
-    fn strange_characters(&self) -> String {
+    /// The part of the message about a file of the right length with wrong characters.
+    fn bad_characters(&self) -> String {
         match self {
-            KeyError::NotHex { digits: 64, bad } => format!(", of which {bad} are no hex digits"),
+            KeyError::NotHex { digits: 64, bad } => format!(", of which {bad} are not hex digits"),
             _ => String::new(),
         }
     }
@@ -115,17 +116,17 @@ impl JobKey {
         JobKey(bytes)
     }
 
-    /// The key everybody knows, for a job without a secret: it only serves on loopback.
+    /// The public key of a job without a secret; it is only valid on loopback.
     pub fn open() -> JobKey {
         JobKey(Zeroizing::new(OPEN))
     }
 
-    /// Takes 32 bytes as the key.
+    /// Uses 32 bytes as the key.
     pub fn from_bytes(bytes: [u8; 32]) -> JobKey {
         JobKey(Zeroizing::new(bytes))
     }
 
-    /// Reads 64 hex digits, white space around them allowed.
+    /// Parses 64 hex digits; surrounding white space is allowed.
     pub fn from_hex(text: &str) -> Result<JobKey, KeyError> {
         let digits: Zeroizing<Vec<u8>> = Zeroizing::new(
             text.trim().chars().map(|c| c.to_digit(16).map_or(u8::MAX, |d| d as u8)).collect(),
@@ -141,7 +142,7 @@ impl JobKey {
         Ok(JobKey(bytes))
     }
 
-    /// The key this worker was given: by descriptor, by file, or else the open key.
+    /// The key that this worker was given, by descriptor or by file; else the open key.
     pub fn from_env() -> Result<JobKey, KeyError> {
         if let Ok(number) = std::env::var(DRUMLINE_JOB_KEY_FD) {
             return Self::from_descriptor(&number)
@@ -158,7 +159,8 @@ impl JobKey {
         let failed = |source| KeyError::File { path: path.into(), source };
         let file = File::open(path).map_err(failed)?;
         let meta = file.metadata().map_err(failed)?;
-        let (mode, owner) = (meta.mode() & 0o7777, meta.uid());
+        let mode = meta.mode() & 0o7777;
+        let owner = meta.uid();
         if mode & 0o077 != 0 || owner != rustix::process::geteuid().as_raw() {
             return Err(KeyError::Exposed { path: path.into(), mode, owner });
         }
@@ -169,7 +171,7 @@ impl JobKey {
         Self::from_hex(text).map_err(faulty)
     }
 
-    /// Makes a new key in a new file that only its owner can read; a file that is there already is left alone.
+    /// Creates a new key in a new file that only its owner can read; an existing file is not changed.
     ///
     /// ```
     /// use drumline_rendezvous::JobKey;
@@ -177,7 +179,7 @@ impl JobKey {
     /// let path = folder.path().join("job.key");
     /// let key = JobKey::new_file(&path)?;
     /// assert_eq!(JobKey::from_file(&path)?, key);
-    /// assert!(JobKey::new_file(&path).unwrap_err().to_string().contains("is there already"));
+    /// assert!(JobKey::new_file(&path).unwrap_err().to_string().contains("already exists"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn new_file(path: &Path) -> Result<JobKey, KeyError> {
@@ -190,14 +192,14 @@ impl JobKey {
             OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
         let written = writeln!(file, "{}", *key.to_hex()).and_then(|()| file.sync_all());
         if written.is_err() {
-            // Half a key would be found by the next one.
+            // The next process would find an incomplete key.
             let _ = std::fs::remove_file(path);
         }
         written.map_err(failed)?;
         Ok(key)
     }
 
-    /// Opened anew through /proc, so that nobody's position in the shared descriptor moves.
+    /// Reopens the descriptor through /proc, so that its shared file position does not move.
     fn from_descriptor(number: &str) -> io::Result<JobKey> {
         let number: u32 = number.trim().parse().map_err(io::Error::other)?;
         let file = File::open(format!("/proc/self/fd/{number}"))?;
@@ -206,7 +208,7 @@ impl JobKey {
         Ok(JobKey(bytes))
     }
 
-    /// The key of one job among several that were given this key: an open key stays open.
+    /// The key of one job among several that use this key; an open key stays open.
     ///
     /// ```
     /// use drumline_rendezvous::JobKey;
@@ -248,7 +250,7 @@ impl JobKey {
 
 /// Fills `bytes` from the system's random source.
 pub(crate) fn random_bytes(bytes: &mut [u8]) {
-    getrandom::fill(bytes).expect("getrandom(2) is there on every Linux this crate builds for");
+    getrandom::fill(bytes).expect("getrandom(2) exists on every Linux that this crate supports");
 }
 
 impl fmt::Debug for JobKey {
@@ -269,7 +271,7 @@ mod tests {
         assert!(key.is_secret() && !JobKey::open().is_secret());
         assert_eq!(format!("{key:?}"), "JobKey(..)");
         let error = JobKey::from_hex("xyz").unwrap_err().to_string();
-        assert_eq!(error, "a job key has 64 hex digits, got 3 characters of which 3 are no hex digits");
+        assert_eq!(error, "a job key has 64 hex digits, got 3 characters of which 3 are not hex digits");
     }
 
     #[test]
@@ -285,28 +287,32 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_key_file_is_said() {
+    fn errors_say_what_is_wrong_with_a_key_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
-        let told = |path: &Path| JobKey::from_file(path).unwrap_err().to_string();
+        let error = |path: &Path| JobKey::from_file(path).unwrap_err().to_string();
         let missing = "/key: No such file or directory (os error 2); try `drumline key new ";
-        assert!(told(&path).contains(missing), "{}", told(&path));
+        assert!(error(&path).contains(missing), "{}", error(&path));
         let write = |text: &str| {
             std::fs::write(&path, text).unwrap();
             std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
         };
         write("oops");
         assert!(
-            told(&path).contains("/key holds 4 bytes, expected 64 hex digits; try removing it"),
+            error(&path).contains("/key holds 4 bytes, expected 64 hex digits; try removing it"),
             "{}",
-            told(&path)
+            error(&path)
         );
         write(&"0x".repeat(32));
-        assert!(told(&path).contains("64 bytes, of which 32 are no hex digits, expected"), "{}", told(&path));
+        assert!(
+            error(&path).contains("64 bytes, of which 32 are not hex digits, expected"),
+            "{}",
+            error(&path)
+        );
     }
 
     #[test]
-    fn key_from_a_descriptor_can_be_read_again_and_again() {
+    fn a_key_can_be_read_from_a_descriptor_repeatedly() {
         use std::os::fd::AsRawFd;
         let mut file = tempfile::tempfile().unwrap();
         let key = JobKey::random();

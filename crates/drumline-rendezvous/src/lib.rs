@@ -1,4 +1,4 @@
-//! How the processes of a job find each other: the store, the meeting, the worker environment.
+//! How the processes of a job find each other: the store, the rendezvous, and the worker environment.
 //!
 //! ```text
 //!  worker env ─▶ init ─▶ Member { rank, world_size, store, .. }
@@ -14,7 +14,6 @@
 mod client_note;
 pub mod core;
 mod derived_port;
-mod doorstep;
 pub mod error_file;
 pub mod events;
 pub mod fault;
@@ -25,6 +24,7 @@ mod init;
 mod job_key;
 mod listen;
 pub mod node_list;
+mod pending;
 mod port_claim;
 mod port_holder;
 mod process_space;
@@ -39,19 +39,24 @@ pub mod worker_env;
 
 pub use client_note::{ClientNote, ClientNumber, Line};
 pub use derived_port::{derived_port, derived_ports, slurm_job, slurm_number};
-pub use doorstep::{Gate, Host};
 pub use free_port::free_port;
 pub use handshake::{Cause, HandshakeError, Hello, Refusal, Role};
-pub use init::{InitError, InitOptions, Member, from_env, init};
+pub use init::{InitError, InitOptions, MeetingFileError, Member, MethodError, from_env, init};
 pub use job_key::{JobKey, KeyError};
+pub use pending::{Gate, Host};
 pub use port_claim::PortClaim;
 pub use port_holder::port_holder;
 pub use process_space::ProcessSpace;
 pub use server::{ServerOptions, TcpStoreServer};
 pub use store::Store;
-pub use store::error::StoreError;
+pub use store::error::{BadFileError, StoreError};
 pub use store::file::FileStore;
 pub use store::memory::MemoryStore;
 pub use store::prefix::PrefixStore;
 pub use store::request::{MAX_KEY, MAX_VALUE, Reply, Request};
 pub use store::tcp::TcpStore;
+
+// Compiles and runs the README's example.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,4 +1,4 @@
-//! Opening the one address that others may connect to.
+//! Opens the one address that others may connect to.
 
 use crate::JobKey;
 use crate::port_holder::{PROC, holder_of};
@@ -7,10 +7,10 @@ use crate::store::error::StoreError;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 
-/// Connections that the system may hold for us before we take them.
+/// How many connections the system may queue before we accept them.
 const BACKLOG: i32 = 4096;
 
-/// Listens on exactly `addr` (the first that can be had, if a name has several), without blocking. Without a secret key
+/// Listens on exactly `addr` (the first usable one, if a name has several), in non-blocking mode. Without a secret key
 /// only loopback is accepted.
 pub(crate) fn listen(addr: impl ToSocketAddrs, key: &JobKey) -> Result<TcpListener, StoreError> {
     let mut last = (None, io::Error::from(ErrorKind::NotFound));
@@ -34,10 +34,10 @@ fn advice(addr: Option<SocketAddr>, kind: ErrorKind) -> String {
     let advice = match kind {
         ErrorKind::AddrInUse => match holder() {
             Some(holder) => return format!("{holder}; try another port"),
-            None => "another program or job has that port, or RANK=0 was started twice; try another port",
+            None => "another program or job uses that port, or RANK=0 was started twice; try another port",
         },
         ErrorKind::AddrNotAvailable => {
-            "that is no address of this machine; try the address of the host of rank 0"
+            "that is not an address of this machine; try the address of the host of rank 0"
         }
         _ => "try another address",
     };

@@ -1,24 +1,26 @@
-//! Slurm's short form for many host names, written out: `n[1-3,07-09],gpu5` is n1 n2 n3 n07 n08 n09 gpu5.
+//! Expands Slurm's short form of many host names: `n[1-3,07-09],gpu5` is n1 n2 n3 n07 n08 n09 gpu5.
 //!
-//! A list is names with commas between; a name may hold any number of `[..]`, each with numbers and ranges, and stands
-//! for every combination, the last bracket running fastest. A range keeps the digits of its first number (`07-09`).
+//! A list is names separated by commas. A name may contain any number of `[..]`, each with numbers and ranges, and
+//! stands for every combination; the last bracket changes fastest. A range keeps the number of digits of its first
+//! number (`07-09`).
 
-/// Most names that a list may stand for.
+/// The most names that a list may stand for.
 pub const MAX_NODES: usize = 65_536;
 
-/// Why a node list cannot be read.
+/// Why a node list is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NodeListError {
-    /// Not a list.
-    #[error("node list {list:?}: {reason}")]
+    /// The syntax is wrong.
+    #[error("node list {list:?}: {source}")]
     Syntax {
         /// The list.
         list: String,
         /// What is wrong with it.
-        reason: String,
+        #[source]
+        source: NodeListSyntaxError,
     },
-    /// Too long.
+    /// It stands for too many names.
     #[error("node list {list:?} stands for more than {MAX_NODES} names")]
     TooMany {
         /// The list.
@@ -26,9 +28,47 @@ pub enum NodeListError {
     },
 }
 
-enum Fault {
-    Syntax(String),
+/// What is wrong with the syntax of a node list.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NodeListSyntaxError {
+    /// A bracket is in the wrong place.
+    #[error("unexpected `{bracket}` at position {at}")]
+    Bracket {
+        /// The bracket.
+        bracket: char,
+        /// Its position.
+        at: usize,
+    },
+    /// The list contains white space.
+    #[error("unexpected white space at position {at}")]
+    WhiteSpace {
+        /// Its position.
+        at: usize,
+    },
+    /// A bracket is not closed.
+    #[error("a `[` is not closed")]
+    NotClosed,
+    /// A name is empty.
+    #[error("a name is empty")]
+    EmptyName,
+    /// The end of a range is below its start.
+    #[error("range `{0}` runs backwards")]
+    Backwards(String),
+    /// A range is not made of numbers.
+    #[error("`{0}` is not a number or a range of numbers")]
+    NotANumber(String),
+}
+
+enum ExpandError {
+    Syntax(NodeListSyntaxError),
     TooMany,
+}
+
+impl From<NodeListSyntaxError> for ExpandError {
+    fn from(error: NodeListSyntaxError) -> Self {
+        ExpandError::Syntax(error)
+    }
 }
 
 /// All names, in order.
@@ -40,51 +80,53 @@ enum Fault {
 /// ```
 pub fn expand(list: &str) -> Result<Vec<String>, NodeListError> {
     let shown = || list.chars().take(200).collect();
-    expand_all(list).map_err(|fault| match fault {
-        Fault::Syntax(reason) => NodeListError::Syntax { list: shown(), reason },
-        Fault::TooMany => NodeListError::TooMany { list: shown() },
+    expand_all(list).map_err(|error| match error {
+        ExpandError::Syntax(source) => NodeListError::Syntax { list: shown(), source },
+        ExpandError::TooMany => NodeListError::TooMany { list: shown() },
     })
 }
 
-fn expand_all(list: &str) -> Result<Vec<String>, Fault> {
+fn expand_all(list: &str) -> Result<Vec<String>, ExpandError> {
     let mut nodes = Vec::new();
     for item in split_outside_brackets(list)? {
         nodes.extend(expand_item(item)?);
         if nodes.len() > MAX_NODES {
-            return Err(Fault::TooMany);
+            return Err(ExpandError::TooMany);
         }
     }
     Ok(nodes)
 }
 
-fn split_outside_brackets(list: &str) -> Result<Vec<&str>, Fault> {
-    let (mut items, mut start, mut inside) = (Vec::new(), 0, false);
+fn split_outside_brackets(list: &str) -> Result<Vec<&str>, ExpandError> {
+    let mut items = Vec::new();
+    let mut start = 0;
+    let mut inside = false;
     for (at, c) in list.char_indices() {
         match c {
             '[' if !inside => inside = true,
             ']' if inside => inside = false,
-            '[' | ']' => return Err(Fault::Syntax(format!("unexpected `{c}` at position {at}"))),
+            '[' | ']' => return Err(NodeListSyntaxError::Bracket { bracket: c, at }.into()),
             ',' if !inside => {
                 items.push(&list[start..at]);
                 start = at + 1;
             }
             c if c.is_whitespace() || c.is_control() => {
-                return Err(Fault::Syntax(format!("unexpected white space at position {at}")));
+                return Err(NodeListSyntaxError::WhiteSpace { at }.into());
             }
             _ => {}
         }
     }
     if inside {
-        return Err(Fault::Syntax("a `[` is not closed".into()));
+        return Err(NodeListSyntaxError::NotClosed.into());
     }
     items.push(&list[start..]);
     Ok(items)
 }
 
-/// Brackets are balanced and not nested here.
-fn expand_item(item: &str) -> Result<Vec<String>, Fault> {
+/// Expands one name; its brackets are balanced and not nested.
+fn expand_item(item: &str) -> Result<Vec<String>, ExpandError> {
     if item.is_empty() {
-        return Err(Fault::Syntax("a name is empty".into()));
+        return Err(NodeListSyntaxError::EmptyName.into());
     }
     let mut names = vec![String::new()];
     let mut rest = item;
@@ -92,7 +134,7 @@ fn expand_item(item: &str) -> Result<Vec<String>, Fault> {
         let (ranges, after) = after.split_once(']').unwrap_or((after, ""));
         let numbers = expand_ranges(ranges)?;
         if names.len() * numbers.len() > MAX_NODES {
-            return Err(Fault::TooMany);
+            return Err(ExpandError::TooMany);
         }
         names = names
             .iter()
@@ -104,29 +146,30 @@ fn expand_item(item: &str) -> Result<Vec<String>, Fault> {
     Ok(names)
 }
 
-fn expand_ranges(ranges: &str) -> Result<Vec<String>, Fault> {
+fn expand_ranges(ranges: &str) -> Result<Vec<String>, ExpandError> {
     let mut numbers = Vec::new();
     for range in ranges.split(',') {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
-        let (from, to) = (number(first, range)?, number(last, range)?);
+        let from = number(first, range)?;
+        let to = number(last, range)?;
         if from > to {
-            return Err(Fault::Syntax(format!("range `{range}` runs backwards")));
+            return Err(NodeListSyntaxError::Backwards(range.into()).into());
         }
         if to - from >= MAX_NODES as u64 || numbers.len() > MAX_NODES {
-            return Err(Fault::TooMany);
+            return Err(ExpandError::TooMany);
         }
         numbers.extend((from..=to).map(|n| format!("{n:0width$}", width = first.len())));
     }
     Ok(numbers)
 }
 
-fn number(digits: &str, range: &str) -> Result<u64, Fault> {
+fn number(digits: &str, range: &str) -> Result<u64, NodeListSyntaxError> {
     let plain = !digits.is_empty() && digits.len() <= 18 && digits.bytes().all(|b| b.is_ascii_digit());
-    let bad = || Fault::Syntax(format!("`{range}` is no number or range of numbers"));
+    let bad = || NodeListSyntaxError::NotANumber(range.into());
     if plain { digits.parse().map_err(|_| bad()) } else { Err(bad()) }
 }
 
-/// The number for node `node` in Slurm's `4(x2),3`: four on the first two nodes, three on the third.
+/// The number of tasks on node `node` in Slurm's `4(x2),3`: four on the first two nodes, three on the third.
 pub fn tasks_on_node(list: &str, node: usize) -> Option<usize> {
     let mut before = 0;
     for part in list.split(',') {
@@ -165,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_named() {
+    fn errors_name_the_problem() {
         let cases = [
             ("", "empty"),
             ("a,,b", "empty"),
@@ -173,12 +216,12 @@ mod tests {
             ("n1]", "unexpected `]` at position 2"),
             ("n[[1]]", "unexpected `[`"),
             ("n[3-1]", "`3-1` runs backwards"),
-            ("n[]", "no number"),
-            ("n[a-b]", "`a-b` is no number"),
-            ("n[1-2-3]", "is no number"),
-            ("n[-1]", "is no number"),
+            ("n[]", "not a number"),
+            ("n[a-b]", "`a-b` is not a number"),
+            ("n[1-2-3]", "is not a number"),
+            ("n[-1]", "is not a number"),
             ("a b", "white space"),
-            ("n[0-99999999999999999999]", "is no number"),
+            ("n[0-99999999999999999999]", "is not a number"),
             ("n[0-65536]", "more than 65536"),
             ("n[0-999][0-999]", "more than 65536"),
             ("n[0-65535],x", "more than 65536"),
@@ -200,12 +243,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_read_or_refused(list in "[n0-9,\\[\\]-]{0,40}") {
+        fn any_text_is_parsed_or_refused(list in "[n0-9,\\[\\]-]{0,40}") {
             let _ = expand(&list);
         }
 
         #[test]
-        fn written_out_names_come_back(names in proptest::collection::vec("[a-z]{1,4}[0-9]{0,3}", 1..20)) {
+        fn plain_names_are_returned_unchanged(names in proptest::collection::vec("[a-z]{1,4}[0-9]{0,3}", 1..20)) {
             prop_assert_eq!(expand(&names.join(",")).unwrap(), names);
         }
     }

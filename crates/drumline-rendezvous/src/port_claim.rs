@@ -1,8 +1,8 @@
-//! A claim on a port of this machine by whoever will have a program listen there later.
+//! Claims a port of this machine for a program that will listen on it later.
 //!
-//! Two sockets that are bound with `SO_REUSEADDR` may share a port for as long as neither listens. A claim is the name of
-//! a local socket that belongs to no file: only one process can have it, the kernel frees it with its holder however that
-//! ends, and like the port it is known in one network namespace.
+//! Two sockets that are bound with `SO_REUSEADDR` may share a port as long as neither listens. A claim is the name of
+//! an abstract Unix socket: only one process can have it, the kernel frees it when its holder ends, and like the port
+//! it is specific to one network namespace.
 
 use std::io::{self, ErrorKind};
 use std::os::linux::net::SocketAddrExt;
@@ -15,7 +15,8 @@ pub struct PortClaim {
 }
 
 impl PortClaim {
-    /// Claims `port`; [`ErrorKind::AddrInUse`] if another has. Where the system allows no such socket, nothing is claimed.
+    /// Claims `port`; [`ErrorKind::AddrInUse`] if another process has. If the system does not allow such a socket,
+    /// nothing is claimed.
     ///
     /// ```
     /// use drumline_rendezvous::PortClaim;

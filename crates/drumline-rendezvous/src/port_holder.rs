@@ -1,13 +1,13 @@
-//! Who has the port that we wanted: looked up after a bind was refused, for the error's text alone.
+//! Finds the process that uses a port. It is looked up after a bind failed, for the error's text only.
 //!
 //! ```text
-//!   /proc/net/tcp{,6}: local address, state, owner, inode ─▶ the socket in our way ─┬▶ /proc/*/fd: who has that inode open
-//!   /proc/net/unix: name, inode ─▶ the claim on the port (port_claim.rs), if any ───┘
+//!   /proc/net/tcp{,6}: local address, state, owner, inode ─▶ conflicting socket ─┬▶ /proc/*/fd: its processes
+//!   /proc/net/unix: name, inode ─▶ the claim on the port (port_claim.rs) ────────┘
 //! ```
 //!
-//! The table shows everybody's sockets of this network namespace; the descriptors of other users' processes, and of
-//! processes in other containers, are closed to us. A socket that is bound and does not listen is in no table, unless its
-//! port is claimed.
+//! The table shows all sockets of this network namespace. The descriptors of other users' processes, and of processes
+//! in other containers, are not accessible. A socket that is bound and does not listen is in no table, unless its port
+//! is claimed.
 
 use std::fmt;
 use std::fs;
@@ -16,21 +16,21 @@ use std::path::Path;
 
 use crate::port_claim::claim_name;
 
-/// Where the system tells of its processes.
+/// Where the system lists its processes.
 pub(crate) const PROC: &str = "/proc";
 
-/// How much of a command line is shown.
+/// How many characters of a command line are shown.
 const LONGEST_COMMAND: usize = 80;
 
-/// The state of a socket that listens, in the table's words.
+/// The state of a listening socket in the table.
 const LISTENS: &str = "0A";
 
-/// Whose socket it is.
+/// The owner of a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Holder {
-    /// The first of the processes that have it open.
+    /// The first of the processes that have the socket open.
     Process { pid: u32, command: String, others: usize },
-    /// Its processes cannot be seen; their user can, unless all that is there is a claim.
+    /// Its processes are not visible. Their user is, unless there is only a claim.
     Hidden { uid: Option<u32> },
 }
 
@@ -38,7 +38,7 @@ impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Process { pid, .. } if *pid == std::process::id() => {
-                write!(f, "this very process (pid {pid}) has it")
+                write!(f, "this process itself (pid {pid}) has it")
             }
             Self::Process { pid, command, others: 0 } => write!(f, "pid {pid} ({command}) has it"),
             Self::Process { pid, command, others } => {
@@ -48,41 +48,41 @@ impl fmt::Display for Holder {
                 write!(f, "a process of another user (uid {uid}) has it")
             }
             Self::Hidden { .. } => {
-                f.write_str("a process that cannot be seen from here, as in another container, has it")
+                f.write_str("a process that is not visible here, as in another container, has it")
             }
         }
     }
 }
 
-/// Who has a port of this machine, on whatever address, in words such as `pid 1234 (python3 train.py) has it`; `None` if
-/// nobody does whom the system tells of.
+/// Describes the process that uses a port of this machine, on any address, such as
+/// `pid 1234 (python3 train.py) has it`; `None` if the system shows no such process.
 pub fn port_holder(port: u16) -> Option<String> {
     let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port);
     let proc = PROC.as_ref();
     holder_of(any, proc).or_else(|| claimant_of(port, proc)).map(|holder| holder.to_string())
 }
 
-/// Who stands in the way of a bind to `addr`, by what is in `proc` (`/proc`).
+/// The holder of a socket that conflicts with a bind to `addr`, from the files in `proc` (usually `/proc`).
 pub(crate) fn holder_of(addr: SocketAddr, proc: &Path) -> Option<Holder> {
     let tables = ["net/tcp", "net/tcp6"].map(|name| fs::read_to_string(proc.join(name)).unwrap_or_default());
     let sockets = tables.iter().flat_map(|table| table.lines().filter_map(Socket::parse));
-    let mut in_the_way: Vec<_> = sockets.filter(|socket| socket.is_in_the_way_of(addr)).collect();
-    in_the_way.sort_by_key(|socket| !socket.listens);
-    let socket = in_the_way.first()?;
-    Some(whoever_has(socket.inode, Some(socket.uid), proc))
+    let mut conflicting: Vec<_> = sockets.filter(|socket| socket.conflicts_with(addr)).collect();
+    conflicting.sort_by_key(|socket| !socket.listens);
+    let socket = conflicting.first()?;
+    Some(holder_of_inode(socket.inode, Some(socket.uid), proc))
 }
 
-/// Who has claimed `port` without listening there yet.
+/// The process that has claimed `port` without listening yet.
 fn claimant_of(port: u16, proc: &Path) -> Option<Holder> {
     let table = fs::read_to_string(proc.join("net/unix")).unwrap_or_default();
-    // `address references protocol flags type state inode name`; the names of no file begin with @.
+    // The columns are `address references protocol flags type state inode name`; abstract names begin with @.
     let name = format!("@{}", claim_name(port));
     let lines = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
     let claim = lines.into_iter().find(|columns| columns.get(7) == Some(&name.as_str()))?;
-    Some(whoever_has(claim[6].parse().ok()?, None, proc))
+    Some(holder_of_inode(claim[6].parse().ok()?, None, proc))
 }
 
-fn whoever_has(inode: u64, uid: Option<u32>, proc: &Path) -> Holder {
+fn holder_of_inode(inode: u64, uid: Option<u32>, proc: &Path) -> Holder {
     let mut pids = processes_with(inode, proc);
     pids.sort_unstable();
     match pids.first() {
@@ -101,8 +101,8 @@ struct Socket {
 }
 
 impl Socket {
-    /// `sl local remote state queues timer retransmits uid timeout inode …`; `None` for the heading, and for a
-    /// connection that has ended and belongs to nobody any more.
+    /// Parses `sl local remote state queues timer retransmits uid timeout inode …`; `None` for the heading, and for a
+    /// connection that has ended and has no owner any more.
     fn parse(line: &str) -> Option<Self> {
         let columns: Vec<_> = line.split_whitespace().collect();
         let inode = columns.get(9)?.parse().ok().filter(|inode| *inode != 0)?;
@@ -110,14 +110,15 @@ impl Socket {
         Some(Self { local: address(columns[1])?, listens, uid: columns[7].parse().ok()?, inode })
     }
 
-    fn is_in_the_way_of(&self, addr: SocketAddr) -> bool {
-        let (held, wanted) = (self.local.ip().to_canonical(), addr.ip().to_canonical());
+    fn conflicts_with(&self, addr: SocketAddr) -> bool {
+        let held = self.local.ip().to_canonical();
+        let wanted = addr.ip().to_canonical();
         let same = held == wanted || held.is_unspecified() || wanted.is_unspecified();
         self.local.port() == addr.port() && same
     }
 }
 
-/// `0100007F:1F90`: words of the address as this machine holds them in memory, then the port.
+/// Parses `0100007F:1F90`: the words of the address in this machine's byte order, then the port.
 fn address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let words = (0..ip.len()).step_by(8).map(|at| u32::from_str_radix(ip.get(at..at + 8)?, 16).ok());
@@ -127,7 +128,7 @@ fn address(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(v4.or_else(|_| v6()).ok()?, u16::from_str_radix(port, 16).ok()?))
 }
 
-/// The processes that have the socket open, as far as we may see.
+/// The processes that have the socket open, as far as they are visible.
 fn processes_with(inode: u64, proc: &Path) -> Vec<u32> {
     let target = format!("socket:[{inode}]");
     let is_it = |fd: fs::DirEntry| fs::read_link(fd.path()).is_ok_and(|link| link.as_os_str() == &*target);
@@ -140,7 +141,7 @@ fn processes_with(inode: u64, proc: &Path) -> Vec<u32> {
     pids.filter(has_it).collect()
 }
 
-/// The command line as one may print it, or the program's name where there is none.
+/// The command line, safe to print, or the program's name if there is none.
 fn command_of(pid: u32, proc: &Path) -> String {
     let read = |file: &str| fs::read(proc.join(pid.to_string()).join(file)).unwrap_or_default();
     let words = read("cmdline");
@@ -163,11 +164,11 @@ mod tests {
     use std::process::{Command, Stdio};
 
     #[test]
-    fn a_process_that_listens_is_named_and_a_free_port_has_nobody() {
+    fn a_listening_process_is_named_and_a_free_port_has_no_holder() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = listener.local_addr().unwrap();
         let own = holder_of(addr, PROC.as_ref()).unwrap().to_string();
-        assert_eq!(own, format!("this very process (pid {}) has it", std::process::id()));
+        assert_eq!(own, format!("this process itself (pid {}) has it", std::process::id()));
         assert_eq!(port_holder(addr.port()), Some(own));
         let theirs = Stdio::from(OwnedFd::from(listener));
         let mut child = Ended(Command::new("sleep").arg("60").stdin(theirs).spawn().unwrap());
@@ -180,28 +181,28 @@ mod tests {
     }
 
     #[test]
-    fn whoever_claims_a_port_is_named_as_its_holder() {
+    fn a_process_that_claims_a_port_is_its_holder() {
         let port = crate::free_port().unwrap();
-        assert_eq!(port_holder(port), None, "control: nobody has it");
+        assert_eq!(port_holder(port), None, "control: no process has it");
         let claim = crate::PortClaim::take(port).unwrap();
-        let own = format!("this very process (pid {}) has it", std::process::id());
+        let own = format!("this process itself (pid {}) has it", std::process::id());
         assert_eq!(port_holder(port), Some(own));
         drop(claim);
         assert_eq!(port_holder(port), None, "control: it is free again");
     }
 
     #[test]
-    fn a_claim_of_a_process_that_cannot_be_seen_is_told() {
+    fn a_claim_of_an_invisible_process_is_reported() {
         let proc = tempfile::tempdir().unwrap();
         fs::create_dir(proc.path().join("net")).unwrap();
         let line = "0000000000000000: 00000002 00000000 00000000 0002 01 77";
         fs::write(proc.path().join("net/unix"), format!("{line}\n{line} @drumline/port/8080\n")).unwrap();
-        let said = claimant_of(8080, proc.path()).unwrap().to_string();
-        assert!(said.contains("cannot be seen from here"), "{said}");
+        let text = claimant_of(8080, proc.path()).unwrap().to_string();
+        assert!(text.contains("is not visible here"), "{text}");
         assert_eq!(claimant_of(808, proc.path()), None, "control: another port");
         give(proc.path(), 123_456_789, b"drumline\0run\0");
-        let said = claimant_of(8080, proc.path()).unwrap().to_string();
-        assert_eq!(said, "pid 123456789 (drumline run) has it");
+        let text = claimant_of(8080, proc.path()).unwrap().to_string();
+        assert_eq!(text, "pid 123456789 (drumline run) has it");
     }
 
     /// Ended when dropped.
@@ -237,25 +238,25 @@ mod tests {
 
     #[cfg(target_endian = "little")]
     #[test]
-    fn what_cannot_be_seen_is_told_by_its_user() {
+    fn an_invisible_process_is_described_by_its_user() {
         let addr = "127.0.0.1:8080".parse().unwrap();
         let proc = fake("tcp", "0100007F:1F90", 4_000_000_000);
-        let said = holder_of(addr, proc.path()).unwrap().to_string();
-        assert_eq!(said, "a process of another user (uid 4000000000) has it");
+        let text = holder_of(addr, proc.path()).unwrap().to_string();
+        assert_eq!(text, "a process of another user (uid 4000000000) has it");
         let ours = fake("tcp", "0100007F:1F90", rustix::process::getuid().as_raw());
-        let said = holder_of(addr, ours.path()).unwrap().to_string();
-        assert!(said.contains("another container"), "{said}");
+        let text = holder_of(addr, ours.path()).unwrap().to_string();
+        assert!(text.contains("another container"), "{text}");
         give(proc.path(), 123_456_789, b"python3\0train.py\0\x1b[2J\0");
-        let said = holder_of(addr, proc.path()).unwrap().to_string();
-        assert_eq!(said, "pid 123456789 (python3 train.py [2J) has it");
+        let text = holder_of(addr, proc.path()).unwrap().to_string();
+        assert_eq!(text, "pid 123456789 (python3 train.py [2J) has it");
         give(proc.path(), 123_456_790, b"");
-        let said = holder_of(addr, proc.path()).unwrap().to_string();
-        assert_eq!(said, "pid 123456789 (python3 train.py [2J) and 1 more have it");
+        let text = holder_of(addr, proc.path()).unwrap().to_string();
+        assert_eq!(text, "pid 123456789 (python3 train.py [2J) and 1 more have it");
     }
 
     #[cfg(target_endian = "little")]
     #[test]
-    fn only_an_address_that_overlaps_is_in_the_way() {
+    fn only_an_overlapping_address_conflicts() {
         let any6 = "00000000000000000000000000000000:1F90";
         let mapped = "0000000000000000FFFF00000100007F:1F90";
         for (table, local, wanted, found) in [

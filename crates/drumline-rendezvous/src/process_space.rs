@@ -1,18 +1,18 @@
-//! Which processes a process can see in `/proc`: those of its machine, since it was started, and of its pid namespace.
+//! Which processes a process can see in `/proc`: those of its machine since it booted, and of its pid namespace.
 //!
-//! A host's name says less: two machines may have the same one, and so may containers, which number their processes from 1.
+//! A host name is not enough: two machines may have the same one, and so may containers, whose pids start at 1.
 
 use sha2::{Digest, Sha256};
 
-/// Equal for processes that see each other under the same numbers.
+/// Equal for processes that see each other with the same pids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessSpace(pub(crate) [u8; 8]);
 
 impl ProcessSpace {
-    /// For a process that does not know its own.
+    /// For a process that cannot determine its own.
     const UNKNOWN: ProcessSpace = ProcessSpace([0; 8]);
 
-    /// That of this process.
+    /// The space of this process.
     pub(crate) fn here() -> ProcessSpace {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
         let namespace = std::fs::read_link("/proc/self/ns/pid");
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_known_to_be_the_same_is_seen() {
+    fn only_processes_of_the_same_known_space_are_visible() {
         let here = ProcessSpace::here();
         assert!(here.sees(ProcessSpace::here()));
         assert!(!here.sees(ProcessSpace([7; 8])) && !here.sees(ProcessSpace::UNKNOWN));

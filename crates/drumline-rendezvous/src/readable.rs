@@ -1,4 +1,4 @@
-//! Errors that read well as the `Err` of `main`, which prints them with `Debug`.
+//! Makes errors readable as the `Err` of `main`, which prints them with `Debug`.
 
 /// Gives an error the same text for programmers (`Debug`) as for users (`Display`).
 macro_rules! debug_as_display {

@@ -1,4 +1,4 @@
-//! When to say that one is still waiting: soon enough to be of use, seldom enough not to fill the log.
+//! Decides when to report that something still waits: soon enough to be useful, rarely enough not to fill the log.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ impl Reminder {
         Reminder { next: began + FIRST }
     }
 
-    /// Whether to speak now; `true` once for each time.
+    /// Whether to report now; `true` once for each due time.
     pub(crate) fn is_due(&mut self, now: Instant) -> bool {
         let due = now >= self.next;
         if due {

@@ -1,14 +1,14 @@
-//! From a name to addresses. A name may become known a little later than the program starts, but not much.
+//! Resolves a host name. A name may become known a little later than the program starts, but not much.
 
 use crate::store::error::StoreError;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-/// How long a name may stay unknown.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long to wait for a name to become known.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// The addresses of `addr` (`host:port`); a name that nobody knows is given up long before a late store would be.
+/// The addresses of `addr` (`host:port`). An unknown name is given up long before a late store would be.
 pub(crate) fn resolve(addr: &str, deadline: Instant) -> Result<Vec<SocketAddr>, StoreError> {
     let began = Instant::now();
     loop {
@@ -16,7 +16,7 @@ pub(crate) fn resolve(addr: &str, deadline: Instant) -> Result<Vec<SocketAddr>, 
             Ok(addrs) => return Ok(addrs.collect()),
             Err(error) => error,
         };
-        let left = deadline.min(began + PATIENCE).saturating_duration_since(Instant::now());
+        let left = deadline.min(began + RESOLVE_TIMEOUT).saturating_duration_since(Instant::now());
         if left.is_zero() {
             let host = addr.rsplit_once(':').map_or(addr, |(host, _)| host).into();
             return Err(StoreError::Unresolved { host, after: began.elapsed(), source });

@@ -1,20 +1,20 @@
 //! The store's server: one thread, one event loop, any number of connections.
 //!
 //! ```text
-//!  doorstep ── proved the job key ─▶ links ─▶ core ─▶ replies
-//!                                      ▼ life line ends without a Bye, and is not resumed in a moment: Event::Lost
+//!  pending ── proved the job key ─▶ links ─▶ core ─▶ replies
+//!                                      ▼ life line ends without a Bye and is not resumed at once: Event::Lost
 //! ```
-//! A member that holds the key and is not let in is told why, and so are the others (`Event::Refused`): they need not wait
-//! for it.
-//! Read on: `event_loop` (the turns), `doorstep` (before the proof), `link` (after it), `roster` (who is a member),
-//! `clients` (requests that come again), `grace` (life lines that broke).
+//! A member that holds the key and is not admitted is sent the reason. The others are informed too (`Event::Refused`),
+//! so they need not wait for it.
+//! Read next: `event_loop` (the loop), `pending` (before the proof), `link` (after it), `members` (who is a member),
+//! `clients` (repeated requests), `grace_periods` (broken life lines).
 
 mod clients;
 mod event_loop;
-mod grace;
+mod grace_periods;
 mod link;
+mod members;
 mod process;
-mod roster;
 
 use crate::JobKey;
 use crate::handshake::Prover;
@@ -28,16 +28,16 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What the server expects of members.
+/// What the server requires of members.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ServerOptions {
-    /// World size that members must agree with; `None`: that of the first member who knows it.
+    /// The world size that members must have; `None` takes that of the first member that knows it.
     pub world_size: Option<usize>,
-    /// Round that members must belong to.
+    /// The round that members must belong to.
     pub round: u32,
 }
 
-/// A store that others reach by TCP; stops, and frees its port, when dropped.
+/// A store that others reach over TCP. It stops, and frees its port, when dropped.
 ///
 /// ```
 /// use drumline_rendezvous::{Hello, JobKey, Role, ServerOptions, Store, TcpStore, TcpStoreServer};
@@ -59,7 +59,7 @@ pub struct TcpStoreServer {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the owner and the event loop both see.
+/// The state shared by the owner and the event loop.
 #[derive(Debug, Default)]
 struct Shared {
     stop: AtomicBool,
@@ -69,7 +69,7 @@ struct Shared {
 }
 
 impl TcpStoreServer {
-    /// Listens on exactly `addr` (the first that can be had, if a name has several) and serves from now on.
+    /// Starts a server on exactly `addr` (the first usable one, if a name has several).
     /// Without a secret key only loopback is accepted.
     pub fn bind(
         addr: impl ToSocketAddrs,
@@ -91,7 +91,7 @@ impl TcpStoreServer {
         Ok(TcpStoreServer { addr, shared, waker, thread: Some(thread) })
     }
 
-    /// The same at the first of these addresses (`host:port`) whose port nobody has.
+    /// The same on the first of these addresses (`host:port`) whose port is free.
     pub fn bind_first(
         addrs: &[String],
         key: &JobKey,
@@ -104,26 +104,26 @@ impl TcpStoreServer {
                 other => return other,
             }
         }
-        Err(taken.unwrap_or_else(|| StoreError::Rejected { reason: "it was given no address".into() }))
+        Err(taken.unwrap_or(StoreError::NoAddress))
     }
 
-    /// Where it listens.
+    /// The address on which it listens.
     pub fn local_addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Lets no new member in and waits, at most `patience`, until all members of other processes have left or are lost.
-    pub fn linger(&self, patience: Duration) {
+    /// Admits no new members, and waits, at most `timeout`, until all members of other processes have left or are lost.
+    pub fn linger(&self, timeout: Duration) {
         self.shared.ending.store(true, Ordering::Relaxed);
-        let until = Instant::now() + patience;
+        let until = Instant::now() + timeout;
         let mut others = self.shared.others.lock().unwrap_or_else(PoisonError::into_inner);
         if *others > 0 {
-            tracing::info!(others = *others, ?patience, "store stays until the other members have left");
+            tracing::info!(others = *others, ?timeout, "the store stays until the other members have left");
         }
         while *others > 0 {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                tracing::debug!(others = *others, "store ends while members are still there");
+                tracing::debug!(others = *others, "the store ends while members are still connected");
                 return;
             }
             others = self.shared.changed.wait_timeout(others, left).unwrap_or_else(PoisonError::into_inner).0;

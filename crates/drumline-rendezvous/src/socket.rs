@@ -1,4 +1,4 @@
-//! What is set on every socket of a store.
+//! The options of every socket of a store.
 
 use crate::worker_env::host_timeout;
 use rustix::net::sockopt;
@@ -6,24 +6,24 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-/// Silence after which the system asks the other host whether it is there, and the time between two such probes.
+/// Silence after which the system probes the other host, and the time between two probes.
 const PROBE: Duration = Duration::from_secs(5);
 
-/// Small frames leave at once. A host that has gone silent is waited for as long as `DRUMLINE_HOST_TIMEOUT` says, and
-/// then the connection ends. Set on a listener, it holds for all its connections.
+/// Sets the options: small frames are sent at once, and a connection ends when the other host was silent for
+/// `DRUMLINE_HOST_TIMEOUT`. Set on a listener, they apply to all its connections.
 pub(crate) fn tune(socket: &impl AsFd) -> io::Result<()> {
-    let patience = host_timeout();
-    let probe = PROBE.min(patience / 2).max(Duration::from_secs(1));
+    let timeout = host_timeout();
+    let probe = PROBE.min(timeout / 2).max(Duration::from_secs(1));
     sockopt::set_tcp_nodelay(socket, true)?;
     sockopt::set_socket_keepalive(socket, true)?;
     sockopt::set_tcp_keepidle(socket, probe)?;
     sockopt::set_tcp_keepintvl(socket, probe)?;
-    // The user timeout decides, also about probes; the count only has to be larger.
-    let probes = patience.as_secs() / probe.as_secs() + 1;
+    // The user timeout decides, also for probes; the count only has to be larger.
+    let probes = timeout.as_secs() / probe.as_secs() + 1;
     sockopt::set_tcp_keepcnt(socket, u32::try_from(probes).unwrap_or(MAX_PROBES).min(MAX_PROBES))?;
     sockopt::set_tcp_user_timeout(
         socket,
-        u32::try_from(patience.as_millis()).unwrap_or(MAX_TIMEOUT).min(MAX_TIMEOUT),
+        u32::try_from(timeout.as_millis()).unwrap_or(MAX_TIMEOUT).min(MAX_TIMEOUT),
     )?;
     Ok(())
 }

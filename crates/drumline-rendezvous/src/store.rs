@@ -1,12 +1,12 @@
-//! The store: a small shared map of keys to bytes, through which the processes of a job meet.
+//! The store: a small shared map of keys to bytes, through which the processes of a job find each other.
 //!
-//! A form of the store implements one method, [`Store::call`]; everything else is spelled out in terms of it.
+//! An implementation provides one method, [`Store::call`]; all other methods build on it.
 //!
 //! ```text
 //!  set, get, add, ..  ─▶ Request ─▶ call ─▶ Reply      MemoryStore: a core behind a lock
 //!                                                      TcpStore:    frames to a TcpStoreServer, which has the core
 //!                                                      FileStore:   a log of requests that each process replays
-//!                                                      PrefixStore: any other, keys renamed
+//!                                                      PrefixStore: another store, with a prefix on each key
 //! ```
 
 pub(crate) mod error;
@@ -35,10 +35,10 @@ use std::time::Instant;
 /// # Ok::<(), drumline_rendezvous::StoreError>(())
 /// ```
 pub trait Store: Send + Sync + Debug {
-    /// Carries out one request. Requests that [wait](Request::waits) do so until `deadline`; the others ignore it.
+    /// Carries out one request. Requests that [wait](Request::waits) do so until `deadline`; others ignore it.
     fn call(&self, request: Request, deadline: Option<Instant>) -> Result<Reply, StoreError>;
 
-    /// Gives `key` a value.
+    /// Sets the value of `key`.
     fn set(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         self.call(Request::Set { key: key.into(), value: value.into() }, None)?.done()
     }
@@ -58,8 +58,8 @@ pub trait Store: Send + Sync + Debug {
         self.call(Request::Add { key: key.into(), delta }, None)?.number()
     }
 
-    /// Sets `key` to `desired` if it holds `expected` (`None`: if it is absent); returns the value it holds now,
-    /// empty if it holds none.
+    /// Sets `key` to `desired` if its value is `expected` (`None`: if it does not exist). Returns its value afterwards,
+    /// empty if it does not exist.
     fn compare_set(&self, key: &str, expected: Option<&[u8]>, desired: &[u8]) -> Result<Vec<u8>, StoreError> {
         let expected = expected.map(Vec::from);
         self.call(Request::CompareSet { key: key.into(), expected, desired: desired.into() }, None)?.bytes()
@@ -70,12 +70,12 @@ pub trait Store: Send + Sync + Debug {
         self.call(Request::Append { key: key.into(), value: value.into() }, None)?.count()
     }
 
-    /// Waits until the value of `key` is longer than `from` and returns the bytes after `from`: follows a log.
+    /// Waits until the value of `key` is longer than `from`, and returns the bytes after `from`. This follows a log.
     fn tail(&self, key: &str, from: u64, deadline: Instant) -> Result<Vec<u8>, StoreError> {
         self.call(Request::Tail { key: key.into(), from }, Some(deadline))?.bytes()
     }
 
-    /// Removes `key`; says whether it was there.
+    /// Removes `key`; returns whether it existed.
     fn delete(&self, key: &str) -> Result<bool, StoreError> {
         self.call(Request::Delete { key: key.into() }, None)?.flag()
     }
@@ -95,7 +95,7 @@ pub trait Store: Send + Sync + Debug {
         self.call(Request::MultiGet { keys: owned(keys) }, Some(deadline))?.values()
     }
 
-    /// Gives several keys their values at once: nobody sees only some of them.
+    /// Sets several keys at once: no other client sees only some of them.
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<(), StoreError> {
         let pairs = pairs.iter().map(|(key, value)| (String::from(*key), Vec::from(*value))).collect();
         self.call(Request::MultiSet { pairs }, None)?.done()

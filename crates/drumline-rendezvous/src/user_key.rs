@@ -1,4 +1,4 @@
-//! The key of a job on one machine that nobody was given: whoever hosts the store makes one and leaves it where only its
+//! The key of a job on one machine that was given none: the host of the store creates one, and leaves it where only its
 //! user can read it.
 //!
 //! ```text
@@ -8,11 +8,11 @@
 //! `$XDG_RUNTIME_DIR/drumline` and `/tmp/drumline-UID`, or else `drumline-UID` in the folder for temporary files. So
 //! another user of the machine can neither join such a job nor disturb it.
 //!
-//! Whoever listens at an address is its only owner, so the host writes after it has begun to listen and may replace what
-//! an earlier run has left there. Whoever has read an old key is not let in, and looks for a new one. The number of
-//! the network namespace is in the name, since two of them may share the folder and each have the same address. Where the
-//! port follows from the job's number, two jobs may be led to the same one, and the second host listens elsewhere. So the job
-//! is in the name, too.
+//! The process that listens on an address is its only owner. So the host writes the key after it has begun to listen,
+//! and may replace a key that an earlier run has left. A rank that has read an old key is not admitted, and looks for a
+//! new one. The number of the network namespace is in the file's name, since two namespaces may share the folder and
+//! each have the same address. If the port is derived from the job's number, two jobs may derive the same one, and the
+//! second host listens on another port. So the job is in the name, too.
 
 use crate::handshake::{HandshakeError, Hello};
 use crate::init::InitError;
@@ -31,22 +31,22 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use zeroize::Zeroizing;
 
-/// Pauses between two looks grow from the first to the last.
+/// Pauses between two checks grow from the first to the second value.
 const PAUSES: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(100)];
-/// Time for somebody on the same machine to take a connection.
+/// Time limit for connecting to a server on the same machine.
 const PROBE: Duration = Duration::from_millis(500);
 /// Longer than any file of ours.
 const MAX_FILE: u64 = 256;
-/// A host leaves its key a moment after it has begun to listen. Whoever has listened for so long without one is somebody
-/// else, or the store of an earlier run that does not end. (That one waits 30 s for its own ranks.)
-const STRANGER: Duration = Duration::from_secs(45);
+/// A host writes its key just after it has begun to listen. A process that has listened for this long without one is
+/// another program, or the store of an earlier run that does not end. (That one waits 30 s for its own ranks.)
+const OTHER_SERVER: Duration = Duration::from_secs(45);
 
-/// What ranks of this machine were told about where to meet.
+/// Where the ranks of this machine should find the store.
 #[derive(Debug, Clone, Copy)]
-pub struct Asked<'a> {
+pub struct MeetingPlace<'a> {
     /// The addresses of the store, all of the same port.
     pub addrs: &'a [SocketAddr],
-    /// The job from which the port follows; `None` if the port is somebody's wish, and with it the job's own.
+    /// The job from whose name the port is derived; `None` if the user chose the port, which then identifies the job.
     pub job: Option<&'a str>,
 }
 
@@ -57,7 +57,7 @@ pub struct KeyFile {
     content: Content,
 }
 
-/// A store that was reached with the key its host had left.
+/// A store that was reached with the key that its host had left.
 #[derive(Debug)]
 pub struct Joined {
     /// The store.
@@ -66,11 +66,11 @@ pub struct Joined {
     pub key: JobKey,
 }
 
-/// What a file says.
+/// The content of a key file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Content {
     key: JobKey,
-    /// Where the store is.
+    /// The address of the store.
     addr: SocketAddr,
 }
 
@@ -79,7 +79,7 @@ impl Content {
         Zeroizing::new(format!("{}\n{}\n", *self.key.to_hex(), self.addr))
     }
 
-    /// Reads a file for the address `asked`.
+    /// Parses a file for the address `asked`.
     fn from_text(text: &str, asked: SocketAddr) -> Result<Content, InitError> {
         let (key, addr) = text.trim_end().split_once('\n').unwrap_or((text, ""));
         Ok(Content { key: JobKey::from_hex(key)?, addr: addr.parse().unwrap_or(asked) })
@@ -87,14 +87,14 @@ impl Content {
 }
 
 impl KeyFile {
-    /// Leaves `key` for those who were told what is `asked`; the store listens on `addr`.
-    pub fn publish(asked: Asked<'_>, addr: SocketAddr, key: &JobKey) -> Result<KeyFile, InitError> {
-        // Those who were given a name look for each of its addresses.
-        let at = asked.addrs.iter().find(|asked| asked.ip() == addr.ip()).copied().unwrap_or(addr);
-        let name = name_of(at, asked.job);
+    /// Leaves `key` for the ranks that look at this `place`; the store listens on `addr`.
+    pub fn publish(place: MeetingPlace<'_>, addr: SocketAddr, key: &JobKey) -> Result<KeyFile, InitError> {
+        // Ranks that were given a name look for each of its addresses.
+        let at = place.addrs.iter().find(|asked| asked.ip() == addr.ip()).copied().unwrap_or(addr);
+        let name = name_of(at, place.job);
         let mut files = KeyFile { paths: Vec::new(), content: Content { key: key.clone(), addr } };
         let mut why = Vec::new();
-        // In each of them, since the others may have other variables.
+        // Write it to each folder, since the other ranks may have other variables.
         let shared = shared_folders();
         for folder in folders() {
             if !shared.contains(&folder) && !files.paths.is_empty() {
@@ -110,7 +110,7 @@ impl KeyFile {
 }
 
 impl Drop for KeyFile {
-    /// What another host has put there since is left alone.
+    /// Removes the files, except those that another host has replaced since.
     fn drop(&mut self) {
         let ours = self.content.to_text();
         for path in &self.paths {
@@ -121,13 +121,13 @@ impl Drop for KeyFile {
     }
 }
 
-/// Waits for the key that the host has left for what was `asked`, and connects with it. A key of an earlier run is
-/// not the one that the server has: then a new one is waited for.
-pub fn join(hello: &Hello, asked: Asked<'_>, deadline: Instant) -> Result<Joined, InitError> {
+/// Waits for the key that the host leaves for this `place`, and connects with it. If the server does not have that key,
+/// it is from an earlier run, and a new one is awaited.
+pub fn join(hello: &Hello, place: MeetingPlace<'_>, deadline: Instant) -> Result<Joined, InitError> {
     let mut refused: Vec<Content> = Vec::new();
     let mut last = None;
     loop {
-        let found = match (find(hello, asked, &refused, deadline), last) {
+        let found = match (find(hello, place, &refused, deadline), last) {
             (Ok(found), _) => found,
             (Err(_), Some(error)) => return Err(error),
             (Err(error), None) => return Err(error),
@@ -148,16 +148,23 @@ pub fn join(hello: &Hello, asked: Asked<'_>, deadline: Instant) -> Result<Joined
     }
 }
 
-/// Waits for a key for one of the addresses. Those `refused` were read before and are of no use.
-fn find(who: &Hello, asked: Asked<'_>, refused: &[Content], deadline: Instant) -> Result<Content, InitError> {
-    let (began, mut tried, mut pause) = (Instant::now(), Tried::default(), PAUSES[0]);
+/// Waits for a key for one of the addresses. The `refused` ones were tried before.
+fn find(
+    who: &Hello,
+    place: MeetingPlace<'_>,
+    refused: &[Content],
+    deadline: Instant,
+) -> Result<Content, InitError> {
+    let began = Instant::now();
+    let mut tried = Tried::default();
+    let mut pause = PAUSES[0];
     let mut reminder = Reminder::new(began);
     let mut listened_since = None;
     loop {
-        let mut is_listened_on = false;
-        for addr in asked.addrs {
+        let mut accepts = false;
+        for addr in place.addrs {
             let folders = folders();
-            let Looked { found, faults } = look(&folders, *addr, asked.job)?;
+            let Looked { found, faults } = look(&folders, *addr, place.job)?;
             let mut found = found.into_iter().filter(|found| !refused.contains(found));
             let reached = probe(*addr);
             let alive = |found: &Content| {
@@ -166,29 +173,29 @@ fn find(who: &Hello, asked: Asked<'_>, refused: &[Content], deadline: Instant) -
             if let Some(found) = found.find(alive) {
                 return Ok(found);
             }
-            is_listened_on |= reached.is_ok();
-            let outcome = reached.err().unwrap_or_else(|| {
+            accepts |= reached.is_ok();
+            let outcome = reached.err().map(|error| describe(&error)).unwrap_or_else(|| {
                 let passed_over: String = faults.iter().map(|fault| format!(" ({fault})")).collect();
                 let places = shown(&folders);
-                format!("is listened on, and rank 0 has left no key for it in {places}{passed_over}")
+                format!("accepts connections, but rank 0 has left no key for it in {places}{passed_over}")
             });
             tried.note(addr.to_string(), outcome);
         }
         let now = Instant::now();
-        listened_since = listened_since.filter(|_| is_listened_on).or(is_listened_on.then_some(now));
-        // A port that follows from the job is left to a stranger: the host, when it comes, takes another.
-        let is_strangers =
-            asked.job.is_none() && listened_since.is_some_and(|since| now.duration_since(since) >= STRANGER);
+        listened_since = listened_since.filter(|_| accepts).or(accepts.then_some(now));
+        // A derived port is left to the other program: the host, when it starts, takes another one.
+        let belongs_to_another = place.job.is_none()
+            && listened_since.is_some_and(|since| now.duration_since(since) >= OTHER_SERVER);
         let left = deadline.saturating_duration_since(now);
-        let addr = asked.addrs.first().map_or_else(String::new, SocketAddr::to_string);
-        if left.is_zero() || is_strangers {
+        let addr = place.addrs.first().map_or_else(String::new, SocketAddr::to_string);
+        if left.is_zero() || belongs_to_another {
             return Err(StoreError::Unreachable { addr, after: began.elapsed(), tried }.into());
         }
         if reminder.is_due(now) {
             let waited = began.elapsed();
             tracing::warn!(
                 rank = who.rank,
-                "{who} still waits for the store at {addr}, {waited:.0?} so far and {left:.0?} more: {tried}"
+                "{who} is still waiting for the store at {addr}, {waited:.0?} so far and {left:.0?} more: {tried}"
             );
         }
         std::thread::sleep(pause.min(left));
@@ -196,26 +203,27 @@ fn find(who: &Hello, asked: Asked<'_>, refused: &[Content], deadline: Instant) -
     }
 }
 
-/// Whether anybody listens there.
-fn probe(addr: SocketAddr) -> Result<(), String> {
-    match TcpStream::connect_timeout(&addr, PROBE) {
-        Ok(_) => Ok(()),
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
-            Err("refused (nobody listens there)".into())
-        }
-        Err(error) => Err(format!("failed: {error}")),
+/// Checks whether a server listens on the address.
+fn probe(addr: SocketAddr) -> io::Result<()> {
+    TcpStream::connect_timeout(&addr, PROBE).map(drop)
+}
+
+fn describe(error: &io::Error) -> String {
+    match error.kind() {
+        ErrorKind::ConnectionRefused => "refused (no server listens there)".to_string(),
+        _ => format!("failed: {error}"),
     }
 }
 
-/// What the folders hold for one address.
+/// What the folders contain for one address.
 #[derive(Debug, Default)]
 struct Looked {
     found: Vec<Content>,
-    /// Folders and files that others could have made, which are passed over.
+    /// Folders and files that others could have created, which are ignored.
     faults: Vec<String>,
 }
 
-/// The keys for this address, of all folders in which one may lie; an error if none of these can be trusted.
+/// Reads the keys for this address from all folders; an error if no folder can be trusted.
 fn look(folders: &[PathBuf], asked: SocketAddr, job: Option<&str>) -> Result<Looked, InitError> {
     let mut looked = Looked::default();
     for folder in folders {
@@ -232,7 +240,7 @@ fn look(folders: &[PathBuf], asked: SocketAddr, job: Option<&str>) -> Result<Loo
     Ok(looked)
 }
 
-/// The text of a file that belongs to this user and is closed to others, in such a folder.
+/// Reads a file that belongs to this user and is closed to others, in a folder that does and is too.
 fn read_from(path: &Path) -> io::Result<Zeroizing<String>> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(ErrorKind::InvalidInput.into());
@@ -246,7 +254,7 @@ fn read_from(path: &Path) -> io::Result<Zeroizing<String>> {
     Ok(text)
 }
 
-/// Written beside and then renamed: whoever reads finds a whole file, and one that was there is replaced.
+/// Writes the file beside and then renames it: a reader finds a complete file, and an existing one is replaced.
 fn write_into(folder: &Path, name: &str, content: &Content) -> io::Result<PathBuf> {
     let dir = match open_folder(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -272,7 +280,7 @@ fn write_into(folder: &Path, name: &str, content: &Content) -> io::Result<PathBu
     Ok(folder.join(name))
 }
 
-/// A folder that belongs to this user and is closed to others; a link is none.
+/// Opens a folder that belongs to this user and is closed to others; symbolic links are refused.
 fn open_folder(folder: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let dir = rustix::fs::openat(CWD, folder, flags, Mode::empty())?;
@@ -281,7 +289,8 @@ fn open_folder(folder: &Path) -> io::Result<OwnedFd> {
 }
 
 fn check_private(meta: &std::fs::Metadata) -> io::Result<()> {
-    let (mode, owner) = (meta.mode() & 0o7777, meta.uid());
+    let mode = meta.mode() & 0o7777;
+    let owner = meta.uid();
     if mode & 0o077 == 0 && owner == rustix::process::geteuid().as_raw() {
         return Ok(());
     }
@@ -289,7 +298,7 @@ fn check_private(meta: &std::fs::Metadata) -> io::Result<()> {
     Err(io::Error::new(ErrorKind::PermissionDenied, what))
 }
 
-/// Where a key may lie.
+/// The folders in which a key may be.
 fn folders() -> Vec<PathBuf> {
     let mut folders = shared_folders();
     folders.push(temporary_folder());
@@ -298,7 +307,7 @@ fn folders() -> Vec<PathBuf> {
     folders
 }
 
-/// The folders in which all processes of this user look, whatever their variables say, the best one first.
+/// The folders in which all processes of this user look, whatever their variables are; the best one first.
 fn shared_folders() -> Vec<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
     let own =
@@ -308,7 +317,7 @@ fn shared_folders() -> Vec<PathBuf> {
     runtime.map(|base| base.join("drumline")).chain([PathBuf::from(format!("/tmp/drumline-{uid}"))]).collect()
 }
 
-/// The folder for those who can write nowhere else.
+/// The folder for processes that can write nowhere else.
 fn temporary_folder() -> PathBuf {
     std::env::temp_dir().join(format!("drumline-{}", rustix::process::geteuid().as_raw()))
 }
@@ -317,7 +326,8 @@ fn shown(folders: &[PathBuf]) -> String {
     folders.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>().join(" or ")
 }
 
-/// `127.0.0.1-29500-4026531840`, and where the port follows from a job 16 digits more, which stand for its name.
+/// The file's name: `127.0.0.1-29500-4026531840`, and for a derived port 16 more digits, which stand for the job's
+/// name.
 fn name_of(addr: SocketAddr, job: Option<&str>) -> String {
     let namespace = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
     let digits: String = namespace.to_string_lossy().chars().filter(char::is_ascii_digit).collect();
@@ -341,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_comes_back_and_replaces_what_was_there() {
+    fn a_key_round_trips_and_replaces_an_older_one() {
         let base = tempfile::tempdir().unwrap();
         let folder = base.path().join("drumline");
         for _ in 0..2 {
@@ -355,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_and_files_that_others_could_have_made_are_refused() {
+    fn folders_and_files_that_others_could_have_created_are_refused() {
         let base = tempfile::tempdir().unwrap();
         let folder = base.path().join("drumline");
         let path = write_into(&folder, "name", &content()).unwrap();
@@ -379,7 +389,7 @@ mod tests {
         assert_eq!(
             (looked.found.len(), looked.faults.len()),
             (1, 1),
-            "one that cannot be trusted hides no other"
+            "an untrusted one does not hide another"
         );
         std::fs::remove_file(good).unwrap();
         assert!(look(&folders, addr(), None).unwrap().found.is_empty());
@@ -388,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_another_host_has_replaced_is_left_to_it() {
+    fn a_file_that_another_host_has_replaced_is_not_removed() {
         let base = tempfile::tempdir().unwrap();
         let folder = base.path().join("drumline");
         let leave = || {
@@ -404,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_that_are_led_to_one_port_have_a_file_each() {
+    fn jobs_that_derive_the_same_port_have_separate_files() {
         let names = [None, Some("slurm 1000.1"), Some("slurm 1001.0")].map(|job| name_of(addr(), job));
         assert!(names[0] != names[1] && names[1] != names[2], "{names:?}");
         assert_eq!(names[1], name_of(addr(), Some("slurm 1000.1")), "the same for all ranks");

@@ -1,58 +1,58 @@
-//! Every environment variable that a worker is given or reads, by name, in this one file.
+//! Every environment variable that a worker gets or reads, by name, in this one file.
 //!
-//! The first block is what torchrun gives its workers, so that a Python script and a Rust program start the same
-//! way. Not here: what the values mean together (`init`).
+//! The first block is what torchrun sets for its workers, so that a Python script and a Rust program start the same
+//! way. Not here: how the values are combined (`init`).
 
 use std::time::Duration;
 
-/// This worker among all workers of the job, from 0.
+/// The rank of this worker in the job, from 0.
 pub const RANK: &str = "RANK";
 /// Number of workers in the job.
 pub const WORLD_SIZE: &str = "WORLD_SIZE";
-/// This worker among those of its node, from 0.
+/// The rank of this worker on its node, from 0.
 pub const LOCAL_RANK: &str = "LOCAL_RANK";
 /// Number of workers on this node.
 pub const LOCAL_WORLD_SIZE: &str = "LOCAL_WORLD_SIZE";
-/// This node (agent) among the nodes of the job, from 0.
+/// The rank of this node (agent) in the job, from 0.
 pub const GROUP_RANK: &str = "GROUP_RANK";
 /// Number of nodes (agents) in the job.
 pub const GROUP_WORLD_SIZE: &str = "GROUP_WORLD_SIZE";
-/// This worker among those of its role, from 0.
+/// The rank of this worker in its role, from 0.
 pub const ROLE_RANK: &str = "ROLE_RANK";
-/// Name of the role, `default` unless given.
+/// The name of the role; by default `default`.
 pub const ROLE_NAME: &str = "ROLE_NAME";
 /// Number of workers with this role.
 pub const ROLE_WORLD_SIZE: &str = "ROLE_WORLD_SIZE";
 /// Host of rank 0: a name or an address.
 pub const MASTER_ADDR: &str = "MASTER_ADDR";
-/// A port there, on which rank 0 hosts the store, unless `DRUMLINE_STORE` says that a launcher does.
+/// A port there, on which rank 0 hosts the store, unless `DRUMLINE_STORE` names a launcher's store.
 pub const MASTER_PORT: &str = "MASTER_PORT";
-/// Restarts so far.
+/// The number of restarts so far.
 pub const TORCHELASTIC_RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
-/// Restarts allowed.
+/// The number of allowed restarts.
 pub const TORCHELASTIC_MAX_RESTARTS: &str = "TORCHELASTIC_MAX_RESTARTS";
 /// Name of the job.
 pub const TORCHELASTIC_RUN_ID: &str = "TORCHELASTIC_RUN_ID";
 /// Whether a Python worker may use the agent's store as torch's own store.
 pub const TORCHELASTIC_USE_AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
-/// Where a failing worker writes its error as JSON.
+/// The file into which a failing worker writes its error as JSON.
 pub const TORCHELASTIC_ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 /// Makes NCCL errors end the process; torchrun sets it to 1 unless set.
 pub const TORCH_NCCL_ASYNC_ERROR_HANDLING: &str = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
 /// Threads of one worker's CPU kernels.
 pub const OMP_NUM_THREADS: &str = "OMP_NUM_THREADS";
-/// How often GNU's OpenMP, which libtorch has, looks for an end of waiting before a thread sleeps.
+/// How often GNU's OpenMP, which libtorch uses, spins before a waiting thread sleeps.
 pub const GOMP_SPINCOUNT: &str = "GOMP_SPINCOUNT";
 /// The GPUs that a program may see, in its order.
 pub const CUDA_VISIBLE_DEVICES: &str = "CUDA_VISIBLE_DEVICES";
 
-/// With a launcher flag's name in capitals behind it: the flag's default.
+/// The prefix of variables that set a launcher flag's default; the flag's name in capitals follows.
 pub const PET_PREFIX: &str = "PET_";
-/// The launcher: the Python that runs scripts.
+/// The launcher: the Python interpreter for scripts.
 pub const PYTHON_EXEC: &str = "PYTHON_EXEC";
 /// The launcher: seconds between SIGTERM and SIGKILL.
 pub const TORCH_ELASTIC_SHUTDOWN_TIMEOUT: &str = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
-/// The launcher: what stands before each line of a worker's output.
+/// The launcher: the prefix of each line of a worker's output.
 pub const TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE: &str = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
 
 /// Slurm: this task among all tasks of the step.
@@ -107,38 +107,38 @@ pub const DRUMLINE_JOB_KEY_FILE: &str = "DRUMLINE_JOB_KEY_FILE";
 pub const DRUMLINE_TRANSPORT: &str = "DRUMLINE_TRANSPORT";
 /// Default deadline of a call, e.g. `300s`.
 pub const DRUMLINE_TIMEOUT: &str = "DRUMLINE_TIMEOUT";
-/// How long a host that has gone silent is waited for, e.g. `30s`, before its ranks count as lost.
+/// How long to wait for a silent host, e.g. `30s`, before its ranks count as lost.
 pub const DRUMLINE_HOST_TIMEOUT: &str = "DRUMLINE_HOST_TIMEOUT";
 /// `none`, `mac` or `aead`: how the data between hosts is protected.
 pub const DRUMLINE_LINK_SECURITY: &str = "DRUMLINE_LINK_SECURITY";
-/// `host:port`: there a launcher hosts the store, and no rank does; unset: rank 0 hosts it, at `MASTER_ADDR:MASTER_PORT`.
+/// `host:port` of the store that a launcher hosts. If unset, rank 0 hosts it at `MASTER_ADDR:MASTER_PORT`.
 pub const DRUMLINE_STORE: &str = "DRUMLINE_STORE";
-/// For the ranks of `drumline::spawn`: which call of the program they are to carry out, as JSON.
+/// For the ranks of `drumline::spawn`: which call of the program they carry out, as JSON.
 pub const DRUMLINE_SPAWN: &str = "DRUMLINE_SPAWN";
-/// Number of the round, 0 unless set.
+/// The number of the round; by default 0.
 pub const DRUMLINE_ROUND: &str = "DRUMLINE_ROUND";
-/// Set for a single rank that no launcher started: by its end it tells of signals itself.
+/// Set for a single rank without a launcher: it reports signals itself when it ends.
 pub const DRUMLINE_ALONE: &str = "DRUMLINE_ALONE";
-/// Faults on purpose, as `drumline run --fault` has them, joined by `;` (see [`fault`](crate::fault)).
+/// Faults to inject, as in `drumline run --fault`, joined by `;` (see [`fault`](crate::fault)).
 pub const DRUMLINE_FAULTS: &str = "DRUMLINE_FAULTS";
-/// The user's terminal, where ranks on its machine may draw; their own output goes through the launcher.
+/// The user's terminal, on which ranks of the same machine may draw; their normal output goes through the launcher.
 pub const DRUMLINE_TERMINAL: &str = "DRUMLINE_TERMINAL";
 
-/// The longest time that may be asked for, 100 years: no job needs more, and every clock can count with it.
+/// The longest allowed time, 100 years: no job needs more, and every clock can represent it.
 pub const LONGEST_DURATION: Duration = Duration::from_secs(100 * 365 * 86_400);
 
-/// How long a silent host is waited for unless `DRUMLINE_HOST_TIMEOUT` says otherwise. A rank that is proved dead is
-/// reported at once; this is for hosts of which nothing is heard.
+/// The default of `DRUMLINE_HOST_TIMEOUT`: how long to wait for a silent host. A rank that is proved dead is reported
+/// at once; this is for hosts that cannot be reached.
 pub const DEFAULT_HOST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What `DRUMLINE_HOST_TIMEOUT` says, the default where it is unset or no duration; at least a second.
+/// The value of `DRUMLINE_HOST_TIMEOUT`, or the default if it is unset or invalid; at least a second.
 pub fn host_timeout() -> Duration {
     let text = std::env::var(DRUMLINE_HOST_TIMEOUT).ok();
-    let said = text.as_deref().and_then(parse_duration).filter(|duration| !duration.is_zero());
-    said.unwrap_or(DEFAULT_HOST_TIMEOUT).max(Duration::from_secs(1))
+    let given = text.as_deref().and_then(parse_duration).filter(|duration| !duration.is_zero());
+    given.unwrap_or(DEFAULT_HOST_TIMEOUT).max(Duration::from_secs(1))
 }
 
-/// Reads `300s`, `500ms`, `5m`, `2h` or a plain number of seconds.
+/// Parses `300s`, `500ms`, `5m`, `2h` or a plain number of seconds.
 ///
 /// ```
 /// use drumline_rendezvous::worker_env::parse_duration;
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_read_with_their_unit() {
+    fn durations_are_parsed_with_their_unit() {
         for (text, expected) in
             [("300s", 300_000), ("500ms", 500), ("5m", 300_000), ("2", 2_000), ("0.5s", 500)]
         {

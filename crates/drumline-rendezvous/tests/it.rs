@@ -1,4 +1,4 @@
-//! Tests of the rendezvous through its public door: real sockets, real files, real processes.
+//! Tests of the rendezvous through its public API: real sockets, real files, real processes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -24,8 +24,8 @@ mod refusals;
 mod relay;
 #[path = "it/scale.rs"]
 mod scale;
-#[path = "it/strangers.rs"]
-mod strangers;
+#[path = "it/unproven.rs"]
+mod unproven;
 #[path = "it/user_key.rs"]
 mod user_key;
 #[path = "it/waits.rs"]
@@ -72,7 +72,7 @@ impl Job {
         self.server.local_addr().to_string()
     }
 
-    /// A client that is no member.
+    /// A client that is not a member.
     fn guest(&self) -> TcpStore {
         TcpStore::connect(&self.addr(), &self.key, Hello::new(Role::Store), after(5000)).unwrap()
     }

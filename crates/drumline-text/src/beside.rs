@@ -1,29 +1,20 @@
-//! Writing a file whole or not at all: beside its place first, then renamed.
+//! Atomic file writes: to a temporary file in the same folder, which is then renamed.
 
 use crate::TextError;
-use std::io::Write;
+use drumline_files::{Durability, replace};
 use std::path::Path;
 
-/// Readers see the old file or the new one, never a part.
+/// Replaces a file. Readers see the old content or the new one, never a part of it.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), TextError> {
     let failed = |source| TextError::WriteFile { path: path.to_owned(), source };
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::Builder::new().permissions(readable()).tempfile_in(folder).map_err(failed)?;
-    file.write_all(bytes).map_err(failed)?;
-    file.persist(path).map_err(|error| failed(error.error))?;
-    Ok(())
+    replace(path, bytes, Durability::Process).map_err(failed)
 }
 
-/// The same, but what is there and differs is somebody's data.
+/// Writes a new file. It is an error if the file exists with different content, which may be somebody's data.
 pub(crate) fn write_once(path: &Path, bytes: &[u8]) -> Result<(), TextError> {
     match std::fs::read(path) {
-        Ok(there) if there == bytes => Ok(()),
-        Ok(_) => Err(TextError::InTheWay { path: path.to_owned() }),
+        Ok(found) if found == bytes => Ok(()),
+        Ok(_) => Err(TextError::AlreadyExists { path: path.to_owned() }),
         Err(_) => write_whole(path, bytes),
     }
-}
-
-/// For all, less the user's umask, as for any new file; a temporary one would be for its owner alone.
-pub(crate) fn readable() -> std::fs::Permissions {
-    std::os::unix::fs::PermissionsExt::from_mode(0o666)
 }

@@ -1,42 +1,43 @@
 //! BLEU, equal to sacreBLEU's default: 13a tokens, mixed case, up to 4 words, exponential smoothing, several references.
 //!
-//! An *n-gram* is n words in a row. A hypothesis' n-gram is *correct* as often as the reference that has it most often has it.
+//! An *n-gram* is n consecutive words. An n-gram of the hypothesis is *correct* at most as often as it occurs in one reference:
+//! the one that has it most often.
 //!
 //! ```text
-//!   each rank, each sentence: of_sentence ─▶ BleuStats ─ added up ─ to_sums ─▶ all-reduce ─▶ from_sums ─▶ score, once
+//!   each rank, each sentence: of_sentence ─▶ BleuStats ─ summed ─ to_sums ─▶ all-reduce ─▶ from_sums ─▶ score, once
 //! ```
-//! Only counts are added up, so the score does not depend on how sentences were shared among ranks. `tests` holds it
-//! against golden files of the real package (`bench/oracle/bleu.py`).
+//! Only counts are summed, so the score does not depend on how sentences are divided among ranks. The tests compare with golden
+//! files of the real package (`bench/oracle/bleu.py`).
 
 mod ngrams;
 mod tokens;
 
 use crate::TextError;
-use ngrams::Ngrams;
+use ngrams::{Counts, Ngrams};
 use std::fmt;
 use std::iter::Sum;
 use std::ops::AddAssign;
 use std::str::FromStr;
 
-/// Words in the longest n-gram.
+/// The number of words in the longest n-gram.
 const ORDER: usize = 4;
 
 /// How sentences are split before they are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BleuTokens {
-    /// `13a`: as the WMT's script mteval-v13a does; for text with its punctuation as people write it.
+    /// `13a`: like WMT's script mteval-v13a; for ordinary text, whose punctuation is attached to words.
     #[default]
     Mteval13a,
-    /// `char`: each character but spaces (`eval_at_char_level`); for languages without spaces.
+    /// `char`: each character except spaces (`eval_at_char_level`); for languages without spaces.
     Characters,
-    /// `none`: at white space only.
+    /// `none`: only at white space.
     Words,
 }
 
 impl FromStr for BleuTokens {
     type Err = TextError;
 
-    /// sacreBLEU's names.
+    /// Parses sacreBLEU's names.
     fn from_str(name: &str) -> Result<Self, TextError> {
         match name {
             "13a" => Ok(Self::Mteval13a),
@@ -47,29 +48,29 @@ impl FromStr for BleuTokens {
     }
 }
 
-/// Whether `A` and `a` are the same.
+/// Whether upper and lower case differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Case {
-    /// They differ.
+    /// `A` and `a` are different.
     #[default]
     Mixed,
-    /// They do not: all is turned to lower case (`-lc`).
+    /// All text is converted to lower case (`-lc`).
     Lower,
 }
 
-/// How BLEU is counted.
+/// How BLEU is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BleuOptions {
     /// How sentences are split.
     pub tokens: BleuTokens,
-    /// Whether case counts.
+    /// Whether upper and lower case differ.
     pub case: Case,
 }
 
 impl FromStr for BleuOptions {
     type Err = TextError;
 
-    /// sacreBLEU's arguments, as NJUNMT's `sacrebleu_args` has them: `-tok NAME` or `--tokenize NAME`, `-lc`.
+    /// Parses sacreBLEU's arguments, as in NJUNMT's `sacrebleu_args`: `-tok NAME` or `--tokenize NAME`, `-lc`.
     fn from_str(arguments: &str) -> Result<Self, TextError> {
         let mut options = Self::default();
         let mut words = arguments.split_whitespace();
@@ -84,7 +85,7 @@ impl FromStr for BleuOptions {
     }
 }
 
-/// What BLEU is computed of. It adds up over sentences and ranks.
+/// The counts from which BLEU is computed. They are summed over sentences and ranks.
 ///
 /// ```
 /// use drumline_text::bleu::BleuStats;
@@ -97,13 +98,13 @@ impl FromStr for BleuOptions {
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct BleuStats {
-    /// Words of the hypotheses.
+    /// Words in the hypotheses.
     pub sys_len: u64,
-    /// Words of the references, of each sentence the one nearest in length.
+    /// Words in the references; for each sentence, in the reference whose length is nearest.
     pub ref_len: u64,
-    /// N-grams of the hypotheses that are correct, of 1 to 4 words.
+    /// Correct n-grams in the hypotheses, for n from 1 to 4.
     pub correct: [u64; ORDER],
-    /// N-grams of the hypotheses.
+    /// All n-grams in the hypotheses, for n from 1 to 4.
     pub total: [u64; ORDER],
 }
 
@@ -117,7 +118,7 @@ impl BleuStats {
     pub fn with(options: &BleuOptions, hypothesis: &str, references: &[&str]) -> Self {
         let hypothesis = options.split(hypothesis);
         let references: Vec<_> = references.iter().map(|reference| options.split(reference)).collect();
-        let (total, correct) = Ngrams::of(&hypothesis).count(&references);
+        let Counts { total, correct } = Ngrams::of(&hypothesis).count(&references);
         let sys_len = hypothesis.len();
         let nearest = references.iter().map(Vec::len).min_by_key(|len| (len.abs_diff(sys_len), *len));
         Self { sys_len: sys_len as u64, ref_len: nearest.unwrap_or(0) as u64, correct, total }
@@ -129,8 +130,8 @@ impl BleuStats {
         self.brevity_penalty() * (logs / ORDER as f64).exp()
     }
 
-    /// Correct n-grams in percent of all, for each n. Where none is correct: half of the percentage that one would
-    /// have made, then a quarter, and so on (`exp`), unless there are none at all.
+    /// The percentage of correct n-grams, for each n. If none is correct for some n, it is smoothed (`exp`): the first such n gets
+    /// half the percentage of one correct n-gram, the next a quarter, and so on. All are 0 if no n-gram at all is correct.
     pub fn precisions(&self) -> [f64; ORDER] {
         let mut precisions = [0.0; ORDER];
         if self.correct == [0; ORDER] {
@@ -150,7 +151,7 @@ impl BleuStats {
         precisions
     }
 
-    /// 1, or less where the hypotheses are shorter than the references.
+    /// 1, or less if the hypotheses are shorter than the references.
     pub fn brevity_penalty(&self) -> f64 {
         match (self.sys_len, self.ref_len) {
             (sys_len, ref_len) if sys_len >= ref_len => 1.0,
@@ -159,14 +160,14 @@ impl BleuStats {
         }
     }
 
-    /// As numbers that ranks can add up. They are exact up to 2^53.
+    /// The counts as numbers for an all-reduce. They are exact up to 2^53.
     pub fn to_sums(&self) -> [f64; 10] {
         let [c1, c2, c3, c4] = self.correct;
         let [t1, t2, t3, t4] = self.total;
         [self.sys_len, self.ref_len, c1, c2, c3, c4, t1, t2, t3, t4].map(|count| count as f64)
     }
 
-    /// From such numbers.
+    /// The counts of numbers from [`to_sums`](Self::to_sums).
     pub fn from_sums(sums: &[f64; 10]) -> Self {
         let [sys_len, ref_len, c1, c2, c3, c4, t1, t2, t3, t4] = sums.map(|sum| sum as u64);
         Self { sys_len, ref_len, correct: [c1, c2, c3, c4], total: [t1, t2, t3, t4] }
@@ -232,17 +233,17 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_split_as_sacrebleu_does() {
+    fn lines_are_split_like_sacrebleu() {
         let lines = golden().tokens;
         assert!(lines.len() > 200);
         for (line, expected) in lines {
-            // The golden lines are split without sacreBLEU's taking away of spaces at the end.
+            // For the golden lines, sacreBLEU's trimming of trailing spaces was skipped.
             assert_eq!(tokens::mteval_13a(&line).join(" "), expected, "{line:?}");
         }
     }
 
     #[test]
-    fn scores_are_sacrebleus() {
+    fn scores_equal_sacrebleu() {
         let cases = golden().cases;
         assert!(cases.len() > 200);
         for case in cases {
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_sacrebleus() {
+    fn arguments_are_those_of_sacrebleu() {
         assert_eq!("13a".parse::<BleuTokens>().unwrap(), BleuTokens::default());
         let options: BleuOptions = " -lc --tokenize char".parse().unwrap();
         assert_eq!(options, BleuOptions { tokens: BleuTokens::Characters, case: Case::Lower });
@@ -276,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_scores_nothing() {
+    fn empty_input_has_score_zero() {
         assert_eq!(BleuStats::default().score(), 0.0);
         let without_references = BleuStats::of_sentence("a b c d", &[]);
         assert_eq!((without_references.score(), without_references.total), (0.0, [4, 3, 2, 1]));

@@ -1,8 +1,8 @@
-//! Sentences as ids, and ids as sentences.
+//! Encodes sentences as ids, and decodes ids to sentences.
 
 use crate::{TextError, Tokens, Vocabulary};
 
-/// Tokens and their vocabulary: what one side of a translation needs.
+/// A way to split sentences into tokens, with the vocabulary of those tokens. Each side of a translation has one.
 ///
 /// ```
 /// use drumline_text::{Codec, Tokens, Vocabulary};
@@ -20,7 +20,7 @@ pub struct Codec {
 }
 
 impl Codec {
-    /// Put the two together.
+    /// Splits sentences by `tokens`, and looks the tokens up in `vocabulary`.
     pub fn new(tokens: Tokens, vocabulary: Vocabulary) -> Self {
         Self { tokens, vocabulary }
     }
@@ -30,12 +30,12 @@ impl Codec {
         &self.tokens
     }
 
-    /// Which tokens have ids.
+    /// The ids of tokens.
     pub fn vocabulary(&self) -> &Vocabulary {
         &self.vocabulary
     }
 
-    /// The ids of a sentence, with nothing put before or behind them.
+    /// The ids of a sentence, without [`Vocabulary::BOS`] and [`Vocabulary::EOS`].
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
         if let Tokens::Words = self.tokens {
             return Ok(text.split_whitespace().map(|word| self.vocabulary.id(word)).collect());
@@ -43,7 +43,7 @@ impl Codec {
         Ok(self.tokens.split(text)?.iter().map(|token| self.vocabulary.id(token)).collect())
     }
 
-    /// The sentence of ids, up to the first [`Vocabulary::EOS`], without what begins it or fills it up.
+    /// The sentence of some ids, up to the first [`Vocabulary::EOS`]. [`Vocabulary::BOS`] and [`Vocabulary::PAD`] are skipped.
     pub fn decode(&self, ids: &[u32]) -> Result<String, TextError> {
         let ids = ids.iter().take_while(|id| **id != Vocabulary::EOS);
         let ids = ids.filter(|id| ![Vocabulary::PAD, Vocabulary::BOS].contains(id));

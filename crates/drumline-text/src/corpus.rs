@@ -1,11 +1,11 @@
-//! Parallel text: two files of which line n of one is the translation of line n of the other.
+//! Parallel text: two files in which line n of one is the translation of line n of the other.
 //!
 //! ```text
 //!   source file ─ a pass ─▶ lines, lengths ┐
 //!   target file ─ a pass ─▶ lines, lengths ┴▶ pairs that remain: 0, 1, 2, …      both passes at once
 //! ```
-//! Pairs with an empty side or a side over its limit are left out and counted. What stays in memory is some 10 bytes
-//! a pair, whatever the size of the files; all ranks that open the same files see the same pairs.
+//! Pairs with an empty side, or with a side over its limit, are left out and counted. A corpus needs about 10 bytes of memory
+//! per pair, whatever the size of the files. All ranks that open the same files see the same pairs.
 
 use crate::{LineFile, TextError, Tokens};
 use std::fmt;
@@ -17,32 +17,32 @@ use std::thread;
 pub struct Side {
     /// How its sentences are split.
     pub tokens: Tokens,
-    /// Tokens that a sentence may have; `None`: any number.
+    /// The most tokens that a sentence may have; `None` sets no limit.
     pub max_len: Option<u32>,
 }
 
-/// How a corpus is read. The default: words, of any number.
+/// How a corpus is read. By default sentences are split into words and may have any length.
 #[derive(Debug, Clone, Default)]
 pub struct CorpusOptions {
-    /// What is translated.
+    /// The side that is translated.
     pub source: Side,
-    /// Into what.
+    /// The side with the translations.
     pub target: Side,
 }
 
-/// Pairs that a corpus passes over.
+/// The number of pairs that a corpus leaves out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LeftOut {
-    /// With a side of no tokens.
+    /// Pairs with a side without tokens.
     pub empty: usize,
-    /// With a side of more tokens than its `max_len`.
+    /// Pairs with a side of more tokens than its `max_len`.
     pub too_long: usize,
-    /// Pairs in the files, left out or not.
+    /// All pairs in the files, left out or not.
     pub of: usize,
 }
 
 impl LeftOut {
-    /// Whether every pair remains.
+    /// Whether no pair is left out.
     pub fn is_none(&self) -> bool {
         self.empty + self.too_long == 0
     }
@@ -79,25 +79,27 @@ pub struct ParallelCorpus {
     source: LineFile,
     target: LineFile,
     lengths: Vec<(u32, u32)>,
-    /// Lines without a place among the pairs, in order.
+    /// The lines of pairs that are left out, in order.
     gaps: Vec<u32>,
     left_out: LeftOut,
 }
 
 impl ParallelCorpus {
-    /// Read both files once, to check them and to learn the lengths of their sentences.
+    /// Reads both files once, to check them and to find the lengths of their sentences.
     pub fn open(
         source: impl AsRef<Path>,
         target: impl AsRef<Path>,
         options: &CorpusOptions,
     ) -> Result<Self, TextError> {
-        let (source, target) = (source.as_ref(), target.as_ref());
+        let source = source.as_ref();
+        let target = target.as_ref();
         let (source, target) = thread::scope(|scope| {
             let source = scope.spawn(|| measure(source, &options.source.tokens));
             let target = measure(target, &options.target.tokens);
             (source.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)), target)
         });
-        let ((source, source_lengths), (target, target_lengths)) = (source?, target?);
+        let (source, source_lengths) = source?;
+        let (target, target_lengths) = target?;
         if source.len() != target.len() {
             return Err(TextError::UnequalLines {
                 source_path: source.path().to_owned(),
@@ -110,22 +112,21 @@ impl ParallelCorpus {
         let mut corpus =
             Self { source, target, lengths: Vec::new(), gaps: Vec::new(), left_out: LeftOut::default() };
         corpus.choose(lengths, options);
-        match corpus.is_empty() {
-            true => Err(TextError::NothingRemains {
-                path: corpus.source.path().to_owned(),
-                left_out: corpus.left_out.to_string(),
-            }),
-            false => Ok(corpus),
+        if corpus.is_empty() {
+            let path = corpus.source.path().to_owned();
+            return Err(TextError::NothingRemains { path, left_out: corpus.left_out.to_string() });
         }
+        Ok(corpus)
     }
 
     fn choose(&mut self, lengths: impl Iterator<Item = (u32, u32)>, options: &CorpusOptions) {
         let limit = |side: &Side| side.max_len.unwrap_or(u32::MAX);
-        let limits = (limit(&options.source), limit(&options.target));
+        let source_limit = limit(&options.source);
+        let target_limit = limit(&options.target);
         self.left_out.of = self.source.len();
         for (line, (source, target)) in (0..).zip(lengths) {
             let empty = source == 0 || target == 0;
-            let too_long = source > limits.0 || target > limits.1;
+            let too_long = source > source_limit || target > target_limit;
             if empty || too_long {
                 self.gaps.push(line);
                 self.left_out.empty += usize::from(empty);
@@ -136,27 +137,27 @@ impl ParallelCorpus {
         }
     }
 
-    /// Pairs that remain.
+    /// The number of pairs that are not left out.
     pub fn len(&self) -> usize {
         self.lengths.len()
     }
 
-    /// Never, since a corpus without pairs cannot be opened.
+    /// Always false, since a corpus without pairs cannot be opened.
     pub fn is_empty(&self) -> bool {
         self.lengths.is_empty()
     }
 
-    /// Tokens of each pair's source and target, as [`BatchPlan`](crate::BatchPlan) wants them.
+    /// The number of tokens of each pair's source and target, as [`BatchPlan`](crate::BatchPlan) takes them.
     pub fn lengths(&self) -> &[(u32, u32)] {
         &self.lengths
     }
 
-    /// What was passed over: to be told once, by rank 0.
+    /// What is left out. Rank 0 should report it once.
     pub fn left_out(&self) -> LeftOut {
         self.left_out
     }
 
-    /// The sentences of a pair, as they stand in the files.
+    /// The sentences of a pair, unchanged from the files.
     pub fn pair(&self, index: usize) -> Result<(String, String), TextError> {
         if index >= self.len() {
             let path = self.source.path().to_owned();
@@ -166,22 +167,25 @@ impl ParallelCorpus {
         Ok((self.source.line(line)?, self.target.line(line)?))
     }
 
-    /// Where a pair stands in the files, from 0.
+    /// The line of a pair in the files, from 0.
     pub fn line_of(&self, index: usize) -> usize {
-        // Before gap number k (a line) there are as many pairs as lines less k, a figure that never falls.
-        let (mut low, mut high) = (0, self.gaps.len());
+        // A binary search for the number of gaps before the pair. Before gap k, which is at line `gaps[k]`, there are
+        // `gaps[k] - k` pairs, and this number never decreases with k.
+        let mut low = 0;
+        let mut high = self.gaps.len();
         while low < high {
             let middle = low.midpoint(high);
-            match self.gaps[middle] as usize - middle <= index {
-                true => low = middle + 1,
-                false => high = middle,
+            if self.gaps[middle] as usize - middle <= index {
+                low = middle + 1;
+            } else {
+                high = middle;
             }
         }
         index + low
     }
 
-    /// For ranks to compare: of the pairs' lengths and places and the files' sizes. Where it differs, plans do or may; where it does
-    /// not, plans are the same but for chance. Words of equal length that differ are not seen.
+    /// A checksum of the pairs' lengths and lines and of the files' sizes, for ranks to compare. If it is equal on all ranks, they
+    /// make the same batches, except for a collision. It does not see a word that is replaced by another of the same length.
     pub fn fingerprint(&self) -> u32 {
         let mut crc = crc32fast::Hasher::new();
         for bytes in [self.source.num_bytes(), self.target.num_bytes()] {
@@ -195,12 +199,12 @@ impl ParallelCorpus {
     }
 }
 
-/// A file's lines, and how many tokens each has.
+/// Opens a file, and counts the tokens of each line.
 fn measure(path: &Path, tokens: &Tokens) -> Result<(LineFile, Vec<u32>), TextError> {
     let mut lengths = Vec::new();
     let file = LineFile::open_with(path, |line| {
         if lengths.len() == u32::MAX as usize {
-            let what = format!("has more than {} lines; try to split it", u32::MAX);
+            let what = format!("has more than {} lines; try splitting it", u32::MAX);
             return Err(TextError::BadFile { path: path.to_owned(), what });
         }
         lengths.push(u32::try_from(tokens.count(line)?).unwrap_or(u32::MAX));
@@ -231,7 +235,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pairs_are_those_that_fit(lengths in prop::collection::vec((0..6_u32, 0..6_u32), 1..60)) {
+        fn only_pairs_within_the_limits_remain(lengths in prop::collection::vec((0..6_u32, 0..6_u32), 1..60)) {
             let text = |side: fn(&(u32, u32)) -> u32| -> String {
                 lengths.iter().enumerate().map(|(i, l)| format!("{i} ").repeat(side(l) as usize) + "\n").collect()
             };
@@ -259,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_files_are_told_by_name_and_line() {
+    fn errors_name_the_file_and_line() {
         let error = open("a\nb\nc\n", "a\nb\n", None).unwrap_err().to_string();
         assert!(error.contains("train.src\" has 3 lines") && error.contains("train.tgt\" has 2"), "{error}");
         for (source, target) in [(&b"a\nb\n"[..], &b"a\n\xfe\n"[..]), (b"a\n\xfe\n", b"a\nb\n")] {
@@ -272,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fingerprint_tells_other_pairs() {
+    fn other_pairs_have_another_fingerprint() {
         let text = "a b\n\nc\nd e f\n";
         let print = |text: &str, max_len| open(text, text, max_len).unwrap().fingerprint();
         assert_eq!(print(text, None), print(text, None));

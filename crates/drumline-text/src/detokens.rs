@@ -1,7 +1,7 @@
-//! Text as people write it, from words with spaces between them.
+//! Detokenization: from words separated by spaces to text as people write it.
 
-/// Put punctuation where people put it, and begin the sentence with a capital letter: what scripts of the Moses toolkit do to English, in few rules, for
-/// NJUNMT's `postprocess`. Languages without spaces are left as they are but for the punctuation.
+/// Removes the spaces around punctuation, and begins the sentence with a capital letter. It does what the Moses toolkit's scripts
+/// do for English, with few rules, for NJUNMT's `postprocess`. In languages without spaces it only changes the punctuation.
 ///
 /// ```
 /// use drumline_text::detokenized;
@@ -11,31 +11,32 @@
 /// ```
 pub fn detokenized(words: &str) -> String {
     let mut text = String::with_capacity(words.len());
-    let (mut is_quoted, mut is_joined) = (false, true);
+    let mut is_quoted = false;
+    let mut is_joined = true;
     for word in words.split_whitespace() {
         let is_quote = word == "\"";
         let closes = is_quote && is_quoted;
-        let begins_alone = !(is_joined || closes || hangs_on(word));
-        if begins_alone {
+        let needs_space = !(is_joined || closes || joins_previous(word));
+        if needs_space {
             text.push(' ');
         }
         text.push_str(word);
         is_quoted ^= is_quote;
-        is_joined = opens(word) || (is_quote && !closes);
+        is_joined = joins_next(word) || (is_quote && !closes);
     }
     capitalised(&text)
 }
 
-/// Words that follow without a space.
-fn hangs_on(word: &str) -> bool {
+/// Whether there is no space before the word.
+fn joins_previous(word: &str) -> bool {
     let is_end = !word.is_empty() && word.chars().all(|letter| ",.?!:;%)]}…".contains(letter));
     let is_short_form =
         ["n't", "'s", "'re", "'ve", "'ll", "'d", "'m", "'"].contains(&word.to_lowercase().as_str());
     is_end || is_short_form
 }
 
-/// Words that are followed without one.
-fn opens(word: &str) -> bool {
+/// Whether there is no space after the word.
+fn joins_next(word: &str) -> bool {
     !word.is_empty() && word.chars().all(|letter| "([{¿¡$£€".contains(letter))
 }
 
@@ -52,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_lost_but_spaces() {
+    fn only_spaces_are_removed() {
         for words in ["", "a", "\" a \" b", "( ( a ) , b . . . )", "日 本 語 。", "\" \" \"", "$ 5 and £ 6"]
         {
             let bare = |text: &str| text.to_lowercase().split_whitespace().collect::<String>();

@@ -1,9 +1,9 @@
-//! What can go wrong with text: always with the file, and with the line where there is one. Lines count from 1.
+//! The errors of this crate. Each names the file, and the line if there is one. Lines count from 1.
 
 use std::io;
 use std::path::PathBuf;
 
-/// An error of a text file, or of what is made of it.
+/// An error in a text file, or in what is made from it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TextError {
@@ -25,7 +25,7 @@ pub enum TextError {
     },
     /// A vocabulary cannot be read.
     #[error(
-        "cannot read the vocabulary {path:?}: {source}; try another dict_path, or build one of the training text"
+        "cannot read the vocabulary {path:?}: {source}; try another dict_path, or build one from the training text"
     )]
     NoVocabulary {
         /// Where it should be.
@@ -33,19 +33,19 @@ pub enum TextError {
         /// Why.
         source: io::Error,
     },
-    /// Bytes that are no text.
+    /// A line is not UTF-8.
     #[error(
-        "line {line} of {path:?} is not UTF-8 from byte {at} of the line on; try `iconv -f ENCODING -t UTF-8`, or to fetch the file again"
+        "line {line} of {path:?} is not UTF-8 at byte {at} of the line; try `iconv -f ENCODING -t UTF-8`, or download the file again"
     )]
     NotUtf8 {
         /// The file.
         path: PathBuf,
         /// The line.
         line: u64,
-        /// The first byte of the line that does not fit, from 1.
+        /// The first byte of the line that is not UTF-8, from 1.
         at: usize,
     },
-    /// A line is not of the format.
+    /// A line does not have the expected format.
     #[error("line {line} of {path:?} {what}")]
     BadLine {
         /// The file.
@@ -55,7 +55,7 @@ pub enum TextError {
         /// What is wrong, and what to try.
         what: String,
     },
-    /// A line has not the field that was asked for.
+    /// A line lacks a field that is needed.
     #[error("line {line} of {path:?} has no field `{name}`; try one of: {}", known.join(", "))]
     NoField {
         /// The file.
@@ -64,10 +64,10 @@ pub enum TextError {
         line: u64,
         /// The field.
         name: String,
-        /// Those that it has.
+        /// The fields that it has.
         known: Vec<String>,
     },
-    /// A line has another number of columns.
+    /// A line has the wrong number of columns.
     #[error("line {line} of {path:?} has {found} columns, expected {expected}")]
     Columns {
         /// The file.
@@ -76,10 +76,10 @@ pub enum TextError {
         line: u64,
         /// How many it has.
         found: usize,
-        /// How many it should have, in words.
+        /// How many it should have, such as `3` or `at least 4`.
         expected: String,
     },
-    /// A label that is not among those of the training data.
+    /// A label that the training data does not have.
     #[error(
         "line {line} of {path:?} has the label `{label}`, which the training data lacks; try one of: {known}"
     )]
@@ -90,10 +90,10 @@ pub enum TextError {
         line: u64,
         /// The label.
         label: String,
-        /// Those of the training data, or the first of them.
+        /// The labels of the training data, or the first of them.
         known: String,
     },
-    /// A file is not of the format, at no line in particular.
+    /// A file does not have the expected format, and no single line is to blame.
     #[error("{path:?} {what}")]
     BadFile {
         /// The file.
@@ -101,83 +101,118 @@ pub enum TextError {
         /// What is wrong, and what to try.
         what: String,
     },
-    /// The two files of a corpus do not belong together.
+    /// The two files of a corpus have different numbers of lines.
     #[error(
-        "{source_path:?} has {source_lines} lines and {target_path:?} has {target_lines}, expected as many: line n of one is the translation of line n of the other; try to cut them from the same text again"
+        "{source_path:?} has {source_lines} lines and {target_path:?} has {target_lines}, expected the same number: line n of one \
+         is the translation of line n of the other; try extracting both from the same text again"
     )]
     UnequalLines {
         /// The source text.
         source_path: PathBuf,
-        /// Its lines.
+        /// The number of its lines.
         source_lines: u64,
         /// The target text.
         target_path: PathBuf,
-        /// Its lines.
+        /// The number of its lines.
         target_lines: u64,
     },
-    /// Nothing to train on.
+    /// There is nothing to train on.
     #[error("no sentences remain of {path:?}: {left_out}; try other data, or a larger max_len")]
     NothingRemains {
-        /// The file, of a corpus the source's.
+        /// The file; for a corpus, its source file.
         path: PathBuf,
-        /// Why not.
+        /// How many were left out, and why.
         left_out: String,
     },
-    /// A file is not what it was when it was opened.
+    /// A file was changed after it was opened.
     #[error(
-        "{path:?} has changed since it was opened; try to start again, and let nobody write to it meanwhile"
+        "{path:?} has changed since it was opened; try starting again, and do not write to it during the run"
     )]
     Changed {
         /// The file.
         path: PathBuf,
     },
-    /// An index behind the end.
-    #[error("no sentence {index} in {path:?}, which has {len}")]
+    /// An index past the end.
+    #[error("there is no sentence {index} in {path:?}, which has {len}")]
     OutOfRange {
         /// The file.
         path: PathBuf,
-        /// Asked for, from 0.
+        /// The index, from 0.
         index: usize,
-        /// How many there are.
+        /// The number of sentences.
         len: usize,
     },
-    /// Another file would be overwritten.
-    #[error("{path:?} is there, with other content, and is left as it is; try another place, or remove it")]
-    InTheWay {
+    /// The file exists with different content, and is not overwritten.
+    #[error(
+        "{path:?} exists with different content, and was not overwritten; try another place, or remove it"
+    )]
+    AlreadyExists {
         /// The file.
         path: PathBuf,
     },
-    /// Whoever asked for the work wants it no longer.
+    /// The caller stopped the work.
     #[error("stopped")]
     Stopped,
-    /// A tokenizer refused a text.
-    #[error("cannot split text into pieces: {what}")]
-    Pieces {
-        /// What it said.
-        what: String,
+    /// The `tokenizers` crate returned an error.
+    #[error("the tokenizer failed: {0}")]
+    Tokenizer(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// A vocabulary too small for every text to have tokens.
+    #[error("cannot learn {size} tokens; try at least {least}, one for each byte and the end of a text")]
+    SmallVocabulary {
+        /// The number of tokens that was requested.
+        size: usize,
+        /// The smallest possible number.
+        least: usize,
     },
-    /// No tokens of that name for BLEU.
-    #[error("there is no way to split for BLEU named `{name}`; try 13a, char or none")]
+    /// An unknown name of a tokenizer for BLEU.
+    #[error("BLEU has no tokenizer named `{name}`; try 13a, char or none")]
     BleuTokens {
         /// The name as given.
         name: String,
     },
-    /// An argument of sacreBLEU that has no counterpart here.
-    #[error("BLEU is not changed by `{name}`; try -tok 13a, char or none, and -lc")]
+    /// An argument of sacreBLEU that is not supported.
+    #[error("unsupported sacreBLEU argument `{name}`; try -tok 13a, char or none, and -lc")]
     BleuArgument {
         /// The argument as given.
         name: String,
     },
-    /// A task that cannot be made.
-    #[error("cannot make the data: {what}")]
-    Synth {
-        /// What is wrong, and what to try.
-        what: String,
+    /// Synthetic data in which a part would be empty.
+    #[error("cannot generate data of which {part} has no {item}; try at least 1")]
+    EmptyPart {
+        /// The part: `train`, `valid`, ….
+        part: &'static str,
+        /// What it would consist of: pairs, texts or stories.
+        item: &'static str,
     },
-    /// Tokens that cannot be drawn so.
-    #[error("cannot draw tokens: {what}")]
-    Sampling {
-        /// What is wrong, and what to try.
-        what: String,
-    },
+    /// Sampling options that are out of range.
+    #[error("cannot sample tokens: {0}")]
+    Sampling(#[from] SamplingError),
+}
+
+impl TextError {
+    /// An error if one of the parts of synthetic data, given by name and size, would be empty.
+    pub(crate) fn if_empty(
+        parts: impl IntoIterator<Item = (&'static str, usize)>,
+        item: &'static str,
+    ) -> Result<(), Self> {
+        match parts.into_iter().find(|(_, size)| *size == 0) {
+            Some((part, _)) => Err(Self::EmptyPart { part, item }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A sampling option that is out of range.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SamplingError {
+    /// The temperature is negative or not finite.
+    #[error("the temperature is {0}; try 0 or more")]
+    Temperature(f64),
+    /// Top-k would leave no token.
+    #[error("top-k is 0; try 1 or more")]
+    TopK,
+    /// Top-p is not a probability above 0.
+    #[error("top-p is {0}; try more than 0, up to 1")]
+    TopP(f64),
 }

@@ -1,11 +1,11 @@
-//! Tokens for models that continue text: bytes, or GPT-2's byte-level BPE by the `tokenizers` crate of Hugging Face.
+//! Tokens for causal language models: bytes, or GPT-2's byte-level BPE by the `tokenizers` crate of Hugging Face.
 //!
 //! ```text
-//!   bytes   "héllo"  ─▶ 104 195 169 108 108 111          any text, 256 tokens and the end of a text
+//!   bytes   "héllo"  ─▶ 104 195 169 108 108 111            any text; 256 tokens and the end of a text
 //!   BPE     "hello a" ─▶ "hello" "Ġa"                      vocab.json and merges.txt, or tokenizer.json
 //! ```
-//! Either way every text has tokens, and those tokens give the text back. Unlike [`Pieces`](crate::Pieces), whose pieces get their ids from a
-//! [`Vocabulary`](crate::Vocabulary), the ids are the file's own: those that trained weights know.
+//! Both encode every text, and decode it without loss. The ids are those of the file, which trained weights expect;
+//! [`Pieces`](crate::Pieces) get their ids from a [`Vocabulary`](crate::Vocabulary) instead.
 
 use crate::TextError;
 use crate::beside::write_whole;
@@ -18,17 +18,17 @@ use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Model, Tokenizer};
 
-/// How the end of a text is written within texts.
+/// The mark between texts.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
 
-/// Its token where tokens are bytes.
+/// The token of [`END_OF_TEXT`] if tokens are bytes.
 const END_OF_BYTES: u32 = 256;
 
 const VOCABULARY: &str = "vocab.json";
 const MERGES: &str = "merges.txt";
 const TOKENIZER: &str = "tokenizer.json";
 
-/// How text becomes tokens, and tokens text. A clone shares what was read.
+/// Encodes text as tokens, and decodes tokens to text. Clones share the data.
 ///
 /// ```
 /// use drumline_text::{END_OF_TEXT, GptTokenizer};
@@ -50,62 +50,63 @@ enum Kind {
     Bpe {
         tokenizer: Arc<Tokenizer>,
         end_of_text: u32,
-        /// The token of [`END_OF_TEXT`] where the file has none.
+        /// The token that was added for [`END_OF_TEXT`] because the file has none.
         added: Option<u32>,
     },
 }
 
 impl GptTokenizer {
-    /// A token for each byte, and one for the end of a text.
+    /// One token for each byte, and one for the end of a text.
     pub fn bytes() -> Self {
         Self { kind: Kind::Bytes }
     }
 
-    /// By its name: `bytes`, a `tokenizer.json`, or a folder with one or with GPT-2's `vocab.json` and `merges.txt`.
+    /// Opens a tokenizer: `bytes`, the path of a `tokenizer.json`, or a folder with such a file or with GPT-2's `vocab.json` and
+    /// `merges.txt`.
     pub fn open(name: impl AsRef<Path>) -> Result<Self, TextError> {
         let path = name.as_ref();
         if path == Path::new("bytes") {
             return Ok(Self::bytes());
         }
-        match path.is_dir() {
-            true if path.join(TOKENIZER).is_file() => Self::read_tokenizer(&path.join(TOKENIZER)),
-            true => Self::read_bpe(path),
-            false => Self::read_tokenizer(path),
+        if !path.is_dir() {
+            return Self::read_tokenizer(path);
         }
+        let file = path.join(TOKENIZER);
+        if file.is_file() { Self::read_tokenizer(&file) } else { Self::read_bpe(path) }
     }
 
     fn read_bpe(folder: &Path) -> Result<Self, TextError> {
         let files = [VOCABULARY, MERGES].map(|name| folder.join(name));
         if let Some(missing) = files.iter().find(|file| !file.is_file()) {
             let what =
-                format!("is not there; try a folder with {VOCABULARY} and {MERGES}, or with {TOKENIZER}");
+                format!("does not exist; try a folder with {VOCABULARY} and {MERGES}, or with {TOKENIZER}");
             return Err(TextError::BadFile { path: missing.clone(), what });
         }
         let [vocabulary, merges] = files.map(|file| file.to_string_lossy().into_owned());
-        let bpe = BPE::from_file(&vocabulary, &merges).build().map_err(|error| bad(folder, error))?;
+        let bpe = BPE::from_file(&vocabulary, &merges).build().map_err(|error| bad(folder, &error))?;
         Self::of(byte_level(bpe), folder)
     }
 
     fn read_tokenizer(path: &Path) -> Result<Self, TextError> {
         let bytes =
             std::fs::read(path).map_err(|source| TextError::ReadFile { path: path.to_owned(), source })?;
-        let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(|error| bad(path, error))?;
-        tokenizer.with_padding(None).with_truncation(None).map_err(|error| bad(path, error))?;
+        let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(|error| bad(path, &error))?;
+        tokenizer.with_padding(None).with_truncation(None).map_err(|error| bad(path, &error))?;
         Self::of(tokenizer, path)
     }
 
-    /// With the token for the end of a text, which is added where a file has none.
+    /// Adds a token for the end of a text if the tokenizer has none.
     fn of(mut tokenizer: Tokenizer, path: &Path) -> Result<Self, TextError> {
         let has_one = tokenizer.token_to_id(END_OF_TEXT).is_some();
         tokenizer.add_special_tokens(&[AddedToken::from(END_OF_TEXT, true)]);
         let end_of_text = tokenizer.token_to_id(END_OF_TEXT);
-        let end_of_text = end_of_text.ok_or_else(|| bad(path, format!("no token {END_OF_TEXT}").into()))?;
+        let end_of_text = end_of_text.ok_or_else(|| bad(path, &format!("no token {END_OF_TEXT}").into()))?;
         let added = (!has_one).then_some(end_of_text);
         Ok(Self { kind: Kind::Bpe { tokenizer: Arc::new(tokenizer), end_of_text, added } })
     }
 
-    /// The same where texts end with another token, as the configuration of a model says. Where the tokenizer has no [`END_OF_TEXT`] of its own, that is
-    /// this token. Bytes end as they do.
+    /// Uses another token for the end of a text, such as the one of a model's configuration. If the tokenizer has no
+    /// [`END_OF_TEXT`] of its own, that is encoded as this token, too. The byte tokenizer does not change.
     #[must_use]
     pub fn with_end_of_text(mut self, token: u32) -> Self {
         if let Kind::Bpe { end_of_text, .. } = &mut self.kind {
@@ -114,8 +115,8 @@ impl GptTokenizer {
         self
     }
 
-    /// Learns a byte-level BPE of `size` tokens from texts, and writes it to a folder in GPT-2's files. One that is there is left as it is: that is an
-    /// error.
+    /// Learns a byte-level BPE of `size` tokens from texts, and writes it to a folder in GPT-2's format. It is an error if the folder
+    /// already has a tokenizer; nothing is overwritten.
     ///
     /// ```
     /// use drumline_text::GptTokenizer;
@@ -136,14 +137,11 @@ impl GptTokenizer {
         let folder = folder.as_ref();
         let least = END_OF_BYTES as usize + 1;
         if size < least {
-            let what = format!(
-                "{size} tokens are asked for; try at least {least}, one for each byte and the end of a text"
-            );
-            return Err(TextError::Synth { what });
+            return Err(TextError::SmallVocabulary { size, least });
         }
-        let in_the_way = [TOKENIZER, VOCABULARY, MERGES].map(|name| folder.join(name));
-        if let Some(path) = in_the_way.into_iter().find(|path| path.symlink_metadata().is_ok()) {
-            let what = "is there already, and is left as it is; try another folder".to_owned();
+        let mut files = [TOKENIZER, VOCABULARY, MERGES].into_iter().map(|name| folder.join(name));
+        if let Some(path) = files.find(|path| path.symlink_metadata().is_ok()) {
+            let what = "exists already, and was not overwritten; try another folder".to_owned();
             return Err(TextError::BadFile { path, what });
         }
         let trainer = BpeTrainer::builder()
@@ -153,18 +151,20 @@ impl GptTokenizer {
             .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
             .build();
         let mut tokenizer = byte_level(BPE::default());
-        tokenizer.train(&mut TrainerWrapper::from(trainer), texts.into_iter()).map_err(refused)?;
+        tokenizer
+            .train(&mut TrainerWrapper::from(trainer), texts.into_iter())
+            .map_err(TextError::Tokenizer)?;
         let failed = |source| TextError::WriteFile { path: folder.to_owned(), source };
         std::fs::create_dir_all(folder).map_err(failed)?;
         let beside = tempfile::tempdir_in(folder).map_err(failed)?;
-        tokenizer.get_model().save(beside.path(), None).map_err(refused)?;
+        tokenizer.get_model().save(beside.path(), None).map_err(TextError::Tokenizer)?;
         for name in [VOCABULARY, MERGES] {
             std::fs::rename(beside.path().join(name), folder.join(name)).map_err(failed)?;
         }
         Self::read_bpe(folder)
     }
 
-    /// The tokens of a text; [`END_OF_TEXT`] in it is one.
+    /// The tokens of a text. [`END_OF_TEXT`] in it is one token.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TextError> {
         match &self.kind {
             Kind::Bytes => {
@@ -176,31 +176,31 @@ impl GptTokenizer {
                 Ok(tokens)
             }
             Kind::Bpe { tokenizer, end_of_text, added } => {
-                let tokens = tokenizer.encode_fast(text, false).map_err(refused)?;
-                let known = |token: &u32| if Some(*token) == *added { *end_of_text } else { *token };
-                Ok(tokens.get_ids().iter().map(known).collect())
+                let tokens = tokenizer.encode_fast(text, false).map_err(TextError::Tokenizer)?;
+                let replace = |token: &u32| if Some(*token) == *added { *end_of_text } else { *token };
+                Ok(tokens.get_ids().iter().map(replace).collect())
             }
         }
     }
 
-    /// The text of tokens, without the ends of texts. Bytes that are no UTF-8 are shown as U+FFFD.
+    /// The text of some tokens, without the marks for the end of a text. Bytes that are not UTF-8 become U+FFFD.
     pub fn decode(&self, tokens: &[u32]) -> Result<String, TextError> {
         match &self.kind {
             Kind::Bytes => {
                 let bytes: Vec<u8> = tokens.iter().filter_map(|token| u8::try_from(*token).ok()).collect();
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             }
-            Kind::Bpe { tokenizer, .. } => tokenizer.decode(tokens, true).map_err(refused),
+            Kind::Bpe { tokenizer, .. } => tokenizer.decode(tokens, true).map_err(TextError::Tokenizer),
         }
     }
 
-    /// How many tokens there are: one more than the greatest.
+    /// The size of the vocabulary: the highest token plus one.
     pub fn vocabulary(&self) -> u32 {
         match &self.kind {
             Kind::Bytes => END_OF_BYTES + 1,
             Kind::Bpe { tokenizer, .. } => {
                 let known = tokenizer.get_vocab(true).into_values().filter(|id| Some(*id) != self.replaced());
-                known.max().map_or(0, |greatest| greatest + 1)
+                known.max().map_or(0, |highest| highest + 1)
             }
         }
     }
@@ -213,7 +213,7 @@ impl GptTokenizer {
         }
     }
 
-    /// A number that tells vocabularies apart: 0 for bytes, else of all tokens with their ids.
+    /// A checksum of all tokens and their ids, to compare vocabularies. It is 0 for bytes.
     pub fn fingerprint(&self) -> u32 {
         let Kind::Bpe { tokenizer, .. } = &self.kind else { return 0 };
         let mut tokens: Vec<_> =
@@ -227,13 +227,14 @@ impl GptTokenizer {
         crc.finalize()
     }
 
-    /// Writes what [`open`](Self::open) reads to `tokenizer.json` in a folder, and says where that is; bytes need no file. An [`END_OF_TEXT`] that was added and
-    /// has been [replaced](Self::with_end_of_text) is not among its tokens.
+    /// Writes `tokenizer.json` to a folder, for [`open`](Self::open) to read, and returns its path. Bytes need no file. An
+    /// [`END_OF_TEXT`] that was added and then [replaced](Self::with_end_of_text) is not written.
     pub fn save(&self, folder: &Path) -> Result<Option<PathBuf>, TextError> {
         let Kind::Bpe { tokenizer, .. } = &self.kind else { return Ok(None) };
-        let mut text = tokenizer.to_string(false).map_err(refused)?;
+        let mut text = tokenizer.to_string(false).map_err(TextError::Tokenizer)?;
         if let Some(replaced) = self.replaced() {
-            let mut json: Value = serde_json::from_str(&text).map_err(|error| refused(error.into()))?;
+            let mut json: Value =
+                serde_json::from_str(&text).map_err(|error| TextError::Tokenizer(error.into()))?;
             if let Some(added) = json["added_tokens"].as_array_mut() {
                 added.retain(|token| token["id"] != replaced);
             }
@@ -244,7 +245,7 @@ impl GptTokenizer {
         Ok(Some(path))
     }
 
-    /// The token of an [`END_OF_TEXT`] that was added for nothing, as texts end otherwise.
+    /// The token that was added for [`END_OF_TEXT`], if texts end with another one now.
     fn replaced(&self) -> Option<u32> {
         let Kind::Bpe { end_of_text, added, .. } = &self.kind else { return None };
         added.filter(|added| added != end_of_text)
@@ -260,7 +261,7 @@ impl fmt::Debug for GptTokenizer {
     }
 }
 
-/// As GPT-2 splits: no space is put before a text, and bytes are written as letters.
+/// A tokenizer that splits like GPT-2: it adds no space before a text, and writes bytes as letters.
 fn byte_level(bpe: BPE) -> Tokenizer {
     let level = ByteLevel::new(false, true, true);
     let mut tokenizer = Tokenizer::new(bpe);
@@ -268,16 +269,13 @@ fn byte_level(bpe: BPE) -> Tokenizer {
     tokenizer
 }
 
-fn bad(path: &Path, error: tokenizers::Error) -> TextError {
-    let what = format!("is no tokenizer: {error}; try GPT-2's {VOCABULARY} and {MERGES}, or a {TOKENIZER}");
+fn bad(path: &Path, error: &tokenizers::Error) -> TextError {
+    let what =
+        format!("is not a tokenizer: {error}; try GPT-2's {VOCABULARY} and {MERGES}, or a {TOKENIZER}");
     TextError::BadFile { path: path.to_owned(), what }
 }
 
-fn refused(error: tokenizers::Error) -> TextError {
-    TextError::Pieces { what: error.to_string() }
-}
-
-/// Text of tokens as they come, in whole characters.
+/// Decodes tokens one by one, and returns the text in whole characters.
 ///
 /// ```
 /// use drumline_text::{GptTokenizer, TextStream};
@@ -292,34 +290,35 @@ fn refused(error: tokenizers::Error) -> TextError {
 pub struct TextStream<'a> {
     tokenizer: &'a GptTokenizer,
     tokens: Vec<u32>,
-    /// Bytes of their text that were given.
-    given: usize,
+    /// The bytes of their text that were already returned.
+    num_returned: usize,
 }
 
 impl<'a> TextStream<'a> {
-    /// Before the first token.
+    /// A stream without tokens.
     pub fn new(tokenizer: &'a GptTokenizer) -> Self {
-        Self { tokenizer, tokens: Vec::new(), given: 0 }
+        Self { tokenizer, tokens: Vec::new(), num_returned: 0 }
     }
 
-    /// What is new with this token; nothing in the midst of a character.
+    /// The text that this token adds; empty in the middle of a character.
     pub fn push(&mut self, token: u32) -> Result<String, TextError> {
         self.tokens.push(token);
         let text = self.tokenizer.decode(&self.tokens)?;
         let whole = text.trim_end_matches(char::REPLACEMENT_CHARACTER);
-        let new = whole.get(self.given..).unwrap_or_default().to_owned();
-        self.given = self.given.max(whole.len());
+        let new = whole.get(self.num_returned..).unwrap_or_default().to_owned();
+        self.num_returned = self.num_returned.max(whole.len());
         if text.ends_with('\n') {
-            // Nothing before a line's end changes what comes: long texts need not be decoded again and again.
-            (self.tokens, self.given) = (Vec::new(), 0);
+            // Tokens before the end of a line do not change the text after it, so a long text is not decoded again and again.
+            self.tokens.clear();
+            self.num_returned = 0;
         }
         Ok(new)
     }
 
-    /// What was held back: a character that never came to its end.
+    /// The rest of the text: a last character that is incomplete.
     pub fn finish(self) -> Result<String, TextError> {
         let text = self.tokenizer.decode(&self.tokens)?;
-        Ok(text.get(self.given..).unwrap_or_default().to_owned())
+        Ok(text.get(self.num_returned..).unwrap_or_default().to_owned())
     }
 }
 
@@ -340,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn every_text_comes_back() {
+    fn every_text_is_decoded_without_loss() {
         let (_folder, bpe) = learnt();
         for tokenizer in [GptTokenizer::bytes(), bpe] {
             for text in TEXTS.iter().copied().chain(["", " ", "\n\n\n", "\u{1F3BA}q", "a\r\nb\0"]) {
@@ -356,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_learnt_and_the_end_is_one_token() {
+    fn tokens_are_learnt_and_the_end_is_one_token() {
         let (folder, bpe) = learnt();
         assert_eq!(bpe.vocabulary(), 300);
         assert!(bpe.encode("the lake").unwrap().len() <= 3);
@@ -364,11 +363,11 @@ mod tests {
         assert_eq!((tokens[1], tokens.len()), (bpe.end_of_text(), 3));
         let merges = std::fs::read_to_string(folder.path().join("merges.txt")).unwrap();
         assert!(merges.starts_with("#version") && merges.contains("Ġ"), "{merges}");
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing is left beside them");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "no other files are left");
     }
 
     #[test]
-    fn what_is_saved_is_the_same_and_others_are_told_apart() {
+    fn a_saved_tokenizer_is_the_same_and_another_has_another_fingerprint() {
         let (_folder, bpe) = learnt();
         let other = tempfile::tempdir().unwrap();
         assert_eq!(GptTokenizer::bytes().save(other.path()).unwrap(), None);
@@ -383,23 +382,26 @@ mod tests {
     }
 
     #[test]
-    fn a_tokenizer_that_is_there_is_not_overwritten() {
+    fn an_existing_tokenizer_is_not_overwritten() {
         let (folder, bpe) = learnt();
         let learn = |folder: &Path| GptTokenizer::learn(TEXTS.map(str::to_owned), 310, folder);
-        let said = learn(folder.path()).unwrap_err().to_string();
-        assert!(said.contains("vocab.json\" is there already, and is left as it is; try another"), "{said}");
+        let error = learn(folder.path()).unwrap_err().to_string();
+        assert!(
+            error.contains("vocab.json\" exists already, and was not overwritten; try another"),
+            "{error}"
+        );
         assert_eq!(GptTokenizer::open(folder.path()).unwrap().fingerprint(), bpe.fingerprint());
         for name in [TOKENIZER, VOCABULARY, MERGES] {
             let folder = tempfile::tempdir().unwrap();
             std::fs::write(folder.path().join(name), "{}").unwrap();
-            let said = learn(folder.path()).unwrap_err().to_string();
-            assert!(said.contains(name), "{said}");
+            let error = learn(folder.path()).unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
             assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing was written");
         }
     }
 
     #[test]
-    fn another_end_of_text_takes_the_place_of_one_that_was_added() {
+    fn another_end_of_text_replaces_one_that_was_added() {
         let folder = tempfile::tempdir().unwrap();
         let with_end = |end: &str| {
             std::fs::write(folder.path().join(VOCABULARY), format!(r#"{{"a": 0, "b": 1{end}}}"#)).unwrap();
@@ -422,13 +424,13 @@ mod tests {
     }
 
     #[test]
-    fn bad_files_are_told() {
+    fn errors_name_the_file() {
         let folder = tempfile::tempdir().unwrap();
-        let said = |path: &Path| GptTokenizer::open(path).unwrap_err().to_string();
-        assert!(said(folder.path()).contains("vocab.json\" is not there; try a folder with"));
+        let error = |path: &Path| GptTokenizer::open(path).unwrap_err().to_string();
+        assert!(error(folder.path()).contains("vocab.json\" does not exist; try a folder with"));
         std::fs::write(folder.path().join("tokenizer.json"), "{}").unwrap();
-        assert!(said(folder.path()).contains("is no tokenizer"), "{}", said(folder.path()));
-        assert!(said(Path::new("/nonexistent")).starts_with("cannot read"));
+        assert!(error(folder.path()).contains("is not a tokenizer"), "{}", error(folder.path()));
+        assert!(error(Path::new("/nonexistent")).starts_with("cannot read"));
         let few = GptTokenizer::learn(["a".to_owned()], 100, folder.path()).unwrap_err().to_string();
         assert!(few.contains("try at least 257"), "{few}");
     }

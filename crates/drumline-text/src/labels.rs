@@ -1,4 +1,4 @@
-//! Names of classes or tags, and their numbers.
+//! The names of classes or tags, and their ids.
 
 use crate::TextError;
 use crate::beside::write_whole;
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
-/// Labels and their ids, from 0, in the order of their letters: the same on all ranks that saw the same labels.
+/// Labels and their ids, from 0, in alphabetical order. All ranks that saw the same labels have the same ids.
 ///
 /// ```
 /// use drumline_text::Labels;
@@ -23,13 +23,13 @@ pub struct Labels {
 }
 
 impl Labels {
-    /// The labels of a data set, each as often as it comes.
+    /// The labels of a data set. Repeated labels count once.
     pub fn of<L: Into<String>>(labels: impl IntoIterator<Item = L>) -> Self {
         let names: BTreeSet<String> = labels.into_iter().map(Into::into).collect();
         Self::from(Vec::from_iter(names))
     }
 
-    /// How many differ.
+    /// The number of labels.
     pub fn len(&self) -> usize {
         self.names.len()
     }
@@ -39,38 +39,38 @@ impl Labels {
         self.names.is_empty()
     }
 
-    /// The number of a label.
+    /// The id of a label.
     pub fn id(&self, name: &str) -> Option<u32> {
         self.ids.get(name).copied()
     }
 
-    /// All, in the order of their numbers.
+    /// All labels, in the order of their ids.
     pub fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// Read a file that [`write`](Self::write) has made: a JSON list.
+    /// Reads a file that [`write`](Self::write) has written: a JSON list.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, TextError> {
         let path = path.as_ref();
         let bytes =
             std::fs::read(path).map_err(|source| TextError::ReadFile { path: path.to_owned(), source })?;
         let bad = |what| TextError::BadFile { path: path.to_owned(), what };
         let labels: Self = serde_json::from_slice(&bytes)
-            .map_err(|error| bad(format!("is no list of labels: {error}; expected [\"name\", …]")))?;
-        match labels.ids.len() == labels.names.len() {
-            true => Ok(labels),
-            false => Err(bad("lists a label twice; try to build it again".to_owned())),
+            .map_err(|error| bad(format!("is not a list of labels: {error}; expected [\"name\", …]")))?;
+        if labels.ids.len() != labels.names.len() {
+            return Err(bad("lists a label twice; try building it again".to_owned()));
         }
+        Ok(labels)
     }
 
-    /// Write it, whole or not at all.
+    /// Writes the labels atomically, as a JSON list.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<(), TextError> {
         let mut text = serde_json::json!(self.names).to_string();
         text.push('\n');
         write_whole(path.as_ref(), text.as_bytes())
     }
 
-    /// The label of a number.
+    /// The label of an id.
     pub fn name(&self, id: u32) -> Option<&str> {
         self.names.get(id as usize).map(String::as_str)
     }
@@ -94,16 +94,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_bring_back_what_was_written() {
+    fn a_file_is_read_as_it_was_written() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("labels.json");
         let labels = Labels::of(["O", "B-\"x\"", "两"]);
         labels.write(&path).unwrap();
         assert_eq!(Labels::read(&path).unwrap(), labels);
-        for (text, told) in [("[\"a\", \"a\"]", "lists a label twice"), ("{}", "is no list of labels")] {
+        for (text, expected) in [("[\"a\", \"a\"]", "lists a label twice"), ("{}", "is not a list of labels")]
+        {
             std::fs::write(&path, text).unwrap();
             let error = Labels::read(&path).unwrap_err().to_string();
-            assert!(error.contains(told) && error.contains("labels.json"), "{error}");
+            assert!(error.contains(expected) && error.contains("labels.json"), "{error}");
         }
     }
 }

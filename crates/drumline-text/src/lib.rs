@@ -7,14 +7,15 @@
 //!   tokens: words or pieces ◀─ codec ─▶ vocab: ids       table: CSV, TSV, JSON lines, CoNLL ─▶ examples, labels
 //!                                │
 //!          ids of a model ─▶ text ─▶ bleu: counts that add up over sentences and ranks ─▶ score
-//!   synth, synth_text: tasks made by rule, in such files: translation; classification and tagging
 //!
-//!   text ─▶ gpt_tokenizer: bytes or BPE ─▶ token_file ─▶ a model that continues text ─▶ sampling ─▶ TextStream      synth_story: a text
+//!   text ─▶ gpt_tokenizer: bytes or BPE ─▶ token_file ─▶ a causal language model ─▶ sampling ─▶ TextStream
+//!
+//!   synth (translation), synth_text (classification, tagging), synth_story (language modelling): synthetic data in such files
 //! ```
-//! Whatever is wrong with a file is said with its name and line ([`TextError`]).
+//! Errors name the file and the line ([`TextError`]).
 #![forbid(unsafe_code)]
 
-/// The guide's examples compile, too.
+/// Compiles the examples of the guide.
 #[cfg(doctest)]
 mod guides {
     #[doc = include_str!("../../../docs/text.md")]
@@ -45,7 +46,7 @@ mod vocab;
 pub use codec::Codec;
 pub use corpus::{CorpusOptions, LeftOut, ParallelCorpus, Side};
 pub use detokens::detokenized;
-pub use error::TextError;
+pub use error::{SamplingError, TextError};
 pub use gpt_tokenizer::{END_OF_TEXT, GptTokenizer, TextStream};
 pub use labels::Labels;
 pub use lines::LineFile;
@@ -55,3 +56,8 @@ pub use sampling::{SamplingOptions, TokenSampler};
 pub use token_file::{TokenHeader, for_each_text, write_tokens};
 pub use tokens::Tokens;
 pub use vocab::{Vocabulary, VocabularyOptions, WordCounts};
+
+// Compiles and runs the README's example.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,11 +1,11 @@
-//! A text file by lines, without the file in memory.
+//! The lines of a text file, in any order, without the file in memory.
 //!
 //! ```text
-//!   one pass, once:   line 0 … line 7 │ line 8 … line 15 │ …      where each block of lines starts: 1 byte a line
-//!   line(11):         read_at(block 1), then the fourth line of it
+//!   one pass to open:   line 0 … line 7 │ line 8 … line 15 │ …      remembers where each block starts: 1 byte per line
+//!   line(11):           read_at(block 1), then its fourth line
 //! ```
-//! A line ends at `\n` or `\r\n`, the last one also at the end of the file. The pass checks that all of it is UTF-8. A byte order mark
-//! at the beginning, as some editors leave it, is no part of the first line.
+//! A line ends with `\n` or `\r\n`; the last one may also end with the file. Opening checks that the whole file is UTF-8. A byte
+//! order mark at the beginning, which some editors write, is not part of the first line.
 
 use crate::TextError;
 use std::fs::File;
@@ -13,7 +13,7 @@ use std::io::{BufRead, BufReader, ErrorKind};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// Lines to a block. A block is read at once, so more would save memory and cost time.
+/// Lines per block. A block is read at once, so larger blocks would save memory and cost time.
 const BLOCK: u64 = 8;
 
 const BUFFER: usize = 1 << 18;
@@ -33,56 +33,57 @@ const BUFFER: usize = 1 << 18;
 pub struct LineFile {
     path: PathBuf,
     file: File,
-    /// Of each block, and behind them the end of the file.
+    /// The start of each block, and at the end the length of the file.
     starts: Vec<u64>,
     len: u64,
 }
 
 impl LineFile {
-    /// Read the file once, to learn where its lines are.
+    /// Reads the file once, to find where its lines are.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, TextError> {
         Self::open_with(path.as_ref(), |_| Ok(()))
     }
 
-    /// The same, and show each line to `see` on the way.
+    /// Like [`open`](Self::open), but also calls `visit` with each line.
     pub fn open_with(
         path: &Path,
-        mut see: impl FnMut(&str) -> Result<(), TextError>,
+        mut visit: impl FnMut(&str) -> Result<(), TextError>,
     ) -> Result<Self, TextError> {
         let failed = |source| TextError::ReadFile { path: path.to_owned(), source };
         let file = File::open(path).map_err(failed)?;
         if file.metadata().map_err(failed)?.is_dir() {
             return Err(failed(ErrorKind::IsADirectory.into()));
         }
-        let (mut starts, mut len) = (Vec::new(), 0);
+        let mut starts = Vec::new();
+        let mut len = 0;
         let end = scan(&file, path, |number, start, line| {
             if (number - 1).is_multiple_of(BLOCK) {
                 starts.push(start);
             }
             len = number;
-            see(line)
+            visit(line)
         })?;
         starts.push(end);
         starts.shrink_to_fit();
         Ok(Self { path: path.to_owned(), file, starts, len })
     }
 
-    /// How many lines there are.
+    /// The number of lines.
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether there is not even an empty line.
+    /// Whether there are no lines, not even an empty one.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The file.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its length when it was opened.
+    /// The length of the file when it was opened.
     pub(crate) fn num_bytes(&self) -> u64 {
         self.starts.last().copied().unwrap_or(0)
     }
@@ -100,8 +101,8 @@ impl LineFile {
     }
 
     fn block(&self, block: usize) -> Result<Vec<u8>, TextError> {
-        let (start, end) = (self.starts[block], self.starts[block + 1]);
-        let mut bytes = vec![0; (end - start) as usize];
+        let start = self.starts[block];
+        let mut bytes = vec![0; (self.starts[block + 1] - start) as usize];
         match self.file.read_exact_at(&mut bytes, start) {
             Ok(()) => Ok(bytes),
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
@@ -112,24 +113,25 @@ impl LineFile {
     }
 }
 
-/// Show each line of a file with its number, from 1.
+/// Calls `visit` with each line of a file and its number, from 1.
 pub(crate) fn for_each_line(
     path: &Path,
-    mut see: impl FnMut(u64, &str) -> Result<(), TextError>,
+    mut visit: impl FnMut(u64, &str) -> Result<(), TextError>,
 ) -> Result<(), TextError> {
     let failed = |source| TextError::ReadFile { path: path.to_owned(), source };
     let file = File::open(path).map_err(failed)?;
-    scan(&file, path, |number, _, line| see(number, line)).map(drop)
+    scan(&file, path, |number, _, line| visit(number, line)).map(drop)
 }
 
-/// Show each line with its number from 1 and where it starts. Answers where the last one ends.
+/// Calls `visit` with each line's number, from 1, its start in bytes, and its text. Returns where the last line ends.
 fn scan(
     file: &File,
     path: &Path,
-    mut see: impl FnMut(u64, u64, &str) -> Result<(), TextError>,
+    mut visit: impl FnMut(u64, u64, &str) -> Result<(), TextError>,
 ) -> Result<u64, TextError> {
     let mut reader = BufReader::with_capacity(BUFFER, file);
-    let (mut bytes, mut start) = (Vec::new(), 0);
+    let mut bytes = Vec::new();
+    let mut start = 0;
     for number in 1.. {
         bytes.clear();
         let read = reader.read_until(b'\n', &mut bytes);
@@ -142,7 +144,7 @@ fn scan(
             line: number,
             at: error.valid_up_to() + 1,
         })?;
-        see(number, start, without_mark(number - 1, line))?;
+        visit(number, start, without_mark(number - 1, line))?;
         start += read as u64;
     }
     Ok(start)
@@ -174,10 +176,10 @@ mod tests {
         fn each_line_is_found(lines in prop::collection::vec("[a-zé\u{2028} ]{0,9}", 0..40), ended in any::<bool>()) {
             let mut text = lines.join("\n");
             let mut expected = lines.clone();
-            match ended {
-                true if !lines.is_empty() => text.push('\n'),
-                _ if lines.last().is_some_and(String::is_empty) => drop(expected.pop()),
-                _ => {}
+            if ended && !lines.is_empty() {
+                text.push('\n');
+            } else if lines.last().is_some_and(String::is_empty) {
+                expected.pop();
             }
             let (_folder, path) = file_of(text.as_bytes());
             let file = LineFile::open(&path).unwrap();
@@ -188,17 +190,17 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_are_named_by_line() {
+    fn an_error_names_the_line_that_is_not_utf8() {
         let (_folder, path) = file_of(b"one\ntwo\nth\xffree\n");
         let error = LineFile::open(&path).unwrap_err().to_string();
-        assert!(error.contains("line 3 of") && error.contains("from byte 3"), "{error}");
+        assert!(error.contains("line 3 of") && error.contains("at byte 3"), "{error}");
         let (_folder, path) = file_of(b"one\r\ntwo\r");
         let file = LineFile::open(&path).unwrap();
         assert_eq!((file.line(0).unwrap().as_str(), file.line(1).unwrap().as_str()), ("one", "two"));
     }
 
     #[test]
-    fn a_byte_order_mark_is_no_part_of_the_first_line() {
+    fn a_byte_order_mark_is_not_part_of_the_first_line() {
         let (_folder, path) = file_of("\u{feff}one\n\u{feff}two\n".as_bytes());
         let mut seen = Vec::new();
         let file = LineFile::open_with(&path, |line| {
@@ -211,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_cut_meanwhile_is_an_error() {
+    fn a_file_that_was_truncated_after_opening_is_an_error() {
         let (_folder, path) = file_of("a line\n".repeat(20).as_bytes());
         let file = LineFile::open(&path).unwrap();
         std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(100).unwrap();
@@ -220,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_a_folder_nor_nothing_is_a_file() {
+    fn a_folder_and_a_missing_file_cannot_be_opened() {
         let folder = tempfile::tempdir().unwrap();
         for path in [folder.path(), &folder.path().join("absent")] {
             assert!(LineFile::open(path).unwrap_err().to_string().starts_with("cannot read"));

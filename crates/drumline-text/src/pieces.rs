@@ -1,12 +1,12 @@
-//! Pieces of words (byte-pair encoding), by the `tokenizers` crate of Hugging Face.
+//! Subwords, called pieces here (byte-pair encoding, BPE), by the `tokenizers` crate of Hugging Face.
 //!
-//! It was chosen because people have its files (`tokenizer.json`), because it is kept up by many, and because its merging also does
-//! what subword-nmt's does, whose codes NJUNMT's users have. Built without a C library and without network.
+//! That crate was chosen because people have its files (`tokenizer.json`), because it is well maintained, and because its BPE
+//! also does what subword-nmt does, whose codes NJUNMT's users have. It is built without a C library and without network.
 //!
 //! ```text
-//!   tokenizer.json   "lower house" ─▶ "Ġlow" "er" "Ġhouse"   or whatever its parts say; its own decoder puts them together
-//!   subword-nmt      "lower house" ─▶ "low@@" "er" "house"   codes: which two pieces join, the most frequent first
-//!   split already    "low@@ er house" ─▶ the same            at white space; put together as subword-nmt's
+//!   tokenizer.json   "lower house" ─▶ "Ġlow" "er" "Ġhouse"   as the file says; its own decoder joins them
+//!   subword-nmt      "lower house" ─▶ "low@@" "er" "house"   codes: which two pieces are merged, the most frequent first
+//!   already split    "low@@ er house" ─▶ the same            at white space; joined like subword-nmt's
 //! ```
 
 use crate::lines::for_each_line;
@@ -18,16 +18,16 @@ use std::sync::Arc;
 use tokenizers::models::bpe::BPE;
 use tokenizers::{Decoder, Model, Tokenizer};
 
-/// Ends a piece that is not the last of its word.
+/// The end of a piece that is not the last of its word.
 const CONTINUED: &str = "@@";
 
-/// Ends a word in the codes.
+/// The end of a word in the codes.
 const END_OF_WORD: &str = "</w>";
 
-/// Stands for characters that no code has; no word is a space, so it is in nobody's way.
+/// Stands for characters that are in no code. It is a space, so it cannot be equal to a word.
 const UNKNOWN: &str = " ";
 
-/// A way to split words into pieces. A clone shares what was read.
+/// A way to split words into pieces. Clones share the data.
 ///
 /// ```
 /// # let folder = tempfile::tempdir()?;
@@ -51,12 +51,12 @@ enum Kind {
 }
 
 impl Pieces {
-    /// The text comes with its pieces split by spaces, as subword-nmt writes them.
+    /// For text whose pieces are already separated by spaces, as subword-nmt writes them.
     pub fn split_already() -> Self {
         Self { kind: Kind::SplitAlready }
     }
 
-    /// Read the codes of `subword-nmt learn-bpe`.
+    /// Reads the codes of `subword-nmt learn-bpe`.
     pub fn read_codes(path: impl AsRef<Path>) -> Result<Self, TextError> {
         let path = path.as_ref();
         let merges = read_merges(path)?;
@@ -75,21 +75,21 @@ impl Pieces {
         Ok(Self { kind: Kind::Codes(Arc::new(bpe)) })
     }
 
-    /// Read a `tokenizer.json`. What it says of padding and of cutting is not followed: batches and corpora see to that.
+    /// Reads a `tokenizer.json`. Its settings for padding and truncation are ignored, since batches and corpora do both.
     pub fn read_tokenizer(path: impl AsRef<Path>) -> Result<Self, TextError> {
         let path = path.as_ref();
         let bytes =
             std::fs::read(path).map_err(|source| TextError::ReadFile { path: path.to_owned(), source })?;
         let bad = |error| TextError::BadFile {
             path: path.to_owned(),
-            what: format!("is no tokenizer: {error}; try a tokenizer.json as Tokenizer.save() writes it"),
+            what: format!("is not a tokenizer: {error}; try a tokenizer.json as Tokenizer.save() writes it"),
         };
         let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(bad)?;
         tokenizer.with_padding(None).with_truncation(None).map_err(bad)?;
         Ok(Self { kind: Kind::File(Arc::new(tokenizer)) })
     }
 
-    /// The pieces that a `tokenizer.json` lists, in its order; `None` where no file lists them.
+    /// The pieces of a `tokenizer.json`, in its order; `None` for the other kinds, which have no list.
     pub fn vocabulary(&self) -> Option<Vocabulary> {
         let Kind::File(tokenizer) = &self.kind else { return None };
         let mut pieces: Vec<_> =
@@ -104,51 +104,45 @@ impl Pieces {
             Kind::SplitAlready => Ok(text.split_whitespace().map(str::to_owned).collect()),
             Kind::Codes(bpe) => split_by_codes(bpe, text),
             Kind::File(tokenizer) => {
-                let encoding = tokenizer.encode(text, false).map_err(refused)?;
+                let encoding = tokenizer.encode(text, false).map_err(TextError::Tokenizer)?;
                 Ok(encoding.get_tokens().to_vec())
             }
         }
     }
 
-    /// The text of pieces.
+    /// Joins pieces to a text.
     pub fn join(&self, pieces: &[&str]) -> Result<String, TextError> {
         let Kind::File(tokenizer) = &self.kind else { return Ok(join_continued(pieces)) };
-        match tokenizer.get_decoder() {
-            Some(decoder) => {
-                decoder.decode(pieces.iter().map(|piece| (*piece).to_owned()).collect()).map_err(refused)
-            }
-            None => Ok(pieces.join(" ")),
-        }
+        let Some(decoder) = tokenizer.get_decoder() else { return Ok(pieces.join(" ")) };
+        let pieces = pieces.iter().map(|piece| (*piece).to_owned()).collect();
+        decoder.decode(pieces).map_err(TextError::Tokenizer)
     }
 }
 
 impl fmt::Debug for Pieces {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.kind {
-            Kind::SplitAlready => "Pieces(split already)",
+            Kind::SplitAlready => "Pieces(already split)",
             Kind::Codes(_) => "Pieces(codes)",
             Kind::File(_) => "Pieces(tokenizer.json)",
         })
     }
 }
 
-fn refused(error: tokenizers::Error) -> TextError {
-    TextError::Pieces { what: error.to_string() }
-}
-
-/// The pairs of pieces that join, the first ones first.
+/// The pairs of pieces that are merged, in the order of merging.
 fn read_merges(path: &Path) -> Result<Vec<(String, String)>, TextError> {
-    let (mut merges, mut seen) = (Vec::new(), HashSet::new());
+    let mut merges = Vec::new();
+    let mut seen = HashSet::new();
     for_each_line(path, |line, text| {
         let bad = |what: &str| Err(TextError::BadLine { path: path.to_owned(), line, what: what.to_owned() });
         if line == 1 {
             return match text.strip_prefix("#version:").map(str::trim) {
                 Some("0.2") => Ok(()),
-                _ => bad("is not `#version: 0.2`; try codes that subword-nmt 0.2 or later has learnt"),
+                _ => bad("is not `#version: 0.2`; try codes learnt by subword-nmt 0.2 or later"),
             };
         }
         let [left, right] = text.split_whitespace().collect::<Vec<_>>()[..] else {
-            return bad("does not have two pieces; try to learn the codes again");
+            return bad("does not have two pieces; try learning the codes again");
         };
         let pair = (left.to_owned(), right.to_owned());
         if seen.insert(pair.clone()) {
@@ -162,7 +156,7 @@ fn read_merges(path: &Path) -> Result<Vec<(String, String)>, TextError> {
 fn split_by_codes(bpe: &BPE, text: &str) -> Result<Vec<String>, TextError> {
     let mut pieces = Vec::new();
     for word in text.split_whitespace() {
-        for token in bpe.tokenize(word).map_err(refused)? {
+        for token in bpe.tokenize(word).map_err(TextError::Tokenizer)? {
             let (start, end) = token.offsets;
             let piece = &word[start..end];
             pieces.push(if end < word.len() { format!("{piece}{CONTINUED}") } else { piece.to_owned() });
@@ -175,7 +169,7 @@ fn join_continued(pieces: &[&str]) -> String {
     let mut text = String::new();
     for (place, piece) in pieces.iter().enumerate() {
         match piece.strip_suffix(CONTINUED) {
-            Some(begun) => text.push_str(begun),
+            Some(start) => text.push_str(start),
             None if place + 1 == pieces.len() => text.push_str(piece),
             None => {
                 text.push_str(piece);
@@ -221,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn joining_undoes_the_marks_only() {
+    fn joining_removes_only_the_marks() {
         for (pieces, expected) in [
             (&["lo@@", "w@@", "er", "house"][..], "lower house"),
             (&["cut@@"], "cut"),
@@ -242,14 +236,14 @@ mod tests {
         let (_folder, path) = written(json);
         let pieces = Pieces::read_tokenizer(&path).unwrap();
         let split = pieces.split("low ow").unwrap();
-        assert_eq!(split, ["▁lo", "w", "▁", "o", "w"], "not cut to two");
+        assert_eq!(split, ["▁lo", "w", "▁", "o", "w"], "not truncated to two");
         assert_eq!(pieces.join(&["▁lo", "w", "▁", "o", "w"]).unwrap(), "low ow");
         assert_eq!(pieces.vocabulary().unwrap().id("▁lo"), 9);
         assert!(Pieces::split_already().vocabulary().is_none());
     }
 
     #[test]
-    fn bad_files_are_told() {
+    fn errors_name_the_file_and_line() {
         for (text, expected) in [
             ("l o\n", "line 1 of"),
             ("#version: 0.2\na b\nonly\n", "line 3 of"),
@@ -258,7 +252,7 @@ mod tests {
             let (_folder, path) = written(text);
             let error = Pieces::read_codes(&path).unwrap_err().to_string();
             assert!(error.contains(expected) && error.contains("codes.bpe"), "{error}");
-            assert!(Pieces::read_tokenizer(&path).unwrap_err().to_string().contains("is no tokenizer"));
+            assert!(Pieces::read_tokenizer(&path).unwrap_err().to_string().contains("is not a tokenizer"));
         }
         assert!(Pieces::read_codes("/nonexistent").unwrap_err().to_string().starts_with("cannot read"));
     }

@@ -1,26 +1,28 @@
 //! The batches of an epoch, the same on all ranks.
 //!
 //! ```text
-//!   samples 0 … n-1 ─ shuffle ─▶ one order ─ buffers of 5000 ─▶ each by length, give or take a token ─▶ cut into batches
+//!   samples 0 … n-1 ─ shuffle ─▶ one order ─ buffers of 5000 ─▶ each sorted by length, with noise ─▶ cut into batches
 //! ```
-//! A *buffer* is a run of samples within which those of like length are brought together (`bucket`), so that little is padded;
-//! batches that follow each other are of like length, and so ranks that take every n-th one have like work. As NJUNMT does, a
-//! length is that of the longer side, and moves at random by less than a token, so that batches differ from epoch to epoch.
-//! Unlike NJUNMT, the shuffle is over the whole corpus rather than a buffer, and a batch by tokens never exceeds its limit.
+//! A *buffer* is a run of consecutive samples. Within a buffer, samples are sorted by length (`bucket`), so that batches need
+//! little padding. Consecutive batches then have similar lengths, so ranks that take every n-th batch have similar work.
+//!
+//! As in NJUNMT, the length of a pair is that of its longer side, plus random noise of less than one token, so that batches
+//! differ from epoch to epoch. Unlike in NJUNMT, the shuffle is over the whole corpus and not over a buffer, and a batch by
+//! tokens never exceeds its limit.
 
 use crate::random::Random;
 
 /// What the size of a batch counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BatchBy {
-    /// So many samples, fewer only in the last batch.
+    /// This many samples; only the last batch may have fewer.
     Samples(usize),
-    /// At most so many tokens, padding included: the longest side of the batch times its samples. A sample that is longer
-    /// is a batch alone.
+    /// At most this many tokens, padding included: the longest side in the batch times its number of samples. A sample that
+    /// is longer than the limit is a batch of its own.
     Tokens(usize),
 }
 
-/// How an epoch's samples are put into batches. Sizes of 0 count as 1.
+/// How the samples of an epoch are put into batches. A size of 0 counts as 1.
 ///
 /// ```
 /// use drumline_text::{BatchBy, BatchPlan};
@@ -36,23 +38,23 @@ pub enum BatchBy {
 pub struct BatchPlan {
     /// The size of a batch.
     pub by: BatchBy,
-    /// Bring samples of like length together.
+    /// Sort samples by length, so that a batch has samples of similar length.
     pub bucket: bool,
-    /// Samples among which `bucket` does; `usize::MAX`: all.
+    /// The number of consecutive samples that `bucket` sorts; `usize::MAX` sorts all.
     pub buffer: usize,
-    /// Take the samples in another order each epoch.
+    /// Put the samples into another order each epoch.
     pub shuffle: bool,
-    /// Decides all that is random.
+    /// The seed of the shuffle and of the noise.
     pub seed: u64,
 }
 
 impl BatchPlan {
-    /// NJUNMT's defaults: buckets within 5000, no shuffle, seed 1234.
+    /// NJUNMT's defaults: buckets within buffers of 5000, no shuffle, seed 1234.
     pub fn new(by: BatchBy) -> Self {
         Self { by, bucket: true, buffer: 5000, shuffle: false, seed: 1234 }
     }
 
-    /// The batches of an epoch, each sample in one of them. They follow from the plan, the lengths and the epoch alone.
+    /// The batches of an epoch. Each sample is in exactly one. They depend only on the plan, the lengths and the epoch.
     pub fn batches(&self, lengths: &[(u32, u32)], epoch: u64) -> Vec<Vec<usize>> {
         let mut random = Random::new(self.seed, epoch);
         let mut order: Vec<usize> = (0..lengths.len()).collect();
@@ -84,7 +86,9 @@ fn sort_by_noisy_length(buffer: &mut [usize], lengths: &[(u32, u32)], random: &m
 }
 
 fn cut_by_tokens(order: &[usize], lengths: &[(u32, u32)], tokens: u64) -> Vec<Vec<usize>> {
-    let (mut batches, mut batch, mut widest) = (Vec::new(), Vec::new(), 0);
+    let mut batches = Vec::new();
+    let mut batch = Vec::new();
+    let mut widest = 0;
     for sample in order {
         let width = longer_side(lengths, *sample).max(widest);
         if !batch.is_empty() && width * (batch.len() as u64 + 1) > tokens {
@@ -159,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn without_shuffle_and_bucket_the_order_is_the_files() {
+    fn without_shuffle_and_bucket_samples_keep_the_order_of_the_files() {
         let plan = BatchPlan { bucket: false, ..BatchPlan::new(BatchBy::Samples(4)) };
         let lengths: Vec<_> = (0..10).map(|i| (10 - i, 1)).collect();
         assert_eq!(plan.batches(&lengths, 5).concat(), (0..10).collect::<Vec<_>>());

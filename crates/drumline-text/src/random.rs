@@ -1,24 +1,24 @@
-//! Random numbers that follow from a seed on every machine: the 64-bit Mersenne Twister, and what is drawn from it.
+//! Random numbers that depend only on the seed, on every machine: the 64-bit Mersenne Twister, and distributions over it.
 
 use rand_mt::Mt64;
 
-/// A generator of its own; no generator of the process is touched.
+/// A generator that is independent of all others in the process.
 pub(crate) struct Random {
     twister: Mt64,
 }
 
 impl Random {
-    /// A seed has as many streams as one likes.
+    /// The generator of a seed and a stream. Each stream of a seed has its own numbers.
     pub(crate) fn new(seed: u64, stream: u64) -> Self {
         Self { twister: Mt64::new_with_key([seed, stream]) }
     }
 
-    /// One of the numbers from 0 to `bound` - 1, all equally likely but for less than `bound` / 2^64.
+    /// A number from 0 to `bound` - 1. All are equally likely, up to a bias below `bound` / 2^64.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.twister.next_u64()) * bound as u128) >> 64) as usize
     }
 
-    /// From 0 up to but not 1.
+    /// A number in [0, 1).
     pub(crate) fn uniform(&mut self) -> f64 {
         (self.twister.next_u64() >> 11) as f64 * f64::exp2(-53.0)
     }
@@ -28,12 +28,12 @@ impl Random {
         self.uniform() < probability
     }
 
-    /// One of several.
+    /// A random element.
     pub(crate) fn choose<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.below(from.len())]
     }
 
-    /// All orders equally likely.
+    /// Puts the list into a random order; all orders are equally likely.
     pub(crate) fn shuffle<T>(&mut self, list: &mut [T]) {
         for place in (1..list.len()).rev() {
             list.swap(place, self.below(place + 1));
@@ -47,7 +47,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn seed_and_stream_decide() {
+    fn numbers_depend_on_seed_and_stream() {
         let draws: HashSet<_> = (0..100).map(|i| Random::new(i / 10, i % 10).below(1 << 40)).collect();
         assert_eq!(draws.len(), 100);
         assert!(draws.contains(&Random::new(3, 4).below(1 << 40)));

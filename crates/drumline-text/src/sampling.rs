@@ -1,22 +1,22 @@
-//! Which token comes next: the likeliest, or one drawn from a model's logits.
+//! Sampling: chooses the next token from a model's logits.
 //!
 //! ```text
-//!   logits ─▶ the `top_k` greatest ─▶ ÷ temperature, softmax ─▶ the likeliest that make up `top_p` together ─▶ draw
+//!   logits ─▶ the `top_k` highest ─▶ ÷ temperature, softmax ─▶ the likeliest with a total probability of `top_p` ─▶ sample
 //! ```
 
-use crate::TextError;
 use crate::random::Random;
+use crate::{SamplingError, TextError};
 
-/// How tokens are drawn; the default is plain drawing.
+/// How tokens are sampled. The default samples from the softmax of all logits.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplingOptions {
-    /// Above 1 the unlikely gets likelier, below 1 less likely; 0 always takes the likeliest.
+    /// Above 1 unlikely tokens become likelier, below 1 less likely. 0 always takes the likeliest (greedy).
     pub temperature: f64,
-    /// Only so many of the likeliest tokens are drawn from.
+    /// Samples only from this many of the likeliest tokens.
     pub top_k: Option<usize>,
-    /// Only the likeliest that have this probability together.
+    /// Samples only from the likeliest tokens that have this probability together.
     pub top_p: Option<f64>,
-    /// Decides what is drawn.
+    /// The seed of the sampling.
     pub seed: u64,
 }
 
@@ -27,23 +27,22 @@ impl Default for SamplingOptions {
 }
 
 impl SamplingOptions {
-    fn check(&self) -> Result<(), TextError> {
+    fn check(&self) -> Result<(), SamplingError> {
         let Self { temperature, top_k, top_p, .. } = *self;
-        let unfit = |what: String| Err(TextError::Sampling { what });
         if !(temperature.is_finite() && temperature >= 0.0) {
-            return unfit(format!("the temperature is {temperature}; try 0 or more"));
+            return Err(SamplingError::Temperature(temperature));
         }
         if top_k == Some(0) {
-            return unfit("top-k is 0; try 1 or more".into());
+            return Err(SamplingError::TopK);
         }
         match top_p {
-            Some(p) if !(p > 0.0 && p <= 1.0) => unfit(format!("top-p is {p}; try more than 0, up to 1")),
+            Some(p) if !(p > 0.0 && p <= 1.0) => Err(SamplingError::TopP(p)),
             _ => Ok(()),
         }
     }
 }
 
-/// Draws token after token.
+/// Samples one token after another.
 ///
 /// ```
 /// use drumline_text::{SamplingOptions, TokenSampler};
@@ -58,64 +57,65 @@ pub struct TokenSampler {
 }
 
 impl TokenSampler {
-    /// Options that make no sense are refused.
+    /// A sampler with these options. Options that are out of range are an error.
     pub fn new(options: SamplingOptions) -> Result<Self, TextError> {
         options.check()?;
         Ok(Self { options, random: Random::new(options.seed, 0) })
     }
 
-    /// The place of the token that comes next.
+    /// The next token: an index into `logits`.
     ///
     /// # Panics
     ///
-    /// Without logits.
+    /// If `logits` is empty.
     pub fn pick(&mut self, logits: &[f32]) -> usize {
         let SamplingOptions { temperature, top_k, top_p, .. } = self.options;
-        let mut places: Vec<usize> = (0..logits.len()).collect();
-        // Of equals the first, so that what is drawn does not depend on the sorting.
+        let mut tokens: Vec<usize> = (0..logits.len()).collect();
+        // Equal logits are ordered by token, so that the result does not depend on the sorting algorithm.
         let likelier = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
         let kept = if temperature == 0.0 { 1 } else { top_k.unwrap_or(usize::MAX).min(logits.len()) };
         if kept < logits.len() {
-            places.select_nth_unstable_by(kept - 1, likelier);
-            places.truncate(kept);
+            tokens.select_nth_unstable_by(kept - 1, likelier);
+            tokens.truncate(kept);
         }
-        places.sort_unstable_by(likelier);
+        tokens.sort_unstable_by(likelier);
         if kept == 1 {
-            return places[0];
+            return tokens[0];
         }
-        let greatest = f64::from(logits[places[0]]);
+        let highest = f64::from(logits[tokens[0]]);
         let weights: Vec<f64> =
-            places.iter().map(|place| ((f64::from(logits[*place]) - greatest) / temperature).exp()).collect();
+            tokens.iter().map(|token| ((f64::from(logits[*token]) - highest) / temperature).exp()).collect();
         let kept = nucleus(&weights, top_p.unwrap_or(1.0));
         let mut left = self.random.uniform() * weights[..kept].iter().sum::<f64>();
-        for (place, weight) in places.iter().zip(&weights[..kept]) {
+        for (token, weight) in tokens.iter().zip(&weights[..kept]) {
             left -= weight;
             if left < 0.0 {
-                return *place;
+                return *token;
             }
         }
-        places[kept - 1]
+        tokens[kept - 1]
     }
 }
 
-/// How many of the weights, which fall, make up this part of all.
-fn nucleus(weights: &[f64], part: f64) -> usize {
-    let enough = part * weights.iter().sum::<f64>();
+/// The number of weights, taken from the front, whose sum is at least this fraction of the total. The weights are in descending
+/// order.
+fn nucleus(weights: &[f64], fraction: f64) -> usize {
+    let enough = fraction * weights.iter().sum::<f64>();
     let mut sum = 0.0;
-    let before = weights.iter().take_while(|weight| {
-        let goes_on = sum < enough;
+    let needed = weights.iter().take_while(|weight| {
+        let is_needed = sum < enough;
         sum += **weight;
-        goes_on
+        is_needed
     });
-    before.count().max(1)
+    needed.count().max(1)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// How often each place is drawn, in a thousand.
-    fn drawn(options: SamplingOptions, logits: &[f32]) -> Vec<usize> {
+    /// How often each token is sampled, in a thousand samples.
+    fn sampled(options: SamplingOptions, logits: &[f32]) -> Vec<usize> {
         let mut sampler = TokenSampler::new(options).unwrap();
         let mut counts = vec![0; logits.len()];
         (0..1000).for_each(|_| counts[sampler.pick(logits)] += 1);
@@ -123,30 +123,33 @@ mod tests {
     }
 
     #[test]
-    fn tokens_come_as_often_as_they_should() {
+    fn tokens_are_sampled_with_their_probabilities() {
         let logits = [0.1f64, 0.4, 0.2, 0.3].map(|p| p.ln() as f32);
         let plain = SamplingOptions::default();
         let near = |counts: &[usize], expected: &[f64]| {
             let is_near = |(count, p): (&usize, &f64)| (*count as f64 / 1000.0 - p).abs() < 0.05;
             assert!(counts.iter().zip(expected).all(is_near), "{counts:?}");
         };
-        near(&drawn(plain, &logits), &[0.1, 0.4, 0.2, 0.3]);
-        near(&drawn(SamplingOptions { top_k: Some(2), ..plain }, &logits), &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
+        near(&sampled(plain, &logits), &[0.1, 0.4, 0.2, 0.3]);
+        near(
+            &sampled(SamplingOptions { top_k: Some(2), ..plain }, &logits),
+            &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0],
+        );
         let most = SamplingOptions { top_p: Some(0.65), ..plain };
-        near(&drawn(most, &logits), &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
-        near(&drawn(SamplingOptions { top_p: Some(0.1), ..plain }, &logits), &[0.0, 1.0, 0.0, 0.0]);
+        near(&sampled(most, &logits), &[0.0, 4.0 / 7.0, 0.0, 3.0 / 7.0]);
+        near(&sampled(SamplingOptions { top_p: Some(0.1), ..plain }, &logits), &[0.0, 1.0, 0.0, 0.0]);
         let squares: Vec<f64> = [0.01, 0.16, 0.04, 0.09].iter().map(|p| p / 0.3).collect();
-        near(&drawn(SamplingOptions { temperature: 0.5, ..plain }, &logits), &squares);
-        assert_eq!(drawn(SamplingOptions { temperature: 0.0, ..plain }, &logits), [0, 1000, 0, 0]);
+        near(&sampled(SamplingOptions { temperature: 0.5, ..plain }, &logits), &squares);
+        assert_eq!(sampled(SamplingOptions { temperature: 0.0, ..plain }, &logits), [0, 1000, 0, 0]);
         assert_eq!(
-            drawn(SamplingOptions { top_k: Some(1), ..plain }, &[1.0, 1.0]),
+            sampled(SamplingOptions { top_k: Some(1), ..plain }, &[1.0, 1.0]),
             [1000, 0],
             "the first of equals"
         );
     }
 
     #[test]
-    fn the_seed_decides() {
+    fn samples_depend_on_the_seed() {
         let logits = [0.0; 50];
         let series = |seed| {
             let mut sampler = TokenSampler::new(SamplingOptions { seed, ..Default::default() }).unwrap();
@@ -157,14 +160,14 @@ mod tests {
     }
 
     #[test]
-    fn options_that_make_no_sense_are_refused() {
+    fn options_out_of_range_are_an_error() {
         let plain = SamplingOptions::default();
-        for (options, told) in [
+        for (options, expected) in [
             (SamplingOptions { temperature: -1.0, ..plain }, "the temperature is -1; try 0 or more"),
             (SamplingOptions { top_k: Some(0), ..plain }, "top-k is 0"),
             (SamplingOptions { top_p: Some(1.5), ..plain }, "top-p is 1.5; try more than 0"),
         ] {
-            assert!(TokenSampler::new(options).err().unwrap().to_string().contains(told));
+            assert!(TokenSampler::new(options).err().unwrap().to_string().contains(expected));
         }
     }
 }

@@ -1,14 +1,14 @@
-//! A translation task made by rule: something to learn from where no corpus can be fetched.
+//! A synthetic translation task, for use where no corpus can be downloaded.
 //!
-//! Two invented languages, of which one is translated into the other:
+//! It has two invented languages. The task is to translate one into the other:
 //!
 //! ```text
 //!   source   the  old  green  houses  not  see-PAST  a  tree  slowly  ?       like English: adjectives first, verb in the middle
 //!   target   Q  the-F.PL  houses-PL  green-F.PL  old-F.PL  a-M  tree  slowly  not  see-PAST.PL  .
 //! ```
-//! Word for word it cannot be done: adjectives follow their noun in reverse, the verb goes to the end, articles and adjectives take
-//! their noun's gender and number, the verb its subject's number, and a question begins with a word of its own. Each word is
-//! one token; no sentence of a part occurs in another.
+//! It cannot be translated word by word. In the target, adjectives follow their noun in reverse order, and the verb is at the
+//! end. Articles and adjectives agree with their noun in gender and number, the verb with its subject in number. A question begins
+//! with a question word. Each word is one token. No sentence is in two of the parts train, valid and test.
 
 mod clause;
 mod lexicon;
@@ -22,16 +22,16 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 
-/// How many sentences of each part, and which languages.
+/// The sizes of the parts, and the seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SynthOptions {
-    /// Pairs to train on.
+    /// The number of pairs for training.
     pub train: usize,
-    /// Pairs to choose a model by.
+    /// The number of pairs for validation.
     pub valid: usize,
-    /// Pairs to judge it by.
+    /// The number of pairs for the test.
     pub test: usize,
-    /// Decides the words and the sentences.
+    /// The seed of the words and the sentences.
     pub seed: u64,
 }
 
@@ -41,13 +41,13 @@ impl Default for SynthOptions {
     }
 }
 
-/// Streams of random numbers.
+// The streams of random numbers.
 const WORDS: u64 = 0;
 const SENTENCES: u64 = 1;
 
-/// Write `train`, `valid` and `test`, each as `.src` and `.tgt`, and the vocabularies `vocab.src.json` and `vocab.tgt.json`.
+/// Writes `train`, `valid` and `test`, each as `.src` and `.tgt`, and the vocabularies `vocab.src.json` and `vocab.tgt.json`.
 ///
-/// The same options give the same bytes. A file that is there with other content is left as it is, and is an error.
+/// The same options give the same bytes. It is an error if a file exists with different content; it is not overwritten.
 ///
 /// ```
 /// use drumline_text::synth::{self, SynthOptions};
@@ -61,16 +61,14 @@ const SENTENCES: u64 = 1;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn write(folder: impl AsRef<Path>, options: &SynthOptions) -> Result<(), TextError> {
-    let (folder, SynthOptions { train, valid, test, seed }) = (folder.as_ref(), options.clone());
-    if [train, valid, test].contains(&0) {
-        let what = format!("{train}, {valid} and {test} pairs asked for; try at least 1 of each");
-        return Err(TextError::Synth { what });
-    }
+    let folder = folder.as_ref();
+    let SynthOptions { train, valid, test, seed } = *options;
+    // The small parts come first, so that they do not depend on the size of the large one.
+    let parts = [("test", test), ("valid", valid), ("train", train)];
+    TextError::if_empty(parts, "pairs")?;
     fs::create_dir_all(folder).map_err(|source| TextError::WriteFile { path: folder.to_owned(), source })?;
     let lexicon = Lexicon::draw(&mut Random::new(seed, WORDS));
     let mut sentences = Sentences { lexicon, random: Random::new(seed, SENTENCES), seen: HashSet::new() };
-    // The small parts first, so that they stay the same whatever the size of the large one.
-    let parts = [("test", test), ("valid", valid), ("train", train)];
     let parts = parts.map(|(name, pairs)| (name, sentences.draw(pairs)));
     for (name, (source, target)) in &parts {
         write_once(&folder.join(format!("{name}.src")), source.as_bytes())?;
@@ -84,14 +82,15 @@ pub fn write(folder: impl AsRef<Path>, options: &SynthOptions) -> Result<(), Tex
 struct Sentences {
     lexicon: Lexicon,
     random: Random,
-    /// Sources so far. There are more than 10^10, so another one is soon found.
+    /// The source sentences so far. More than 10^10 are possible, so a new one is found quickly.
     seen: HashSet<String>,
 }
 
 impl Sentences {
-    /// The lines of both files.
+    /// The text of the source file and of the target file.
     fn draw(&mut self, pairs: usize) -> (String, String) {
-        let (mut source, mut target) = (String::new(), String::new());
+        let mut source = String::new();
+        let mut target = String::new();
         for _ in 0..pairs {
             let sentence = self.next();
             let words = sentence.source(&self.lexicon).join(" ");
@@ -129,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_apart_and_follow_from_the_seed() {
+    fn parts_share_no_sentence_and_depend_on_the_seed() {
         let folders = [SMALL, SMALL, SynthOptions { seed: 2, ..SMALL }, SynthOptions { train: 500, ..SMALL }]
             .map(|options| {
                 let folder = tempfile::tempdir().unwrap();
@@ -149,12 +148,13 @@ mod tests {
     }
 
     #[test]
-    fn other_files_are_left_as_they_are() {
+    fn other_files_are_not_overwritten() {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), &SMALL).unwrap();
         write(folder.path(), &SMALL).unwrap();
         let error = write(folder.path(), &SynthOptions { seed: 5, ..SMALL }).unwrap_err().to_string();
-        assert!(error.contains("left as it is"), "{error}");
-        assert!(write(folder.path(), &SynthOptions { valid: 0, ..SMALL }).is_err());
+        assert!(error.contains("was not overwritten"), "{error}");
+        let error = write(folder.path(), &SynthOptions { valid: 0, ..SMALL }).unwrap_err().to_string();
+        assert_eq!(error, "cannot generate data of which valid has no pairs; try at least 1");
     }
 }

@@ -1,11 +1,11 @@
-//! Short stories made by rule: a text to learn to continue, where none can be fetched.
+//! Synthetic short stories to train a language model on, for use where no text can be downloaded.
 //!
 //! ```text
-//!   Ada had a red kite. On Monday she took it to the lake. There she met Tom, who was sad. Tom had lost his kite. "You may have mine," said Ada. So
-//!   Tom went home with the red kite, and Ada was glad.
+//!   Ada had a red kite. On Monday she took it to the lake. There she met Tom, who was sad. Tom had lost his kite.
+//!   "You may have mine," said Ada. So Tom went home with the red kite, and Ada was glad.
 //!   <|endoftext|>
 //! ```
-//! Who is spoken of, whether as "he" or "she", the thing and its colour follow from what was said sentences before.
+//! The persons, their pronouns, the thing and its colour follow from earlier sentences, so a model has to use its context.
 
 use crate::beside::write_once;
 use crate::random::Random;
@@ -14,14 +14,14 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 
-/// How many stories.
+/// The sizes of the parts, and the seed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SynthStoryOptions {
-    /// To train on.
+    /// The number of stories for training.
     pub train: usize,
-    /// To evaluate with; none of them is trained on.
+    /// The number of stories for validation. None of them is in the training part.
     pub valid: usize,
-    /// Decides the stories.
+    /// The seed of the stories.
     pub seed: u64,
 }
 
@@ -31,9 +31,9 @@ impl Default for SynthStoryOptions {
     }
 }
 
-/// Write `train.txt` and `valid.txt`, with the end of a text behind each story.
+/// Writes `train.txt` and `valid.txt`, with [`END_OF_TEXT`] after each story.
 ///
-/// The same options give the same bytes. A file that is there with other content is left as it is, and is an error.
+/// The same options give the same bytes. It is an error if a file exists with different content; it is not overwritten.
 ///
 /// ```
 /// use drumline_text::synth_story::{self, SynthStoryOptions};
@@ -45,15 +45,15 @@ impl Default for SynthStoryOptions {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn write(folder: impl AsRef<Path>, options: &SynthStoryOptions) -> Result<(), TextError> {
-    let (folder, SynthStoryOptions { train, valid, seed }) = (folder.as_ref(), options.clone());
-    if [train, valid].contains(&0) {
-        let what = format!("{train} and {valid} stories asked for; try at least 1 of each");
-        return Err(TextError::Synth { what });
-    }
+    let folder = folder.as_ref();
+    let SynthStoryOptions { train, valid, seed } = *options;
+    // The small part comes first, so that it does not depend on the size of the large one.
+    let parts = [("valid", valid), ("train", train)];
+    TextError::if_empty(parts, "stories")?;
     fs::create_dir_all(folder).map_err(|source| TextError::WriteFile { path: folder.to_owned(), source })?;
-    let (mut random, mut seen) = (Random::new(seed, 0), HashSet::new());
-    // The small part first, so that it stays the same whatever the size of the large one.
-    for (name, stories) in [("valid.txt", valid), ("train.txt", train)] {
+    let mut random = Random::new(seed, 0);
+    let mut seen = HashSet::new();
+    for (name, stories) in parts {
         let mut text = String::new();
         for _ in 0..stories {
             let story = loop {
@@ -64,7 +64,7 @@ pub fn write(folder: impl AsRef<Path>, options: &SynthStoryOptions) -> Result<()
             };
             text.push_str(&format!("{story}\n{END_OF_TEXT}\n"));
         }
-        write_once(&folder.join(name), text.as_bytes())?;
+        write_once(&folder.join(format!("{name}.txt")), text.as_bytes())?;
     }
     Ok(())
 }
@@ -78,7 +78,7 @@ const DAYS: [&str; 7] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday",
 const WEATHER: [&str; 5] =
     ["It was warm.", "It rained a little.", "The sun was out.", "A wind blew.", "Snow fell."];
 
-/// A person, and the words that stand for the name.
+/// A person, and the pronouns for the name.
 #[derive(Clone, Copy)]
 struct Person {
     name: &'static str,
@@ -100,7 +100,9 @@ fn draw(random: &mut Random) -> String {
             break other;
         }
     };
-    let (colour, thing, place) = (random.choose(&COLOURS), random.choose(&THINGS), random.choose(&PLACES));
+    let colour = random.choose(&COLOURS);
+    let thing = random.choose(&THINGS);
+    let place = random.choose(&PLACES);
     let mut parts = vec![format!("{} had a {colour} {thing}.", first.name)];
     if random.chance(0.4) {
         parts.push((*random.choose(&WEATHER)).to_owned());
@@ -122,7 +124,8 @@ fn meeting(first: Person, second: Person, thing: &str, random: &mut Random) -> S
 }
 
 fn ending(first: Person, second: Person, what: &str, random: &mut Random) -> String {
-    let (giver, taker) = (first.name, second.name);
+    let giver = first.name;
+    let taker = second.name;
     match random.below(3) {
         0 => format!(
             "\"You may have mine,\" said {giver}. So {taker} went home with the {what}, and {giver} was glad."
@@ -143,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn the_seed_decides_and_no_story_is_in_both_parts() {
+    fn stories_depend_on_the_seed_and_none_is_in_both_parts() {
         let small = SynthStoryOptions { train: 300, valid: 40, seed: 5 };
         let [train, valid] = made(&small);
         assert_eq!(made(&small), [train.clone(), valid.clone()]);
@@ -161,11 +164,11 @@ mod tests {
     }
 
     #[test]
-    fn other_files_are_left_alone() {
+    fn other_files_are_not_overwritten() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("valid.txt"), "mine").unwrap();
         let error = write(folder.path(), &SynthStoryOptions::default()).unwrap_err().to_string();
-        assert!(error.contains("is left as it is"), "{error}");
+        assert!(error.contains("was not overwritten"), "{error}");
         assert!(write(folder.path(), &SynthStoryOptions { valid: 0, ..Default::default() }).is_err());
     }
 }

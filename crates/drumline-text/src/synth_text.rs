@@ -1,12 +1,12 @@
-//! Two tasks made by rule, for classifiers and taggers: something to learn from where no data can be fetched.
+//! Two synthetic tasks, for classifiers and taggers, for use where no data can be downloaded.
 //!
 //! ```text
 //!   train.csv     text,label
 //!                 "the plot was not very dull , and we saw it in Corby .",positive
-//!   train.conll   Ada B-PER     Grove I-PER     left O     Corby B-ORG     Bank I-ORG     . O          a word a line
+//!   train.conll   Ada B-PER     Grove I-PER     left O     Corby B-ORG     Bank I-ORG     . O          one word per line
 //! ```
-//! Single words do not tell: "not" turns an opinion round, and says nothing where no opinion is; a place's name may begin that of a company,
-//! and so may a person's. No text of a part occurs in another.
+//! Single words do not decide a label. "not" reverses an opinion, but also occurs without one. The name of a company may begin with
+//! that of a place or of a person. No text is in two of the parts train, dev and test.
 
 mod names;
 mod opinions;
@@ -18,16 +18,16 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 
-/// How many texts of each part; as many are classified as tagged.
+/// The sizes of the parts, and the seed. Both tasks have the same sizes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SynthTextOptions {
-    /// To train on.
+    /// The number of texts for training.
     pub train: usize,
-    /// To choose a model by.
+    /// The number of texts for validation.
     pub dev: usize,
-    /// To judge it by.
+    /// The number of texts for the test.
     pub test: usize,
-    /// Decides the texts.
+    /// The seed of the texts.
     pub seed: u64,
 }
 
@@ -37,13 +37,13 @@ impl Default for SynthTextOptions {
     }
 }
 
-/// Streams of random numbers.
+// The streams of random numbers.
 const OPINIONS: u64 = 0;
 const NAMES: u64 = 1;
 
-/// Write `train`, `dev` and `test`, each as `.csv` (fields `text` and `label`) and as `.conll` (columns of words and of BIO tags).
+/// Writes `train`, `dev` and `test`, each as `.csv` (fields `text` and `label`) and as `.conll` (columns of words and of BIO tags).
 ///
-/// The same options give the same bytes. A file that is there with other content is left as it is, and is an error.
+/// The same options give the same bytes. It is an error if a file exists with different content; it is not overwritten.
 ///
 /// ```
 /// use drumline_text::synth_text::{self, SynthTextOptions};
@@ -58,14 +58,12 @@ const NAMES: u64 = 1;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn write(folder: impl AsRef<Path>, options: &SynthTextOptions) -> Result<(), TextError> {
-    let (folder, SynthTextOptions { train, dev, test, seed }) = (folder.as_ref(), options.clone());
-    if [train, dev, test].contains(&0) {
-        let what = format!("{train}, {dev} and {test} texts asked for; try at least 1 of each");
-        return Err(TextError::Synth { what });
-    }
-    fs::create_dir_all(folder).map_err(|source| TextError::WriteFile { path: folder.to_owned(), source })?;
-    // The small parts first, so that they stay the same whatever the size of the large one.
+    let folder = folder.as_ref();
+    let SynthTextOptions { train, dev, test, seed } = *options;
+    // The small parts come first, so that they do not depend on the size of the large one.
     let parts = [("test", test), ("dev", dev), ("train", train)];
+    TextError::if_empty(parts, "texts")?;
+    fs::create_dir_all(folder).map_err(|source| TextError::WriteFile { path: folder.to_owned(), source })?;
     let mut classified = Distinct::new(Random::new(seed, OPINIONS), opinions::draw);
     let mut tagged = Distinct::new(Random::new(seed, NAMES), names::draw);
     for (name, texts) in parts {
@@ -75,7 +73,7 @@ pub fn write(folder: impl AsRef<Path>, options: &SynthTextOptions) -> Result<(),
     Ok(())
 }
 
-/// Draws, and draws again what has been drawn before.
+/// Draws texts, each only once.
 struct Distinct<T> {
     random: Random,
     draw: fn(&mut Random) -> T,
@@ -99,7 +97,7 @@ impl<T: Clone + Eq + std::hash::Hash> Distinct<T> {
     }
 }
 
-/// A text that is classified.
+/// A text to classify.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Opinion {
     text: String,
@@ -139,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_apart_and_follow_from_the_seed() {
+    fn parts_share_no_text_and_depend_on_the_seed() {
         let made = [SMALL, SMALL, SynthTextOptions { seed: 2, ..SMALL }].map(|options| {
             let folder = tempfile::tempdir().unwrap();
             write(folder.path(), &options).unwrap();
@@ -165,12 +163,12 @@ mod tests {
     }
 
     #[test]
-    fn other_files_are_left_as_they_are() {
+    fn other_files_are_not_overwritten() {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path(), &SMALL).unwrap();
         write(folder.path(), &SMALL).unwrap();
         let error = write(folder.path(), &SynthTextOptions { seed: 5, ..SMALL }).unwrap_err().to_string();
-        assert!(error.contains("left as it is"), "{error}");
+        assert!(error.contains("was not overwritten"), "{error}");
         assert!(write(folder.path(), &SynthTextOptions { dev: 0, ..SMALL }).is_err());
     }
 }

@@ -1,12 +1,12 @@
-//! Examples for classification and tagging from the files that such data comes in.
+//! Reads examples for classification and tagging from the usual file formats.
 //!
 //! ```text
-//!   .csv, .tsv      a header, then a row an example            ┐
-//!   .jsonl, .json   an object a line                           ┴▶ Table: texts and a label of each
-//!   CoNLL           a word a line, columns; blank between sentences ─▶ TaggedSentence: words and their tags
+//!   .csv, .tsv      a header, then one example per row         ┐
+//!   .jsonl, .json   one object per line                        ┴▶ Table: the texts and the label of each
+//!   CoNLL           one word per line, in columns; a blank line between sentences ─▶ TaggedSentence: words and their tags
 //! ```
-//! Such data sets fit in memory. An example with an empty text is left out and counted; whatever else is wrong is an
-//! error with file and line.
+//! Such data sets fit in memory. An example with an empty text is left out and counted. Everything else that is wrong is an
+//! error that names the file and line.
 
 mod conll;
 mod delimited;
@@ -17,23 +17,23 @@ pub use conll::{ConllOptions, TaggedSentence, read_conll};
 use crate::TextError;
 use std::path::Path;
 
-/// One row: what a classifier reads, and what it should say.
+/// One row: what a classifier reads, and what it should predict.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Example {
-    /// The texts, in the order in which their fields were asked for.
+    /// The texts, in the order of [`Fields::texts`].
     pub texts: Vec<String>,
-    /// The label, if a field was asked for.
+    /// The label, if [`Fields::label`] names a field.
     pub label: Option<String>,
 }
 
 /// Which fields of a file become an example.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Fields {
-    /// Fields with text: one, or two to be compared.
+    /// The fields with text: one, or two for tasks on pairs of texts.
     pub texts: Vec<String>,
-    /// The field with the label; `None` for data to be labelled.
+    /// The field with the label; `None` for data without labels.
     pub label: Option<String>,
-    /// Names of the columns of a CSV or TSV file that does not begin with them.
+    /// The names of the columns, for a CSV or TSV file without a header line.
     pub headers: Option<Vec<String>>,
 }
 
@@ -47,7 +47,7 @@ impl Fields {
         self.texts.iter().chain(&self.label).map(String::as_str)
     }
 
-    /// An example of values in the order of `names`.
+    /// The example with these values, which are in the order of `names`.
     fn example(&self, mut values: Vec<String>) -> Example {
         let label = self.label.as_ref().and_then(|_| values.pop());
         Example { texts: values, label }
@@ -70,45 +70,42 @@ impl Fields {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Table {
-    /// In the order of the file.
+    /// The examples, in the order of the file.
     pub examples: Vec<Example>,
-    /// The line on which each begins, from 1: for whoever finds something wrong with it later.
+    /// The line on which each example begins, from 1, for later errors.
     pub lines: Vec<u64>,
-    /// Examples with an empty text: to be told once, by rank 0.
+    /// The number of examples with an empty text, which are left out. Rank 0 should report it once.
     pub left_out: usize,
 }
 
 impl Table {
-    /// Read a file of the format that its name ends with.
+    /// Reads a file. The end of its name gives the format.
     pub fn read(path: impl AsRef<Path>, fields: &Fields) -> Result<Self, TextError> {
         let path = path.as_ref();
         let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or("");
         let mut table = Self::default();
         match extension {
-            "csv" => delimited::read(path, b',', fields, |line, example| table.take(line, example))?,
-            "tsv" => delimited::read(path, b'\t', fields, |line, example| table.take(line, example))?,
-            "jsonl" | "json" => json_lines::read(path, fields, |line, example| table.take(line, example))?,
+            "csv" => delimited::read(path, b',', fields, |line, example| table.push(line, example))?,
+            "tsv" => delimited::read(path, b'\t', fields, |line, example| table.push(line, example))?,
+            "jsonl" | "json" => json_lines::read(path, fields, |line, example| table.push(line, example))?,
             _ => {
-                let what = "is of an unknown format; try a name that ends in .csv, .tsv or .jsonl".to_owned();
+                let what = "has an unknown format; try a name that ends in .csv, .tsv or .jsonl".to_owned();
                 return Err(TextError::BadFile { path: path.to_owned(), what });
             }
         }
-        match table.examples.is_empty() {
-            true => {
-                let left_out = format!("{} with an empty text left out", table.left_out);
-                Err(TextError::NothingRemains { path: path.to_owned(), left_out })
-            }
-            false => Ok(table),
+        if table.examples.is_empty() {
+            let left_out = format!("{} with an empty text left out", table.left_out);
+            return Err(TextError::NothingRemains { path: path.to_owned(), left_out });
         }
+        Ok(table)
     }
 
-    fn take(&mut self, line: u64, example: Example) {
-        match example.texts.iter().any(|text| text.trim().is_empty()) {
-            true => self.left_out += 1,
-            false => {
-                self.examples.push(example);
-                self.lines.push(line);
-            }
+    fn push(&mut self, line: u64, example: Example) {
+        if example.texts.iter().any(|text| text.trim().is_empty()) {
+            self.left_out += 1;
+        } else {
+            self.examples.push(example);
+            self.lines.push(line);
         }
     }
 }
@@ -129,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn all_formats_say_the_same() {
+    fn all_formats_give_the_same_examples() {
         let expected = [example("it is \"fine\", thanks", "1"), example("两 \"words", "0")];
         for (name, text) in [
             ("a.csv", "text,label\n\"it is \"\"fine\"\", thanks\",1\n\"两 \"\"words\",0\n"),
@@ -146,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quoted_field_has_lines_and_an_error_behind_it_the_right_number() {
+    fn line_numbers_are_right_after_a_quoted_field_with_several_lines() {
         let fields = Fields::labelled("text", "label");
         let table = read("a.csv", b"text,label\n\"two\nlines\",1\n", &fields).unwrap();
         assert_eq!(table.examples, [example("two\nlines", "1")]);
@@ -157,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_can_be_given_and_labels_left_out() {
+    fn headers_can_be_given_and_labels_can_be_missing() {
         let headers = Some(["label", "first", "second"].map(str::to_owned).to_vec());
         let fields = Fields { texts: vec!["second".to_owned(), "first".to_owned()], label: None, headers };
         let table = read("a.tsv", b"x\ta b\tc\ny\t \tc\n", &fields).unwrap();
@@ -166,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_files_are_told_by_name_and_line() {
+    fn errors_name_the_file_and_line() {
         let fields = Fields::labelled("text", "label");
         for (name, text, expected) in [
             ("a.csv", &b"text,lable\nx,1\n"[..], "line 1 of"),

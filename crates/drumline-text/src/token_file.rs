@@ -1,36 +1,35 @@
-//! A file of tokens, of which any part can be read without the others: a header, then one number for each token.
+//! A file of tokens: a header, then one number per token, so that any part can be read by itself.
 //!
 //! ```text
 //!   0         8         12      16           24       32           36        40
 //!   DRUMTOKN │ version │ width │ vocabulary │ count  │ tokenizer  │ checksum │ tokens, little-endian …
 //! ```
-//! `width` is 2 or 4 bytes a token, `tokenizer` the number that tells vocabularies apart, `checksum` that of the header. A file is written whole
-//! or not at all; one that was cut, or that grows, is refused when it is opened.
+//! `width` is the bytes per token, 2 or 4; `tokenizer` is the fingerprint of the tokenizer; `checksum` is that of the header.
+//! Files are written atomically. A file that was truncated, or that grows, cannot be opened.
 
-use crate::beside::readable;
 use crate::{END_OF_TEXT, GptTokenizer, TextError};
-use std::io::{BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use drumline_files::{Durability, Replacement};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use tempfile::NamedTempFile;
 
 const MAGIC: [u8; 8] = *b"DRUMTOKN";
 const VERSION: u32 = 1;
 
-/// What a file of tokens says of itself.
+/// The header of a file of tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenHeader {
-    /// Bytes of a token: 2 or 4.
+    /// Bytes per token: 2 or 4.
     pub width: usize,
-    /// All tokens are below this.
+    /// The size of the vocabulary: all tokens are below it.
     pub vocabulary: u32,
-    /// How many tokens there are.
+    /// The number of tokens in the file.
     pub count: u64,
-    /// Of the tokenizer: [`GptTokenizer::fingerprint`].
+    /// The tokenizer's [`GptTokenizer::fingerprint`].
     pub tokenizer: u32,
 }
 
 impl TokenHeader {
-    /// For a tokenizer's tokens, of which there are none yet.
+    /// The header of a file without tokens.
     fn new(tokenizer: &GptTokenizer) -> Self {
         let vocabulary = tokenizer.vocabulary();
         let width = if vocabulary <= 1 << 16 { 2 } else { 4 };
@@ -40,7 +39,7 @@ impl TokenHeader {
     /// Bytes before the first token.
     pub const LEN: usize = 40;
 
-    /// Reads the header of a file, and holds it against how long the file is.
+    /// Reads the header of a file, and checks that the file has the length that follows from it.
     pub fn open(path: &Path) -> Result<Self, TextError> {
         let failed = |source| TextError::ReadFile { path: path.to_owned(), source };
         let file = std::fs::File::open(path).map_err(failed)?;
@@ -53,7 +52,7 @@ impl TokenHeader {
     fn parse(header: &[u8], len: u64, path: &Path) -> Result<Self, TextError> {
         let bad = |what: String| Err(TextError::BadFile { path: path.to_owned(), what });
         if header.len() < Self::LEN || !header.starts_with(&MAGIC) {
-            return bad("is no file of tokens; try drumline data tokens TEXT --out FILE".into());
+            return bad("is not a file of tokens; try drumline data tokens TEXT --out FILE".into());
         }
         let number =
             |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
@@ -64,16 +63,17 @@ impl TokenHeader {
                 number(8)
             ));
         }
-        let (width, vocabulary, count) = (number(12) as usize, long(16), long(24));
-        let is_whole = number(36) == crc32fast::hash(&header[..36]) && matches!(width, 2 | 4);
-        let Some(vocabulary) = u32::try_from(vocabulary).ok().filter(|_| is_whole) else {
+        let width = number(12) as usize;
+        let count = long(24);
+        let is_intact = number(36) == crc32fast::hash(&header[..36]) && matches!(width, 2 | 4);
+        let Some(vocabulary) = u32::try_from(long(16)).ok().filter(|_| is_intact) else {
             return bad("has a damaged header; try drumline data tokens again".into());
         };
-        let (found, expected) = (u128::from(len), Self::LEN as u128 + u128::from(count) * width as u128);
-        if found != expected {
+        let expected = Self::LEN as u128 + u128::from(count) * width as u128;
+        if u128::from(len) != expected {
             return bad(format!(
-                "is torn: it has {found} bytes, expected {expected} for its {count} tokens; try drumline data tokens again, or to copy \
-                 it again"
+                "is incomplete: it has {len} bytes, expected {expected} for its {count} tokens; try drumline data tokens again, or \
+                 copy the file again"
             ));
         }
         Ok(Self { width, vocabulary, count, tokenizer: number(32) })
@@ -93,11 +93,11 @@ impl TokenHeader {
     }
 }
 
-/// Writes the tokens of texts to a file, with the end of a text behind each, and says what the file has.
+/// Writes the tokens of text files to a file, and returns its header. Each text ends with the tokenizer's end of a text.
 ///
-/// A text may hold several, with [`END_OF_TEXT`] between them; each is split into tokens as a whole, so that memory is needed for the longest. After each,
-/// `each` is given its length in bytes, for a progress bar; an error of it ends the work. A file that is there is replaced if it is one of tokens, and left as it
-/// is otherwise.
+/// A text file may hold several texts, with [`END_OF_TEXT`] between them. A text is encoded at once, so memory is needed for the
+/// longest. After each text, `progress` is called with its length in bytes; an error from it stops the work. An existing file is
+/// replaced if it is a file of tokens; any other is an error, and is not touched.
 ///
 /// ```
 /// use drumline_text::{GptTokenizer, TokenHeader, write_tokens};
@@ -115,33 +115,35 @@ pub fn write_tokens(
     texts: &[PathBuf],
     tokenizer: &GptTokenizer,
     out: &Path,
-    mut each: impl FnMut(u64) -> Result<(), TextError>,
+    mut progress: impl FnMut(u64) -> Result<(), TextError>,
 ) -> Result<TokenHeader, TextError> {
     let mut writer = Writer::create(out, TokenHeader::new(tokenizer))?;
     for path in texts {
         for_each_text(path, |text| {
             writer.push(&tokenizer.encode(text)?)?;
             writer.push(&[tokenizer.end_of_text()])?;
-            each(text.len() as u64)
+            progress(text.len() as u64)
         })?;
     }
     writer.finish()
 }
 
-/// The texts of a file, without what stands between them; none is empty.
+/// Calls `visit` with each text of a file. Texts are separated by [`END_OF_TEXT`]; empty ones are skipped.
 pub fn for_each_text(
     path: &Path,
-    mut each: impl FnMut(&str) -> Result<(), TextError>,
+    mut visit: impl FnMut(&str) -> Result<(), TextError>,
 ) -> Result<(), TextError> {
     let failed = |source| TextError::ReadFile { path: path.to_owned(), source };
     let mut file = BufReader::new(std::fs::File::open(path).map_err(failed)?);
-    let (mut text, mut bytes, mut line) = (String::new(), Vec::new(), 0);
-    let mut give = |text: &str| if text.trim().is_empty() { Ok(()) } else { each(text) };
+    let mut text = String::new();
+    let mut bytes = Vec::new();
+    let mut line = 0;
+    let mut visit = |text: &str| if text.trim().is_empty() { Ok(()) } else { visit(text) };
     loop {
         bytes.clear();
         line += 1;
         if file.read_until(b'\n', &mut bytes).map_err(failed)? == 0 {
-            return give(&text);
+            return visit(&text);
         }
         let read = std::str::from_utf8(&bytes).map_err(|error| TextError::NotUtf8 {
             path: path.to_owned(),
@@ -151,9 +153,9 @@ pub fn for_each_text(
         let mut parts = read.split(END_OF_TEXT);
         text.push_str(parts.next().unwrap_or_default());
         for part in parts {
-            give(&text)?;
+            visit(&text)?;
             text.clear();
-            // The end of the line belongs to the mark.
+            // The line end after the mark belongs to the mark.
             text.push_str(if part == "\n" || part == "\r\n" { "" } else { part });
         }
     }
@@ -161,20 +163,19 @@ pub fn for_each_text(
 
 struct Writer {
     path: PathBuf,
-    file: BufWriter<NamedTempFile>,
+    file: Replacement,
     header: TokenHeader,
 }
 
 impl Writer {
     fn create(path: &Path, header: TokenHeader) -> Result<Self, TextError> {
-        // Beside what a link leads to.
+        // What is said of the file is said of what a link leads to.
         let path = &path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let failed = |source| TextError::WriteFile { path: path.to_owned(), source };
         leave_others_alone(path)?;
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         std::fs::create_dir_all(folder).map_err(failed)?;
-        let file = tempfile::Builder::new().permissions(readable()).tempfile_in(folder).map_err(failed)?;
-        let mut file = BufWriter::new(file);
+        let mut file = Replacement::new(path).map_err(failed)?;
         file.write_all(&header.to_bytes()).map_err(failed)?;
         Ok(Self { path: path.to_owned(), file, header })
     }
@@ -189,22 +190,20 @@ impl Writer {
     }
 
     fn finish(self) -> Result<TokenHeader, TextError> {
-        let Self { path, file, header } = self;
+        let Self { path, mut file, header } = self;
         let failed = |source| TextError::WriteFile { path: path.clone(), source };
         if header.count == 0 {
             let what = "would have no tokens; try texts that are not empty".to_owned();
             return Err(TextError::BadFile { path, what });
         }
-        let mut file = file.into_inner().map_err(|error| failed(error.into_error()))?;
         file.seek(SeekFrom::Start(0)).and_then(|_| file.write_all(&header.to_bytes())).map_err(failed)?;
-        file.as_file().sync_all().map_err(failed)?;
         leave_others_alone(&path)?;
-        file.persist(&path).map_err(|error| failed(error.error))?;
+        file.commit(Durability::Disk).map_err(failed)?;
         Ok(header)
     }
 }
 
-/// An error if there is something that is no file of tokens. An empty one may go.
+/// An error if something exists at the path that is neither a file of tokens nor an empty file.
 fn leave_others_alone(path: &Path) -> Result<(), TextError> {
     let failed = |source| TextError::ReadFile { path: path.to_owned(), source };
     let Ok(found) = path.symlink_metadata() else { return Ok(()) };
@@ -213,10 +212,10 @@ fn leave_others_alone(path: &Path) -> Result<(), TextError> {
         let file = std::fs::File::open(path).map_err(failed)?;
         file.take(MAGIC.len() as u64).read_to_end(&mut begin).map_err(failed)?;
     }
-    match found.is_file() && (begin.is_empty() || begin == MAGIC) {
-        true => Ok(()),
-        false => Err(TextError::InTheWay { path: path.to_owned() }),
+    if found.is_file() && (begin.is_empty() || begin == MAGIC) {
+        return Ok(());
     }
+    Err(TextError::AlreadyExists { path: path.to_owned() })
 }
 
 #[cfg(test)]
@@ -233,29 +232,33 @@ mod tests {
     }
 
     #[test]
-    fn texts_end_with_their_token() {
+    fn each_text_ends_with_the_end_of_a_text() {
         let (folder, _, bytes) = written("ab\n<|endoftext|>\nc<|endoftext|><|endoftext|>\n");
         let tokens = bytes[TokenHeader::LEN..].as_chunks().0.iter().map(|token| u16::from_le_bytes(*token));
         let once = [97, 98, 10, 256, 99, 256];
         assert!(tokens.eq([once, once].concat()));
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing is left beside it");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "no other files are left");
     }
 
     #[test]
-    fn torn_and_other_files_are_refused() {
+    fn damaged_and_other_files_cannot_be_opened() {
         let (_folder, path, bytes) = written("some text");
-        let said = |bytes: &[u8]| {
+        let error = |bytes: &[u8]| {
             std::fs::write(&path, bytes).unwrap();
             TokenHeader::open(&path).unwrap_err().to_string()
         };
-        assert!(said(&bytes[..bytes.len() - 1]).contains("is torn: it has"), "{}", said(&bytes[..50]));
-        assert!(said(&[&bytes[..], &[0, 0]].concat()).contains("is torn"));
-        assert!(said(b"some text").contains("is no file of tokens; try drumline data tokens"));
-        assert!(said(&[]).contains("is no file of tokens"));
+        assert!(
+            error(&bytes[..bytes.len() - 1]).contains("is incomplete: it has"),
+            "{}",
+            error(&bytes[..50])
+        );
+        assert!(error(&[&bytes[..], &[0, 0]].concat()).contains("is incomplete"));
+        assert!(error(b"some text").contains("is not a file of tokens; try drumline data tokens"));
+        assert!(error(&[]).contains("is not a file of tokens"));
         let changed = |at: usize| {
             let mut bytes = bytes.clone();
             bytes[at] ^= 1;
-            said(&bytes)
+            error(&bytes)
         };
         assert!(changed(8).contains("has version 0"));
         assert!([12, 16, 24, 33, 39].iter().all(|at| changed(*at).contains("damaged header")));
@@ -268,15 +271,16 @@ mod tests {
     fn a_text_that_cannot_be_read_leaves_no_file() {
         let folder = tempfile::tempdir().unwrap();
         let (from, out) = (folder.path().join("t.txt"), folder.path().join("t.tokens"));
-        for (bytes, told) in [(&b"a\nb\xff\n"[..], "line 2 of"), (b" \n", "would have no tokens")] {
+        for (bytes, expected) in [(&b"a\nb\xff\n"[..], "line 2 of"), (b" \n", "would have no tokens")] {
             std::fs::write(&from, bytes).unwrap();
             let error = write_tokens(std::slice::from_ref(&from), &GptTokenizer::bytes(), &out, |_| Ok(()))
                 .unwrap_err()
                 .to_string();
-            assert!(error.contains(told), "{error}");
+            assert!(error.contains(expected), "{error}");
             assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
         }
     }
+
     #[test]
     fn only_files_of_tokens_are_replaced() {
         let (folder, out, first) = written("some text");
@@ -288,19 +292,19 @@ mod tests {
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(&out, &link).unwrap();
         write(&link).unwrap();
-        assert!(link.is_symlink(), "what it leads to is replaced");
+        assert!(link.is_symlink(), "its target is replaced");
         for other in [&from, folder.path()] {
             let error = write(other).unwrap_err().to_string();
-            assert!(error.contains("is left as it is"), "{error}");
+            assert!(error.contains("was not overwritten"), "{error}");
         }
         assert_eq!(std::fs::read(&from).unwrap(), b"some text");
         std::fs::write(&out, "").unwrap();
         write(&out).unwrap();
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3, "nothing is left beside them");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3, "no other files are left");
     }
 
     #[test]
-    fn work_that_is_ended_leaves_what_was_there() {
+    fn work_that_is_stopped_leaves_the_old_file() {
         let (folder, out, bytes) = written("one<|endoftext|>two");
         let (from, mut read) = (folder.path().join("t.txt"), Vec::new());
         let stopped = write_tokens(&[from], &GptTokenizer::bytes(), &out, |len| {

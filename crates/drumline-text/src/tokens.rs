@@ -1,8 +1,8 @@
-//! Into what a sentence is split: words at white space, or pieces of words.
+//! The tokens of a sentence: words, or subwords by byte-pair encoding.
 
 use crate::{Pieces, TextError};
 
-/// A way to split sentences, and to put them together again.
+/// A way to split sentences into tokens, and to join them again.
 ///
 /// ```
 /// use drumline_text::{Pieces, Tokens};
@@ -14,7 +14,7 @@ use crate::{Pieces, TextError};
 /// ```
 #[derive(Debug, Clone, Default)]
 pub enum Tokens {
-    /// What white space separates (NJUNMT's `word`).
+    /// Words, split at white space (NJUNMT's `word`).
     #[default]
     Words,
     /// Byte-pair encoding (NJUNMT's `bpe`).
@@ -30,7 +30,7 @@ impl Tokens {
         }
     }
 
-    /// How many tokens a sentence has.
+    /// The number of tokens of a sentence.
     pub fn count(&self, text: &str) -> Result<usize, TextError> {
         match self {
             Self::Words => Ok(text.split_whitespace().count()),
@@ -38,7 +38,7 @@ impl Tokens {
         }
     }
 
-    /// The sentence of tokens.
+    /// Joins tokens to a sentence.
     pub fn join(&self, tokens: &[&str]) -> Result<String, TextError> {
         match self {
             Self::Words => Ok(tokens.join(" ")),

@@ -1,8 +1,8 @@
 //! Words and their ids.
 //!
-//! The first four ids belong to no word of the text, in the order of NJUNMT-pytorch's dev branch: `<PAD>` 0, `<EOS>` 1,
-//! `<BOS>` 2, `<UNK>` 3. Words follow, the most frequent first. In files the four are not listed: the first word has id 0
-//! there and 4 here.
+//! The first four ids are special tokens, in the order of NJUNMT-pytorch's dev branch: `<PAD>` 0, `<EOS>` 1, `<BOS>` 2,
+//! `<UNK>` 3. The words follow, the most frequent first. Files do not list the special tokens: the first word has id 0 in a
+//! file and id 4 here.
 
 use crate::beside::write_whole;
 use crate::lines::for_each_line;
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::path::Path;
 
-/// The words that each vocabulary begins with, by their ids.
+/// The special tokens, by id.
 const SPECIALS: [&str; 4] = ["<PAD>", "<EOS>", "<BOS>", "<UNK>"];
 
 /// How often each word occurs.
@@ -34,7 +34,7 @@ pub struct WordCounts {
 }
 
 impl WordCounts {
-    /// Count the words of a sentence.
+    /// Counts the words of a sentence.
     pub fn add<W: AsRef<str>>(&mut self, words: impl IntoIterator<Item = W>) {
         for word in words {
             match self.counts.get_mut(word.as_ref()) {
@@ -45,35 +45,36 @@ impl WordCounts {
     }
 }
 
-/// Which words are worth an id.
+/// Which words get an id.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct VocabularyOptions {
-    /// Ids in all, the first four among them, as NJUNMT counts; `None`: no limit.
+    /// The most ids, including the four special tokens, as NJUNMT counts. `None` sets no limit.
     pub max_n_words: Option<usize>,
-    /// Rarer words are left out; 0 keeps all.
+    /// Words that occur less often are left out; 0 keeps all.
     pub min_count: u64,
 }
 
-/// Words and their ids, from 0 without gaps. It travels between ranks as any object does (`serde`), or as a file.
+/// Words and their ids, from 0 without gaps. Ranks can exchange it as an object (`serde`) or as a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "Vec<(String, u64)>", into = "Vec<(String, u64)>")]
 pub struct Vocabulary {
-    /// By id, with their counts; 0 where they are not known.
+    /// The words and their counts, by id. A count is 0 if it is not known.
     words: Vec<(String, u64)>,
     ids: HashMap<String, u32>,
 }
 
 impl Vocabulary {
-    /// Fills up sentences that are shorter than others of their batch.
+    /// Pads sentences to the longest of their batch.
     pub const PAD: u32 = 0;
     /// Ends a sentence.
     pub const EOS: u32 = 1;
     /// Begins a sentence.
     pub const BOS: u32 = 2;
-    /// Stands for all words that are not listed.
+    /// Stands for all words without an id.
     pub const UNK: u32 = 3;
 
-    /// The most frequent words first; among equals by their letters, so that all ranks have the same ids.
+    /// Gives ids to counted words, the most frequent first. Words with equal counts are in alphabetical order, so that all ranks
+    /// have the same ids.
     pub fn build(counts: WordCounts, options: &VocabularyOptions) -> Self {
         let mut words: Vec<_> = counts.counts.into_iter().filter(|(_, n)| *n >= options.min_count).collect();
         words.sort_unstable_by(|(a, n), (b, m)| m.cmp(n).then_with(|| a.cmp(b)));
@@ -82,7 +83,7 @@ impl Vocabulary {
         vocabulary
     }
 
-    /// Words in the order of their ids. Those that are there already are passed over, the first four among them.
+    /// A vocabulary of these words, in the order of their ids. Repeated words and the special tokens are skipped.
     pub fn of(words: impl IntoIterator<Item = (String, u64)>) -> Self {
         let mut vocabulary = Self { words: Vec::new(), ids: HashMap::new() };
         let specials = SPECIALS.map(|word| (word.to_owned(), 0));
@@ -95,8 +96,8 @@ impl Vocabulary {
         vocabulary
     }
 
-    /// Read NJUNMT's files: `{"word": [id, count], …}` or `{"word": id, …}` if the name ends in `.json`, else lines of
-    /// `word` or `word count`. `max_n_words` counts the first four ids, too.
+    /// Reads a file in one of NJUNMT's formats: `{"word": [id, count], …}` or `{"word": id, …}` if the name ends in `.json`, else
+    /// lines of `word` or `word count`. `max_n_words` includes the four special tokens.
     pub fn read(path: impl AsRef<Path>, max_n_words: Option<usize>) -> Result<Self, TextError> {
         let path = path.as_ref();
         let is_json = path.extension().is_some_and(|extension| extension == "json");
@@ -110,7 +111,7 @@ impl Vocabulary {
         Ok(vocabulary)
     }
 
-    /// Write it, whole or not at all: as JSON if the name ends in `.json`, else as lines of `word count`.
+    /// Writes the vocabulary atomically: as JSON if the name ends in `.json`, else as lines of `word count`.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<(), TextError> {
         let path = path.as_ref();
         let is_json = path.extension().is_some_and(|extension| extension == "json");
@@ -129,17 +130,17 @@ impl Vocabulary {
         self.listed().iter().map(|(word, count)| format!("{word} {count}\n")).collect()
     }
 
-    /// What stands in files.
+    /// The words that files list: all but the special tokens.
     fn listed(&self) -> &[(String, u64)] {
         &self.words[SPECIALS.len()..]
     }
 
-    /// Ids in all, the first four among them: the size of an embedding.
+    /// The number of ids, including the four special tokens: the size of an embedding.
     pub fn len(&self) -> usize {
         self.words.len()
     }
 
-    /// Whether there are no words but the first four.
+    /// Whether there are only the special tokens.
     pub fn is_empty(&self) -> bool {
         self.words.len() == SPECIALS.len()
     }
@@ -149,12 +150,12 @@ impl Vocabulary {
         self.ids.get(word).copied().unwrap_or(Self::UNK)
     }
 
-    /// The word of an id; `<UNK>` behind the last.
+    /// The word of an id; `<UNK>` for an id past the end.
     pub fn word(&self, id: u32) -> &str {
         self.words.get(id as usize).map_or(SPECIALS[Self::UNK as usize], |(word, _)| word)
     }
 
-    /// How often a word was counted; 0 if that is not known.
+    /// The count of a word; 0 if it is not known.
     pub fn count(&self, id: u32) -> u64 {
         self.words.get(id as usize).map_or(0, |(_, count)| *count)
     }
@@ -179,7 +180,7 @@ impl From<Vocabulary> for Vec<(String, u64)> {
     }
 }
 
-/// What stands beside a word.
+/// The value of a word in a JSON file.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Entry {
@@ -192,7 +193,7 @@ fn read_json(path: &Path) -> Result<Vec<(String, u64)>, TextError> {
         std::fs::read(path).map_err(|source| TextError::ReadFile { path: path.to_owned(), source })?;
     let entries: BTreeMap<String, Entry> = serde_json::from_slice(&bytes).map_err(|error| BadFile {
         path: path.to_owned(),
-        what: format!("is no vocabulary: {error}; expected {{\"word\": [id, count], …}}"),
+        what: format!("is not a vocabulary: {error}; expected {{\"word\": [id, count], …}}"),
     })?;
     let mut words: Vec<_> = entries
         .into_iter()
@@ -206,18 +207,20 @@ fn read_json(path: &Path) -> Result<Vec<(String, u64)>, TextError> {
     for (expected, (id, word, _)) in words.iter().enumerate() {
         if *id as usize != expected {
             return Err(bad(format!(
-                "gives id {id} to `{word}`, expected {expected}: ids go from 0 without gaps, each once; try to build it again"
+                "gives id {id} to `{word}`, expected {expected}: ids are numbered from 0 without gaps, each used once; try \
+                 building it again"
             )));
         }
         if SPECIALS.contains(&word.as_str()) {
-            return Err(bad(format!("lists `{word}`, which each vocabulary has by itself; try without it")));
+            return Err(bad(format!("lists `{word}`, which every vocabulary has anyway; try removing it")));
         }
     }
     Ok(words.into_iter().map(|(_, word, count)| (word, count)).collect())
 }
 
 fn read_lines(path: &Path) -> Result<Vec<(String, u64)>, TextError> {
-    let (mut words, mut seen) = (Vec::new(), HashMap::new());
+    let mut words = Vec::new();
+    let mut seen = HashMap::new();
     for_each_line(path, |line, text| {
         let bad = |what| Err(TextError::BadLine { path: path.to_owned(), line, what });
         let fields: Vec<_> = text.split_whitespace().collect();
@@ -227,23 +230,22 @@ fn read_lines(path: &Path) -> Result<Vec<(String, u64)>, TextError> {
             _ => return bad(format!("has {} fields, expected `word` or `word count`", fields.len())),
         };
         let Ok(count) = count else {
-            return bad(format!("has `{}` beside its word, expected a count", fields[1]));
+            return bad(format!("has `{}` after its word, expected a count", fields[1]));
         };
         if SPECIALS.contains(&word) {
-            return bad(format!("lists `{word}`, which each vocabulary has by itself; try without it"));
+            return bad(format!("lists `{word}`, which every vocabulary has anyway; try removing it"));
         }
         if let Some(first) = seen.insert(word.to_owned(), line) {
-            return bad(format!("lists `{word}`, as line {first} does; try to build it again"));
+            return bad(format!("lists `{word}`, which line {first} lists already; try building it again"));
         }
         words.push((word.to_owned(), count));
         Ok(())
     })?;
-    match words.is_empty() {
-        true => {
-            Err(TextError::ReadFile { path: path.to_owned(), source: io::ErrorKind::UnexpectedEof.into() })
-        }
-        false => Ok(words),
+    if words.is_empty() {
+        let source = io::ErrorKind::UnexpectedEof.into();
+        return Err(TextError::ReadFile { path: path.to_owned(), source });
     }
+    Ok(words)
 }
 
 #[cfg(test)]
@@ -264,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn frequent_words_first_and_equals_by_letters() {
+    fn words_are_ordered_by_count_and_then_by_alphabet() {
         let vocabulary = sample();
         let words: Vec<_> = (0..vocabulary.len() as u32).map(|id| vocabulary.word(id)).collect();
         assert_eq!(words, ["<PAD>", "<EOS>", "<BOS>", "<UNK>", "a", "b", "\"q\"", "c", "d@@", "é"]);
@@ -273,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn files_bring_back_what_was_written() {
+    fn a_file_is_read_as_it_was_written() {
         let folder = tempfile::tempdir().unwrap();
         for name in ["vocab.json", "vocab.txt"] {
             let path = folder.path().join(name);
@@ -295,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn njunmts_formats_are_read() {
+    fn the_formats_of_njunmt_are_read() {
         for (name, text) in [
             ("a.json", r#"{"the": [0, 20], "house": [1, 7]}"#),
             ("a.json", r#"{"house": 1, "the": 0}"#),
@@ -308,11 +310,11 @@ mod tests {
     }
 
     #[test]
-    fn bad_files_are_told_by_name_and_line() {
+    fn errors_name_the_file_and_line() {
         for (name, text, expected) in [
             ("a.json", &b"{\"a\": [0, 1], \"b\": [2, 1]}"[..], "gives id 2 to `b`, expected 1"),
             ("a.json", b"{\"a\": 0, \"b\": 0}", "gives id 0 to `b`, expected 1"),
-            ("a.json", b"{\"a\": 0,\n \"b\": [}", "is no vocabulary"),
+            ("a.json", b"{\"a\": 0,\n \"b\": [}", "is not a vocabulary"),
             ("a.json", b"{\"<PAD>\": 0}", "lists `<PAD>`"),
             ("a.txt", b"a\nb\na\n", "line 3 of"),
             ("a.txt", b"a 1\n\nb 1\n", "line 2 of"),

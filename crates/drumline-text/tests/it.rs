@@ -1,4 +1,4 @@
-//! From files to a score, by the public door only.
+//! From files to a score, through the public API only.
 
 #![allow(clippy::unwrap_used)]
 

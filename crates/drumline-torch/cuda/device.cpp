@@ -1,4 +1,4 @@
-// The GPUs of this machine as the CUDA runtime sees them.
+// The GPUs of this machine, from the CUDA runtime.
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -13,7 +13,7 @@ using drumline::Message;
 
 extern "C" {
 
-// Laid out as `RawProperties` in properties.rs.
+// The layout is that of `RawProperties` in properties.rs.
 struct DrumlineDeviceProperties {
   char name[256];
   char pci_bus_id[32];
@@ -56,12 +56,12 @@ Message drumline_cuda_can_access_peer(int32_t device, int32_t peer, bool* can) {
   });
 }
 
-// Makes it the device that this thread allocates on and launches to, and says which was.
+// Makes it the current device of this thread, and returns the previous one.
 Message drumline_cuda_exchange_device(int32_t device, int32_t* before) {
   return guarded([&] { *before = c10::cuda::ExchangeDevice(static_cast<c10::DeviceIndex>(device)); });
 }
 
-// The device that this thread allocates on and launches to.
+// Sets the current device of this thread.
 Message drumline_cuda_set_device(int32_t device) {
   return guarded([&] { c10::cuda::set_device(static_cast<c10::DeviceIndex>(device)); });
 }

@@ -1,4 +1,4 @@
-// Work that is recorded once and launched as a whole.
+// CUDA graphs: work that is recorded once and launched as a whole.
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
@@ -12,13 +12,13 @@ using drumline::Message;
 
 namespace {
 
-// libtorch's graph, asked whether it will give its memory back, and by what CUDA knows its recording.
+// libtorch's graph, with access to its memory pool and to CUDA's id of its recording.
 struct Graph : at::cuda::CUDAGraph {
   bool releases_its_pool() const { return capture_ended_; }
   uint64_t recording() const { return capture_id_; }
 };
 
-// Goes on with the same numbers in a state that knows of no recording.
+// Continues with the same random numbers in a state without a recording.
 void renew_generator(c10::DeviceIndex device) {
   const auto& generator = at::cuda::detail::getDefaultCUDAGenerator(device);
   auto renewed = at::make_generator<at::CUDAGeneratorImpl>(device);
@@ -28,7 +28,7 @@ void renew_generator(c10::DeviceIndex device) {
   at::Generator(generator).graphsafe_set_state(renewed);
 }
 
-// What must be done however much of it fails.
+// Runs `body`. Returns false if it throws.
 template <typename F>
 bool succeeds(F&& body) {
   try {
@@ -43,7 +43,7 @@ bool succeeds(F&& body) {
 
 extern "C" {
 
-// Memory of graphs that never run at the same time; laid out as `RawPool` in graph.rs.
+// A memory pool of graphs that never run at the same time. The layout is that of `RawPool` in graph.rs.
 struct DrumlinePool {
   uint64_t first, second;
 };
@@ -61,9 +61,11 @@ Message drumline_cuda_graph_new(Graph** made) {
 
 void drumline_cuda_graph_free(Graph* graph) { delete graph; }
 
-// What this thread puts on the current stream from now on is recorded and not run. Other threads may go on working with the GPU.
+// From now on the work that this thread queues on the current stream is recorded, and does not run. Other threads may
+// use the GPU meanwhile.
 //
-// Where that cannot begin, libtorch leaves what it had begun by then: both allocators count the pool's users, each for itself.
+// If the recording cannot begin, libtorch does not undo what it has done so far: both allocators count the pool's
+// users.
 Message drumline_cuda_graph_begin(Graph* graph, DrumlinePool pool, uint64_t* recording) {
   return guarded([&] {
     c10::MempoolId_t id{pool.first, pool.second};
@@ -85,7 +87,8 @@ Message drumline_cuda_graph_begin(Graph* graph, DrumlinePool pool, uint64_t* rec
   });
 }
 
-// Where the recording was spoilt, libtorch leaves its allocators and its generator waiting for the end, and the pool with a user: they are freed from that.
+// If the recording failed, libtorch leaves its allocators and its generator in the recording state, and the pool with a
+// user. This resets them.
 Message drumline_cuda_graph_end(Graph* graph, DrumlinePool pool) {
   return guarded([&] {
     c10::MempoolId_t id{pool.first, pool.second};

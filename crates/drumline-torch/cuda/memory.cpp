@@ -1,4 +1,4 @@
-// A GPU's memory: how much is in use, pages that a GPU can read by itself, copies that nobody waits for.
+// GPU memory statistics and pinned memory.
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -15,7 +15,7 @@ namespace allocator = c10::cuda::CUDACachingAllocator;
 
 extern "C" {
 
-// Laid out as `RawMemory` in memory.rs.
+// The layout is that of `RawMemory` in memory.rs.
 struct DrumlineMemory {
   int64_t allocated, peak_allocated, reserved, peak_reserved;
   uint64_t free, total;
@@ -23,7 +23,7 @@ struct DrumlineMemory {
 
 Message drumline_cuda_memory(int32_t device, DrumlineMemory* found) {
   return guarded([&] {
-    // Before the first tensor the allocator knows of no GPU.
+    // The allocator has no statistics before the first tensor.
     at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
     auto index = static_cast<c10::DeviceIndex>(device);
     auto stats = allocator::getDeviceStats(index);
@@ -41,12 +41,12 @@ Message drumline_cuda_reset_peak(int32_t device) {
   });
 }
 
-// Gives what is kept for later back to the driver.
+// Returns cached memory to the driver.
 Message drumline_cuda_empty_cache() {
   return guarded([&] { allocator::emptyCache(); });
 }
 
-// A tensor in pages that stay where they are, with the size and type of `like`.
+// A tensor in pinned memory, with the size and type of `like`.
 Message drumline_cuda_pinned_like(const at::Tensor* like, at::Tensor** made) {
   return guarded([&] {
     auto options = like->options().device(at::kCPU).pinned_memory(true);
@@ -54,7 +54,7 @@ Message drumline_cuda_pinned_like(const at::Tensor* like, at::Tensor** made) {
   });
 }
 
-// Pages of others stay where they are from now on, so that GPUs can read and write them by themselves.
+// Pins memory that is owned elsewhere, so that GPUs can access it directly.
 Message drumline_cuda_host_register(void* data, size_t bytes) {
   return guarded([&] { C10_CUDA_CHECK(cudaHostRegister(data, bytes, cudaHostRegisterPortable)); });
 }
@@ -63,7 +63,7 @@ Message drumline_cuda_host_unregister(void* data) {
   return guarded([&] { C10_CUDA_CHECK(cudaHostUnregister(data)); });
 }
 
-// The memory of `tensor` is not used again before what `stream` has to do now is done.
+// The memory of `tensor` is not reused before the current work of `stream` is done.
 Message drumline_cuda_record_stream(const at::Tensor* tensor, int64_t id, int32_t device) {
   return guarded([&] {
     tensor->record_stream(c10::Stream::unpack3(id, static_cast<c10::DeviceIndex>(device), c10::DeviceType::CUDA));

@@ -1,4 +1,4 @@
-// Queues of work on a GPU, and marks in them.
+// Streams and events of CUDA.
 #include <c10/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -12,7 +12,7 @@ using drumline::Message;
 
 namespace {
 
-// Laid out as `RawStream` in stream.rs: `c10::StreamData3`.
+// The layout is that of `RawStream` in stream.rs: `c10::StreamData3`.
 struct Stream {
   int64_t id;
   int32_t device;
@@ -39,7 +39,7 @@ Message drumline_cuda_stream_current(int32_t device, Stream* found) {
   return guarded([&] { *found = Stream::of(c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(device))); });
 }
 
-// Makes it the current one of its device, for this thread.
+// Makes it the current stream of its device for this thread.
 Message drumline_cuda_stream_enter(Stream stream, Stream* before) {
   return guarded([&] {
     *before = Stream::of(c10::cuda::getCurrentCUDAStream(static_cast<c10::DeviceIndex>(stream.device)));
@@ -55,7 +55,7 @@ Message drumline_cuda_stream_is_done(Stream stream, bool* done) {
   return guarded([&] { *done = stream.cuda().query(); });
 }
 
-// The recording for which what is put on it is kept, and not run; 0 if there is none.
+// CUDA's id of the recording that the stream is part of; 0 if there is none.
 Message drumline_cuda_stream_recording(Stream stream, uint64_t* id) {
   return guarded([&] {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
@@ -65,7 +65,7 @@ Message drumline_cuda_stream_recording(Stream stream, uint64_t* id) {
   });
 }
 
-// As CUDA and NCCL call it: `cudaStream_t`.
+// The `cudaStream_t`.
 Message drumline_cuda_stream_raw(Stream stream, void** raw) {
   return guarded([&] { *raw = stream.cuda().stream(); });
 }

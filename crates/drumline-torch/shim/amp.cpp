@@ -1,4 +1,4 @@
-// Loss scaling: gradients are brought back to their size, and looked at on the way; the scale follows what was found.
+// Loss scaling: unscales gradients, looks for infinite values and NaN, and updates the scale.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
@@ -19,7 +19,7 @@ extern "C" {
 Message drumline_amp_unscale(List grads, at::Tensor* found_inf, at::Tensor* inv_scale) {
   return guarded([&] {
     at::NoGradGuard no_grad;
-    // The kernel takes lists of one type.
+    // The kernel needs lists of one type.
     std::map<at::ScalarType, std::vector<at::Tensor>> by_type;
     for (const auto& grad : grads.tensors()) {
       TORCH_CHECK(grad.device() == found_inf->device(), "a gradient is on ", grad.device(), ", the loss scale on ",
@@ -32,7 +32,7 @@ Message drumline_amp_unscale(List grads, at::Tensor* found_inf, at::Tensor* inv_
   });
 }
 
-// Laid out as `Growth` in ffi.rs.
+// The layout is that of `Growth` in ffi.rs.
 struct Growth {
   double growth_factor, backoff_factor;
   int64_t growth_interval;

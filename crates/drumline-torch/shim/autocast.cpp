@@ -1,4 +1,4 @@
-// Autocast of the current thread: on or off for a kind of device, with its type.
+// Autocast of the current thread: on or off for a device type, with its dtype.
 #include <ATen/autocast_mode.h>
 
 #include "status.h"
@@ -8,7 +8,7 @@ using drumline::Message;
 
 namespace {
 
-// Laid out as `State` in autocast.rs.
+// The layout is that of `State` in autocast.rs.
 struct State {
   bool enabled;
   int8_t dtype;
@@ -23,7 +23,7 @@ void set(at::DeviceType device, State state) {
 
 extern "C" {
 
-// A negative `state.dtype` keeps the type as it is.
+// A negative `state.dtype` keeps the current dtype.
 Message drumline_autocast_enter(int8_t device, State state, State* before) {
   return guarded([&] {
     auto type = static_cast<at::DeviceType>(device);
@@ -34,7 +34,7 @@ Message drumline_autocast_enter(int8_t device, State state, State* before) {
   });
 }
 
-// Weights that were cast are kept only until the outermost scope ends.
+// Cast weights are cached only until the outermost scope ends.
 Message drumline_autocast_leave(int8_t device, State before) {
   return guarded([&] {
     if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();

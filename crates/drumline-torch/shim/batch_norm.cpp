@@ -1,4 +1,4 @@
-// The sums that the backward of batch normalisation needs, by libtorch's own kernel, which tch leaves out.
+// The sums for the backward of batch normalisation, by a kernel of libtorch that tch does not expose.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/batch_norm_backward_reduce.h>
@@ -13,8 +13,8 @@ using drumline::Message;
 
 namespace {
 
-// On a GPU the other kernel gives no sums where there is no weight. This one wants both in the same order, and gives sum(grad) and
-// sum(grad * (input - mean)).
+// On a GPU the other kernel returns no sums without a weight. This one needs both tensors in the same memory order, and
+// returns sum(grad) and sum(grad * (input - mean)).
 std::pair<at::Tensor, at::Tensor> sums_on_gpu(const at::Tensor& grad, const at::Tensor& input, const at::Tensor& mean, const at::Tensor& invstd) {
   auto format = input.suggest_memory_format();
   auto dy = grad.to(input.scalar_type()).contiguous(format);

@@ -1,4 +1,4 @@
-// A Rust closure in C++'s hands: called any number of times, dropped once.
+// A Rust closure that C++ owns: called any number of times, dropped once.
 #pragma once
 
 #include <stdexcept>

@@ -1,4 +1,4 @@
-// What a collective must know of a tensor before it may touch its memory.
+// What a collective needs to know about a tensor before it uses its memory.
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
@@ -11,7 +11,7 @@ using drumline::Message;
 
 namespace {
 
-// Laid out as `Facts` in collectives/facts.rs.
+// The layout is that of `Facts` in collectives/facts.rs.
 struct Facts {
   void* data;
   size_t numel;
@@ -44,7 +44,7 @@ Message drumline_tensor_facts(at::Tensor* tensor, Facts* facts) {
   });
 }
 
-// A tensor of the type of `like`, in host memory or where `like` is, not yet written.
+// An uninitialised tensor of the type of `like`, in host memory or on the device of `like`.
 Message drumline_tensor_room(at::Tensor* like, bool on_host, const int64_t* sizes, size_t dims, at::Tensor** out) {
   return guarded([&] {
     auto options = at::TensorOptions().dtype(like->scalar_type());

@@ -1,4 +1,4 @@
-// The two gradients of a convolution, each by itself.
+// The two gradients of a convolution, computed separately.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/convolution_backward.h>
@@ -10,13 +10,13 @@ using drumline::Message;
 
 extern "C" {
 
-// Laid out as `Arguments` in convolution.rs.
+// The layout is that of `Arguments` in convolution.rs.
 struct DrumlineConvolution {
   int64_t stride, padding, groups;
   bool of_input, of_weight;
 };
 
-// New handles, or null for what is not wanted.
+// Returns new handles, or null for gradients that are not needed.
 Message drumline_convolution_backward(const at::Tensor* grad, const at::Tensor* input, const at::Tensor* weight, DrumlineConvolution with,
                                       at::Tensor** of_input, at::Tensor** of_weight) {
   return guarded([&] {

@@ -1,4 +1,4 @@
-// One operation on each tensor of a list, in one call; on a GPU in few kernels.
+// One operation on each tensor of a list; on a GPU in few kernels.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
@@ -19,7 +19,7 @@ using drumline::Message;
 
 namespace {
 
-// libtorch refuses empty lists; nothing is to be done for them.
+// libtorch returns an error for empty lists, for which there is nothing to do.
 template <class Body>
 Message on(List list, Body&& body) {
   return guarded([&] {

@@ -1,4 +1,4 @@
-// Functions of autograd whose forward and backward are Rust closures: a node in the graph that calls back.
+// Autograd functions whose forward and backward are Rust closures: a node of the graph that calls into Rust.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function.h>
@@ -27,7 +27,8 @@ struct Handles {
   size_t count;
 };
 
-// What backward is called with. Rust takes the handles over, and leaves those of its results in `results`; null is undefined.
+// The arguments of backward. Rust takes ownership of the handles, and writes those of its results to `results`; null
+// means undefined.
 struct BackwardCall {
   Handles grads;
   Handles saved;
@@ -43,7 +44,7 @@ struct BackwardClosure {
   void (*drop)(void* context);
 };
 
-// Owns the closure from the moment it has crossed over.
+// Owns the closure.
 class Backward {
  public:
   explicit Backward(BackwardClosure closure) : closure_(closure) {}
@@ -100,7 +101,7 @@ struct RustFunction : torch::autograd::Node {
       std::unique_ptr<at::Tensor> owned(result);
       out.push_back(owned ? std::move(*owned) : at::Tensor());
     }
-    // Grad mode is on here when a graph of the backward itself was asked for.
+    // Grad mode is on here if backward was called with create_graph.
     if (at::GradMode::is_enabled()) refuse_a_second(grads, out);
     return out;
   }
@@ -119,7 +120,7 @@ struct RustFunction : torch::autograd::Node {
     return tensors;
   }
 
-  // Whoever differentiates the results meets an error instead of gradients that lack a part.
+  // Differentiating the results is an error, because their gradients would lack a part.
   void refuse_a_second(const variable_list& grads, variable_list& results) {
     auto edges = next_edges();
     for (const auto& grad : grads) {
@@ -152,7 +153,7 @@ Message drumline_requires_grad(at::Tensor* tensor, bool* needed) {
   return guarded([&] { *needed = tensor->defined() && tensor->requires_grad() && at::GradMode::is_enabled(); });
 }
 
-// Puts a node with this backward between the inputs and the outputs, which are replaced by handles with a history.
+// Adds a node with this backward between inputs and outputs. The outputs are replaced by handles with a history.
 Message drumline_function_record(Handles inputs, Handles outputs, Handles saved, Handles constant, BackwardClosure closure) {
   return guarded([&] {
     auto node = std::shared_ptr<RustFunction>(new RustFunction(std::make_unique<Backward>(closure)), torch::autograd::deleteNode);
@@ -172,7 +173,7 @@ Message drumline_function_record(Handles inputs, Handles outputs, Handles saved,
       auto& output = *outputs.data[i];
       TORCH_CHECK(output.defined(), "output ", i, " is undefined");
       bool differentiable = torch::autograd::isDifferentiableType(output.scalar_type()) && !contains(constant, output);
-      // A handle of its own: an output may be an input, a view of one, or another output.
+      // A new handle: an output may be an input, a view of one, or another output.
       output = output.detach();
       if (needed && differentiable) {
         torch::autograd::set_history(output, node);

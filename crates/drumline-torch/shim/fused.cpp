@@ -1,7 +1,7 @@
 // The fused optimizers: one pass over a parameter, its gradient and its state.
 //
-// The kernels take every tensor for a plain array and look at no strides: a gradient that lies differently in memory than its
-// parameter would be applied to the wrong elements without a word. So all lists are held against the parameters first.
+// The kernels treat every tensor as a plain array and ignore strides: a gradient with another memory layout than its
+// parameter would silently be applied to the wrong elements. So all lists are compared with the parameters first.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
@@ -22,7 +22,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// Whether element i of one array is element i of the other. The stride of a dim of size 1 is never used.
+// Whether both tensors have the same memory layout. The stride of a dim of size 1 does not matter.
 bool lies_as(const at::Tensor& tensor, const at::Tensor& param) {
   if (!tensor.is_non_overlapping_and_dense()) return false;
   for (int64_t dim = 0; dim < param.dim(); ++dim) {
@@ -55,8 +55,8 @@ void check_steps(const Tensors& steps, const Tensors& params) {
   }
 }
 
-// The kernels read `steps` but do not advance them. On a CPU an operation for each would take longer than the kernel does on small
-// parameters.
+// The kernels read `steps` but do not advance them. On a CPU one operation for each would take longer than the kernel
+// takes for small parameters.
 void count_step(const Tensors& steps) {
   if (!steps.front().is_cpu()) return at::_foreach_add_(steps, 1);
   for (const auto& step : steps) *step.mutable_data_ptr<float>() += 1;
@@ -64,7 +64,7 @@ void count_step(const Tensors& steps) {
 
 using Optional = std::optional<at::Tensor>;
 
-// A step that was left out takes its count back: `found_inf` is 1 then, and 0 otherwise.
+// A step that was skipped is not counted: `found_inf` is 1 then, and 0 otherwise.
 void take_back(const Tensors& steps, const Optional& found_inf) {
   if (!found_inf) return;
   if (!steps.front().is_cpu()) return at::_foreach_sub_(steps, Tensors(steps.size(), *found_inf));
@@ -72,7 +72,7 @@ void take_back(const Tensors& steps, const Optional& found_inf) {
   for (const auto& step : steps) *step.mutable_data_ptr<float>() -= left_out;
 }
 
-// A number that the kernel reads on the parameters' device; nothing if there is none.
+// A number that the kernel reads on the parameters' device, if there is one.
 Optional number(const at::Tensor* tensor, const Tensors& params, const char* what) {
   if (tensor == nullptr) return std::nullopt;
   TORCH_CHECK(tensor->defined() && tensor->numel() == 1 && tensor->scalar_type() == at::kFloat, what, " is one number of type Float");
@@ -83,8 +83,8 @@ Optional number(const at::Tensor* tensor, const Tensors& params, const char* wha
 
 extern "C" {
 
-// Each may be null. `lr` takes the place of the number; gradients are divided by `grad_scale`, in place; where `found_inf` is 1 nothing
-// changes.
+// Each may be null. `lr` replaces the number; gradients are divided by `grad_scale` in place; if `found_inf` is 1,
+// nothing changes.
 struct StepTensors {
   const at::Tensor *lr, *grad_scale, *found_inf;
 };
@@ -124,7 +124,7 @@ struct AdamLists {
   List params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps;
 };
 
-// As above. This step is counted in `steps`, unless it is left out.
+// As above. This step is counted in `steps`, unless it is skipped.
 Message drumline_fused_adam(const AdamLists* lists, StepTensors tensors, const AdamArguments* with) {
   return guarded([&] {
     at::NoGradGuard no_grad;
@@ -155,8 +155,7 @@ Message drumline_fused_adam(const AdamLists* lists, StepTensors tensors, const A
   });
 }
 
-// The gradient of `leaf` as the kernels need it: itself if it lies in memory as the leaf does, a copy that does otherwise, null if
-// there is none.
+// The gradient of `leaf` with the leaf's memory layout: the gradient itself, or a copy; null if there is none.
 Message drumline_grad_fitting(at::Tensor* leaf, at::Tensor** fitting) {
   return guarded([&] {
     at::NoGradGuard no_grad;

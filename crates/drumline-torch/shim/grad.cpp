@@ -1,4 +1,4 @@
-// Gradients: hooks that run when one has been accumulated; set, taken, made undefined. Writes that autograd must know of.
+// Gradients: hooks that run when one was accumulated; set, take, make undefined. Also: reports writes to autograd.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -42,7 +42,7 @@ Message drumline_hook_set(at::Tensor* leaf, drumline::Closure closure, uint64_t*
   });
 }
 
-// A later hook, which has taken the place of this one, stays.
+// A later hook, which has replaced this one, stays.
 Message drumline_hook_clear(at::Tensor* leaf, uint64_t number) {
   return guarded([&] {
     auto* hook = dynamic_cast<Hook*>(torch::autograd::impl::post_acc_grad_hooks(*leaf).get());
@@ -50,7 +50,8 @@ Message drumline_hook_clear(at::Tensor* leaf, uint64_t number) {
   });
 }
 
-// Autograd is told that the memory was written, so that a backward that needs what was there fails instead of being wrong.
+// Reports to autograd that the memory was written, so that a backward that needs the old values fails instead of being
+// wrong.
 Message drumline_tensor_written(at::Tensor* tensor) {
   return guarded([&] {
     if (!tensor->is_inference()) tensor->unsafeGetTensorImpl()->bump_version();
@@ -81,7 +82,7 @@ Message drumline_grad_take(at::Tensor* leaf, at::Tensor** grad) {
   });
 }
 
-// `copy` copies bytes from the one to the other.
+// `copy` copies bytes.
 Message drumline_grad_into(at::Tensor* leaf, at::Tensor* place, void (*copy)(void*, const void*, size_t), bool* had_one) {
   return guarded([&] {
     at::NoGradGuard no_grad;

@@ -1,4 +1,4 @@
-// Settings of libtorch that tch does not reach.
+// Settings of libtorch that tch does not expose.
 #include <ATen/Context.h>
 #include <c10/util/env.h>
 
@@ -15,7 +15,7 @@ Message drumline_flush_denormal(bool on, bool* supported) {
 
 Message drumline_deterministic(bool on, bool warn_only) {
   return guarded([&] {
-    // libtorch refuses matrix products on GPUs unless cuBLAS was told to keep its workspaces apart.
+    // libtorch requires this setting of cuBLAS for deterministic matrix products on GPUs.
     if (on) c10::utils::set_env("CUBLAS_WORKSPACE_CONFIG", ":4096:8", false);
     at::globalContext().setDeterministicAlgorithms(on, warn_only);
   });

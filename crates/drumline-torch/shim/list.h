@@ -1,4 +1,4 @@
-// A list of tensors as it crosses the C interface: an array of handles that stay the caller's.
+// A list of tensors in the C interface: an array of handles that the caller owns.
 #pragma once
 
 #include <ATen/core/Tensor.h>

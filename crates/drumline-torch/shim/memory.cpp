@@ -1,4 +1,4 @@
-// Tensors over memory that somebody else owns; the owner is told when the last of them is gone.
+// Tensors over memory with another owner, which is dropped with the last of them.
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/from_blob.h>
@@ -21,7 +21,8 @@ Message drumline_tensor_over(void* data, const int64_t* sizes, size_t dims, int8
   });
 }
 
-// A tensor with the strides of `like` on the bytes of `flat` from `offset` elements on; a leaf of its own, as a view is not.
+// A tensor with the strides of `like` on the memory of `flat`, starting at `offset` elements. It is a leaf, unlike a
+// view.
 Message drumline_tensor_within(at::Tensor* flat, int64_t offset, at::Tensor* like, at::Tensor** out) {
   return guarded([&] {
     at::NoGradGuard no_grad;
@@ -29,7 +30,7 @@ Message drumline_tensor_within(at::Tensor* flat, int64_t offset, at::Tensor* lik
   });
 }
 
-// Does not wait where one side is a GPU's and the other in pinned memory.
+// Does not wait if one side is on a GPU and the other in pinned memory.
 Message drumline_copy_async(at::Tensor* to, const at::Tensor* from) {
   return guarded([&] {
     at::NoGradGuard no_grad;

@@ -1,4 +1,4 @@
-// The state of the random number generators that operations use when they are given none.
+// The state of libtorch's default random number generators.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
@@ -45,7 +45,7 @@ Message drumline_rng_set(int64_t device, at::Tensor* state) {
   });
 }
 
-// The state that a generator has after `seed`; the one in use stays as it is.
+// The state of a generator after `seed`. The process's generator does not change.
 Message drumline_rng_seeded(int64_t device, uint64_t seed, at::Tensor** state) {
   return guarded([&] {
     auto generator = device < 0 ? at::detail::createCPUGenerator() : default_generator(device).clone();

@@ -1,4 +1,4 @@
-// How the shim answers: null is success, anything else a message that the caller owns and gives back to
+// How the shim returns errors: null is success, anything else is a message that the caller owns and must free with
 // `drumline_message_free`. No exception leaves the shim.
 #pragma once
 
@@ -14,12 +14,12 @@ using Message = char*;
 
 inline Message own(const char* text) noexcept {
   Message copy = ::strdup(text);
-  // Out of memory for a message: a constant would be freed by the caller.
+  // Out of memory for a message. A constant is not possible: the caller would free it.
   if (copy == nullptr) std::abort();
   return copy;
 }
 
-// Runs `body`; what it throws becomes the message.
+// Runs `body`. The text of its exception becomes the message.
 template <class Body>
 Message guarded(Body&& body) noexcept {
   try {

@@ -1,15 +1,16 @@
-//! Loss scaling, for forward passes in float16: small gradients would become zero there, so the loss is multiplied before backward, and the
-//! gradients are divided after it.
+//! Loss scaling for forward passes in float16, where small gradients would underflow to zero. The loss is multiplied by
+//! a scale before backward, and the gradients are divided by it afterwards.
 //!
 //! ```text
 //!   loss × scale ─ backward ─▶ ScaledGrads ─ unscale ─▶ Unscaled{found_inf} ─ clip, step ─▶ parameters, unless found_inf
 //!                                                           │
 //!   scale ◀─ grows after many good steps, shrinks after a bad one ◀┘                         policy
 //! ```
-//! Scale and `found_inf` stay on the device, so a captured graph has the whole of it. Only unscaled gradients can be clipped or stepped by.
+//! Scale and `found_inf` stay on the device, so that a captured graph contains all of this. The types ensure that
+//! gradients are unscaled before they are clipped or used in a step.
 //!
-//! - `policy`: how the scale moves, as PyTorch's or as DeepSpeed's
-//! - `grads`: what may be done with gradients, and when
+//! - `policy`: how the scale changes: as PyTorch's or as DeepSpeed's
+//! - `grads`: scaled and unscaled gradients
 
 mod ffi;
 #[cfg(test)]
@@ -27,7 +28,7 @@ use policy::Scale;
 pub use grads::{ScaledGrads, StepMade, Unscaled};
 pub use policy::{DeepSpeedScale, DynamicScale, ScalePolicy};
 
-/// Multiplies losses, divides gradients, and finds the scale at which nothing is lost.
+/// Multiplies losses, divides gradients, and adapts the scale, as PyTorch's `GradScaler`.
 ///
 /// ```
 /// use drumline_torch::{LossScaler, Optimizer, ScalePolicy, Sgd, SgdOptions, StepMade, autocast, parameters};
@@ -55,19 +56,19 @@ pub struct LossScaler {
     at: Scale,
 }
 
-/// What a scaler goes on from.
+/// The saved state of a scaler.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScalerState {
     /// The scale.
     pub scale: f64,
-    /// Steps without overflow since it last moved.
+    /// Steps without overflow since the scale last changed.
     pub growth_tracker: i64,
-    /// The overflow at which it goes down, by DeepSpeed's rule.
+    /// Overflows until the scale decreases, by DeepSpeed's rule.
     pub hysteresis: i64,
 }
 
 impl LossScaler {
-    /// Scales losses on `device` by a rule.
+    /// Scales losses on `device` by a policy.
     pub fn new(policy: ScalePolicy, device: Device) -> Result<Self, TorchError> {
         policy.check()?;
         let count = |value: i64| Tensor::f_full([], value, (Kind::Int, device));
@@ -81,12 +82,12 @@ impl LossScaler {
         })
     }
 
-    /// Backward from the loss times the scale.
+    /// Runs backward from the loss times the scale.
     pub fn backward(&self, loss: &Tensor) -> Result<ScaledGrads, TorchError> {
         self.backward_with(loss, |scaled| Ok(scaled.f_backward()?))
     }
 
-    /// The same by a backward of choice, such as that of `Ddp`.
+    /// The same with a custom backward, such as that of `Ddp`.
     pub fn backward_with<E: From<TorchError>>(
         &self,
         loss: &Tensor,
@@ -97,7 +98,7 @@ impl LossScaler {
         Ok(self.received())
     }
 
-    /// Gradients that other ranks' backwards have left here, where this one had no loss.
+    /// The gradients that a rank without a loss has received by reduction.
     pub fn received(&self) -> ScaledGrads {
         ScaledGrads { made_by_scaler: () }
     }
@@ -107,7 +108,7 @@ impl LossScaler {
         Ok(self.at.scale.f_double_value(&[])?)
     }
 
-    /// What a later [`load_state`](Self::load_state) goes on from.
+    /// The state for a later [`load_state`](Self::load_state).
     pub fn state(&self) -> Result<ScalerState, TorchError> {
         Ok(ScalerState {
             scale: self.scale()?,
@@ -116,16 +117,17 @@ impl LossScaler {
         })
     }
 
-    /// Goes on from a saved state; a static scale stays as it was given.
+    /// Resumes from a saved state. A static scale does not change.
     pub fn load_state(&mut self, state: &ScalerState) -> Result<(), TorchError> {
         if matches!(self.policy, ScalePolicy::Static(_)) {
             return Ok(());
         }
         if !(state.scale.is_finite() && state.scale >= 0.0) {
-            return Err(TorchError::Unfit(format!(
-                "the saved loss scale is {}; expected a number",
-                state.scale
-            )));
+            return Err(TorchError::value(
+                "the saved loss scale",
+                state.scale,
+                "a number that is not negative",
+            ));
         }
         let _ = self.at.scale.f_fill_(state.scale)?;
         let _ = self.at.growth_tracker.f_fill_(state.growth_tracker)?;
@@ -133,11 +135,11 @@ impl LossScaler {
         Ok(())
     }
 
-    /// Divides the gradients by the scale; returns what was found.
+    /// Divides the gradients by the scale; returns `found_inf`.
     fn unscale(&self, grads: &[&Tensor]) -> Result<Tensor, TorchError> {
-        // As PyTorch: the reciprocal of a scale far from 1 is exact in f64 only.
+        // As PyTorch does: the reciprocal of a scale far from 1 is exact only in f64.
         let inv_scale = self.at.scale.f_to_kind(Kind::Double)?.f_reciprocal()?.f_to_kind(Kind::Float)?;
-        // Each has its own: several optimizers may unscale before one of them steps.
+        // Each call has its own tensor: several optimizers may unscale before one of them steps.
         let found_inf = self.at.scale.f_zeros_like()?;
         ffi::unscale(grads, &found_inf, &inv_scale)?;
         Ok(found_inf)

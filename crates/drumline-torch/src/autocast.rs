@@ -1,7 +1,8 @@
-//! Mixed precision: within a scope, operations that gain from it (matrix products, convolutions) run in a shorter type.
+//! Autocast: within a scope, operations that gain from it (matrix products, convolutions) run in 16 bits.
 //!
-//! Weights stay as they are: they are cast where they are used, once per scope, and their gradients come back in their own type. Only the
-//! forward belongs in the scope; backward follows the types that forward used. It holds for the current thread.
+//! Weights keep their type. libtorch casts them where they are used, once per scope, and their gradients have their own
+//! type. Only the forward belongs in the scope; backward uses the types of the forward. A scope is for the current
+//! thread.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -24,7 +25,7 @@ unsafe extern "C" {
     fn drumline_autocast_state(device: i8, state: *mut State) -> Message;
 }
 
-/// Runs `body` with autocast to `dtype` on devices of this kind; scopes nest, and end also when `body` panics.
+/// Runs `body` with autocast to `dtype` on devices of this type. Scopes nest, and end even if `body` panics.
 ///
 /// ```
 /// use drumline_torch::{autocast, no_autocast};
@@ -42,17 +43,17 @@ pub fn autocast<R>(device: Device, dtype: Kind, body: impl FnOnce() -> R) -> Res
     Ok(body())
 }
 
-/// Runs `body` with autocast off on devices of this kind, also within a scope where it is on.
+/// Runs `body` with autocast off on devices of this type, even within a scope where it is on.
 pub fn no_autocast<R>(device: Device, body: impl FnOnce() -> R) -> Result<R, TorchError> {
     let _scope = Autocast::enter(device, State { enabled: false, dtype: -1 })?;
     Ok(body())
 }
 
-/// The type that autocast makes of products on devices of this kind, where it is on.
+/// The dtype of autocast on devices of this type, if it is on.
 pub(crate) fn autocast_kind(device: Device) -> Result<Option<Kind>, TorchError> {
     let mut state = State { enabled: false, dtype: -1 };
     // SAFETY: fills one value.
-    check(unsafe { drumline_autocast_state(number(device)?, &mut state) }, "cannot look at autocast")?;
+    check(unsafe { drumline_autocast_state(device_type(device)?, &mut state) }, "cannot look at autocast")?;
     let kinds = [Kind::BFloat16, Kind::Half];
     Ok(kinds.into_iter().find(|kind| state.enabled && state.dtype == *kind as i8))
 }
@@ -63,7 +64,7 @@ pub(crate) fn autocast_kind(device: Device) -> Result<Option<Kind>, TorchError> 
 pub struct Autocast {
     device: i8,
     before: State,
-    /// The setting is the thread's.
+    /// The setting belongs to the thread.
     stays: PhantomData<*const ()>,
 }
 
@@ -71,15 +72,17 @@ impl Autocast {
     /// Autocast to `dtype`, which is `Kind::BFloat16` or `Kind::Half`.
     pub fn new(device: Device, dtype: Kind) -> Result<Self, TorchError> {
         if !matches!(dtype, Kind::BFloat16 | Kind::Half) {
-            return Err(TorchError::Unfit(format!(
-                "autocast to {dtype:?} makes nothing shorter; try Kind::BFloat16 or Kind::Half"
-            )));
+            return Err(TorchError::value(
+                "the dtype of autocast",
+                format!("{dtype:?}"),
+                "Kind::BFloat16 or Kind::Half",
+            ));
         }
         Self::enter(device, State { enabled: true, dtype: dtype as i8 })
     }
 
     fn enter(device: Device, state: State) -> Result<Self, TorchError> {
-        let device = number(device)?;
+        let device = device_type(device)?;
         let mut before = state;
         // SAFETY: takes plain values and fills one.
         let message = unsafe { drumline_autocast_enter(device, state, &mut before) };
@@ -92,18 +95,21 @@ impl Drop for Autocast {
     fn drop(&mut self) {
         // SAFETY: takes plain values, which come from libtorch.
         let message = unsafe { drumline_autocast_leave(self.device, self.before) };
-        // What was taken from libtorch is taken back by it.
+        // Restoring what libtorch returned does not fail.
         let _ = check(message, "cannot turn autocast off");
     }
 }
 
-/// As `c10::DeviceType` has it.
-fn number(device: Device) -> Result<i8, TorchError> {
+/// The number of the device type in `c10::DeviceType`.
+fn device_type(device: Device) -> Result<i8, TorchError> {
     match device {
         Device::Cpu => Ok(0),
         Device::Cuda(_) => Ok(1),
         Device::Mps => Ok(13),
-        other => Err(TorchError::Unfit(format!("there is no autocast for {other:?}"))),
+        got => {
+            let (what, expected) = ("autocast".to_owned(), "Cpu, Cuda or Mps".to_owned());
+            Err(TorchError::Device { what, expected, got })
+        }
     }
 }
 
@@ -118,6 +124,21 @@ mod tests {
 
     fn product() -> Kind {
         ones().matmul(&ones()).kind()
+    }
+
+    /// libtorch passes products and convolutions of these sizes to oneDNN. If the CPU only claims to have AMX, SIGILL
+    /// would kill the process, unless the check before `main` (`shim/amx.cpp`) has noticed.
+    #[test]
+    fn products_in_16_bits_run_on_every_cpu() {
+        let floats = (Kind::Float, Device::Cpu);
+        let rows = Tensor::ones([64, 128], floats);
+        let product = autocast(Device::Cpu, Kind::BFloat16, || rows.matmul(&rows.tr())).unwrap();
+        assert_eq!(product.to_kind(Kind::Float).double_value(&[3, 5]), 128.0);
+        let image = Tensor::ones([2, 8, 16, 16], floats);
+        let weight = Tensor::ones([16, 8, 3, 3], floats);
+        let convolve = || image.conv2d(&weight, None::<Tensor>, 1, 1, 1, 1);
+        let convolved = autocast(Device::Cpu, Kind::BFloat16, convolve).unwrap();
+        assert_eq!(convolved.to_kind(Kind::Float).double_value(&[0, 0, 8, 8]), 72.0);
     }
 
     #[test]
@@ -168,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn types_that_are_not_shorter_are_refused() {
+    fn autocast_to_other_types_is_an_error() {
         for kind in [Kind::Float, Kind::Int64, Kind::Double] {
             assert!(Autocast::new(Device::Cpu, kind).unwrap_err().to_string().contains("BFloat16"));
         }

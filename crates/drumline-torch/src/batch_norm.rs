@@ -1,4 +1,4 @@
-//! The sums that the backward of batch normalisation needs, in one pass over the data.
+//! The sums for the backward of batch normalisation, in one pass over the data.
 #![allow(unsafe_code)]
 
 use tch::Tensor;
@@ -18,8 +18,8 @@ unsafe extern "C" {
     ) -> Message;
 }
 
-/// For each channel (dimension 1) the sum of `grad * (input - mean) * invstd` and the sum of `grad`: the gradients of weight and
-/// bias.
+/// Returns for each channel (dim 1) the sum of `grad * (input - mean) * invstd` and the sum of `grad`. They are the
+/// gradients of weight and bias.
 ///
 /// ```
 /// use drumline_torch::batch_norm_sums;
@@ -41,7 +41,7 @@ pub fn batch_norm_sums(
 ) -> Result<(Tensor, Tensor), TorchError> {
     let [grad, input, mean, invstd] = [grad, input, mean, invstd].map(|tensor| tensor.as_ptr().cast_mut());
     let (mut by_weight, mut by_bias) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: all handles are good for the call; what comes back are new handles, ours.
+    // SAFETY: all handles are valid for the call; the results are new handles that we own.
     unsafe {
         let message = drumline_batch_norm_sums(grad, input, mean, invstd, &mut by_weight, &mut by_bias);
         check(message, "cannot sum the gradients of a batch normalisation")?;

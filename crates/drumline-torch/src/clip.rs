@@ -1,6 +1,6 @@
-//! Gradients held within bounds: by the norm of all of them together, or each element by itself; as PyTorch's `clip_grad_*`.
+//! Gradient clipping, by the norm of all gradients or by element, as PyTorch's `clip_grad_*`.
 //!
-//! Under data parallelism call this after the gradients were reduced: then all ranks see the same norm and do the same.
+//! With data parallelism call this after gradients were reduced, so that all ranks see the same norm.
 
 use tch::{Device, Kind, Tensor};
 
@@ -9,7 +9,7 @@ use crate::foreach::{foreach_clamp, foreach_mul_scalar, foreach_mul_tensor, fore
 use crate::grad::grad;
 use crate::named::Named;
 
-/// PyTorch's small number, which keeps a norm of zero from dividing.
+/// PyTorch's epsilon, which avoids a division by a norm of zero.
 const EPSILON: f64 = 1e-6;
 
 /// Which norm.
@@ -21,15 +21,15 @@ pub enum NormType {
     Inf,
 }
 
-/// The norm of all gradients together; parameters without one do not count. It may be infinite or NaN.
+/// The norm of all gradients together. It may be infinite or NaN. Parameters without a gradient are skipped.
 pub fn grad_norm(parameters: &[Named], norm: NormType) -> Result<f64, TorchError> {
     let grads = Grads::of(parameters)?;
     Ok(total(&grads.norms(norm)?, norm))
 }
 
-/// Scales the gradients down so that their norm (the root of the sum of squares) is at most `max_norm`; returns the norm before that.
+/// Scales gradients down so that their L2 norm is at most `max_norm`. Returns the norm before clipping.
 ///
-/// An infinite or NaN norm is an error that names the parameter; the gradients are left as they are.
+/// An infinite or NaN norm is an error that names the parameter, and the gradients do not change.
 ///
 /// ```
 /// use drumline_torch::{Named, clip_grad_norm, set_grad};
@@ -46,9 +46,9 @@ pub fn clip_grad_norm(parameters: &[Named], max_norm: f64) -> Result<f64, TorchE
     clip_grad_norm_of(parameters, max_norm, NormType::L2)
 }
 
-/// As [`clip_grad_norm`], by a norm of choice.
+/// Like [`clip_grad_norm`], with a choice of the norm.
 pub fn clip_grad_norm_of(parameters: &[Named], max_norm: f64, norm: NormType) -> Result<f64, TorchError> {
-    check_bound("the greatest norm of gradients", max_norm)?;
+    check_bound("the maximum norm of gradients", max_norm)?;
     let grads = Grads::of(parameters)?;
     let norms = grads.norms(norm)?;
     let total = total(&norms, norm);
@@ -62,10 +62,11 @@ pub fn clip_grad_norm_of(parameters: &[Named], max_norm: f64, norm: NormType) ->
     Ok(total)
 }
 
-/// As [`clip_grad_norm`], without a wait for the device: the norm comes back as a tensor of one element there, and a captured graph clips by the norm of each
-/// replay. One that is infinite or NaN leaves the gradients as they are: for steps that a `found_inf` leaves out then.
+/// Like [`clip_grad_norm`], without waiting for the device. The norm is returned as a tensor of one element, and a
+/// captured graph clips by the norm of each replay. If the norm is infinite or NaN, the gradients do not change:
+/// `found_inf` is expected to skip such a step.
 pub fn clip_grad_norm_on_device(parameters: &[Named], max_norm: f64) -> Result<Tensor, TorchError> {
-    check_bound("the greatest norm of gradients", max_norm)?;
+    check_bound("the maximum norm of gradients", max_norm)?;
     let grads = Grads::of(parameters)?;
     grads.check_one_device()?;
     if grads.0.is_empty() {
@@ -80,13 +81,13 @@ pub fn clip_grad_norm_on_device(parameters: &[Named], max_norm: f64) -> Result<T
     Ok(total)
 }
 
-/// Puts each element of the gradients into the range from `-max_value` to `max_value`. NaN stays.
+/// Clamps each element of the gradients to the range from `-max_value` to `max_value`. NaN stays NaN.
 pub fn clip_grad_value(parameters: &[Named], max_value: f64) -> Result<(), TorchError> {
-    check_bound("the greatest value of gradients", max_value)?;
+    check_bound("the maximum value of gradients", max_value)?;
     foreach_clamp(&Grads::of(parameters)?.borrowed(), -max_value, max_value)
 }
 
-/// The gradients that there are, with the names of their parameters.
+/// The gradients of the parameters that have one, with their names.
 struct Grads<'a>(Vec<(&'a str, Tensor)>);
 
 impl<'a> Grads<'a> {
@@ -107,14 +108,17 @@ impl<'a> Grads<'a> {
         let device = first.device();
         match self.0.iter().find(|(_, grad)| grad.device() != device) {
             None => Ok(()),
-            Some((name, grad)) => Err(TorchError::Unfit(format!(
-                "the gradient of `{name}` is on {:?}, that of `{first_name}` on {device:?}; try clip_grad_norm, which waits for both",
-                grad.device()
-            ))),
+            Some((name, grad)) => Err(TorchError::Device {
+                what: format!("the gradient of `{name}`"),
+                expected: format!(
+                    "{device:?}, as the gradient of `{first_name}`; try clip_grad_norm, which waits for both"
+                ),
+                got: grad.device(),
+            }),
         }
     }
 
-    /// The norm of each; read from the device in one go.
+    /// The norm of each gradient. All are read from the device at once.
     fn norms(&self, norm: NormType) -> Result<Vec<f64>, TorchError> {
         let Some((_, first)) = self.0.first() else { return Ok(Vec::new()) };
         let ord = match norm {
@@ -122,18 +126,15 @@ impl<'a> Grads<'a> {
             NormType::Inf => f64::INFINITY,
         };
         let norms = foreach_norm(&self.borrowed(), ord)?;
-        let alike: Result<Vec<_>, _> =
+        let on_one_device: Result<Vec<_>, _> =
             norms.iter().map(|norm| norm.f_to_device(first.device())?.f_to_kind(Kind::Double)).collect();
-        Ok(Vec::try_from(Tensor::f_stack(&alike?, 0)?)?)
+        Ok(Vec::try_from(Tensor::f_stack(&on_one_device?, 0)?)?)
     }
 
     fn not_finite(&self, norms: &[f64], total: f64) -> TorchError {
-        let culprit = self.0.iter().zip(norms).find(|(_, norm)| !norm.is_finite());
-        let whose =
-            culprit.map_or(String::new(), |((name, _), norm)| format!(" (that of `{name}` is {norm})"));
-        TorchError::Unfit(format!(
-            "the norm of the gradients is {total}{whose}, so they cannot be clipped; try a smaller learning rate"
-        ))
+        let first = self.0.iter().zip(norms).find(|(_, norm)| !norm.is_finite());
+        let parameter = first.map(|((name, _), norm)| ((*name).to_owned(), *norm));
+        TorchError::NormNotFinite { total, parameter }
     }
 }
 
@@ -149,7 +150,7 @@ fn check_bound(what: &str, value: f64) -> Result<(), TorchError> {
     if value >= 0.0 {
         return Ok(());
     }
-    Err(TorchError::Unfit(format!("{what} is {value}; expected a number that is not negative")))
+    Err(TorchError::value(what, value, "a number that is not negative"))
 }
 
 #[cfg(test)]
@@ -165,7 +166,7 @@ mod tests {
         Tensor::read_safetensors(path).unwrap().into_iter().collect()
     }
 
-    /// Parameters with the golden gradients, and one that has none.
+    /// Parameters with the golden gradients, and one without a gradient.
     fn parameters(golden: &HashMap<String, Tensor>) -> Vec<Named> {
         let with_grad = |name: &str| {
             let grad = golden[&format!("grad.{name}")].copy();
@@ -216,7 +217,7 @@ mod tests {
         let _ = parameters[1].tensor.grad().get(0).fill_(f64::INFINITY);
         let found = clip_grad_norm_on_device(&parameters, 0.5).unwrap();
         assert_eq!(found.double_value(&[]), f64::INFINITY);
-        assert!(parameters[0].tensor.grad().equal(&golden["grad.w"]), "as they were");
+        assert!(parameters[0].tensor.grad().equal(&golden["grad.w"]), "gradients do not change");
         assert_eq!(clip_grad_norm_on_device(&parameters[3..], 0.5).unwrap().double_value(&[]), 0.0);
     }
 
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn no_gradients_have_no_norm_and_bounds_are_checked() {
+    fn without_gradients_the_norm_is_zero_and_bounds_are_checked() {
         let unused = &parameters(&golden())[3..];
         assert_eq!(clip_grad_norm(unused, 1.0).unwrap(), 0.0);
         assert_eq!(clip_grad_norm(&[], 1.0).unwrap(), 0.0);

@@ -1,10 +1,10 @@
-//! Convolutions whose gradients can be computed apart: that of the input on the way of backward, that of the weight beside it.
+//! Convolutions whose weight gradients are computed on a second stream, in parallel with the rest of backward.
 //!
 //! ```text
-//!   backward   ◀── input's gradient ◀── norm ◀── input's gradient ◀── …        what the next layer waits for
-//!   beside            weight's gradient ───┐        weight's gradient ───┐      what nobody waits for before the end
+//!   backward   ◀── input's gradient ◀── norm ◀── input's gradient ◀── …        the next layer waits for it
+//!   beside            weight's gradient ───┐        weight's gradient ───┐      only the optimizer waits for it
 //! ```
-//! A GPU does both at the same time where one alone leaves it idle, as small convolutions do.
+//! Small convolutions leave a GPU partly idle, so that it can compute both at the same time.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -18,10 +18,10 @@ use crate::cuda::{Priority, Stream};
 use crate::error::TorchError;
 use crate::function::autograd_function;
 use crate::grad::{grad, set_grad};
-use crate::memory_format::laid_out_as;
+use crate::memory_format::with_layout_of;
 use crate::status::{Message, check};
 
-/// Convolutions with more outputs fill a GPU by themselves.
+/// Convolutions with more output elements fill a GPU alone.
 const FILLS_A_GPU: usize = 1 << 23;
 
 #[repr(C)]
@@ -47,11 +47,11 @@ unsafe extern "C" {
 /// A convolution over images, without bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Conv2d {
-    /// Pixels from one place to the next.
+    /// The stride, in both directions.
     pub stride: i64,
-    /// Zeros around an image.
+    /// Zeros added around an image.
     pub padding: i64,
-    /// Parts into which channels are split.
+    /// The number of groups of channels.
     pub groups: i64,
 }
 
@@ -62,7 +62,8 @@ impl Default for Conv2d {
 }
 
 impl Conv2d {
-    /// The convolution, as `conv2d` of libtorch. Within [`Beside::forward`] the gradient of a small one's weight is computed beside backward.
+    /// The convolution, as libtorch's `conv2d`. Within [`Beside::forward`] the weight gradient of a small convolution
+    /// is computed on a second stream.
     pub fn forward(self, xs: &Tensor, weight: &Tensor) -> Result<Tensor, TorchError> {
         match Beside::current().filter(|beside| beside.takes(xs, weight)) {
             Some(beside) => self.beside(xs, weight, beside),
@@ -98,7 +99,7 @@ impl Conv2d {
                     beside.weight(&leaf, [grad, xs], || {
                         let [_, of_weight] = gradients(grad, xs, weight, self, [false, true])?;
                         of_weight
-                            .ok_or_else(|| TorchError::Unfit("a convolution without a gradient".to_owned()))
+                            .ok_or(TorchError::Internal { what: "a convolution's weight has no gradient" })
                     })?;
                 }
                 let [of_xs, _] = gradients(grad, xs, weight, self, [cx.needs_input_grad(0), false])?;
@@ -109,7 +110,7 @@ impl Conv2d {
     }
 }
 
-/// The gradients of input and weight, those of them that are wanted.
+/// The gradients of input and weight, each if it is needed.
 pub(crate) fn gradients(
     grad: &Tensor,
     xs: &Tensor,
@@ -124,7 +125,7 @@ pub(crate) fn gradients(
     let with = Arguments { stride, padding, groups, of_input, of_weight };
     let mut made = [std::ptr::null_mut(), std::ptr::null_mut()];
     let [first, second] = &mut made;
-    // SAFETY: the handles are good for the call; what comes back are new handles, ours, or null.
+    // SAFETY: the handles are valid for the call; the results are null or new handles that we own.
     unsafe {
         let message =
             drumline_convolution_backward(grad.as_ptr(), xs.as_ptr(), weight.as_ptr(), with, first, second);
@@ -137,10 +138,10 @@ thread_local! {
     static CURRENT: RefCell<Option<Beside>> = const { RefCell::new(None) };
 }
 
-/// Where gradients of weights are computed beside backward, on a stream of their own. Copies are the same.
+/// A second stream, on which weight gradients are computed in parallel with backward. Clones share the stream.
 ///
-/// What went forward in [`forward`](Self::forward) must go back in [`backward`](Self::backward): only then its weights have gradients. Hooks on those weights
-/// ([`GradHook`](crate::GradHook)) are not called.
+/// After a forward in [`forward`](Self::forward), run its backward in [`backward`](Self::backward): only then the
+/// weights get their gradients. Hooks on those weights ([`GradHook`](crate::GradHook)) are not called.
 ///
 /// ```no_run
 /// use drumline_torch::{Beside, Conv2d, TorchError, cuda};
@@ -164,15 +165,15 @@ struct Shared {
     begun: Mutex<Begun>,
 }
 
-/// What the stream has been given in this backward.
+/// The work on the stream in this backward.
 #[derive(Debug, Default)]
 struct Begun {
-    /// Whether anything: a recording has no part of a stream that it was never given.
+    /// Whether there is any: a graph recording must not wait for a stream that it does not include.
     is_any: bool,
     computed: Vec<Computed>,
 }
 
-/// A gradient, and what it is computed from, which must stay until it is there.
+/// A gradient, and the tensors from which it is computed, which must live until then.
 #[derive(Debug)]
 struct Computed {
     weight: Tensor,
@@ -181,15 +182,15 @@ struct Computed {
 }
 
 impl Beside {
-    /// On a GPU.
+    /// A second stream of a GPU.
     pub fn new(device: usize) -> Result<Self, TorchError> {
         let stream = Stream::new(device, Priority::Normal)?;
         Ok(Self(Arc::new(Shared { stream, begun: Mutex::default() })))
     }
 
-    /// The backward of convolutions in `forward` leaves the gradients of their weights to this.
+    /// Runs `forward`. The backward of its convolutions computes weight gradients on the second stream.
     pub fn forward<R>(&self, forward: impl FnOnce() -> R) -> R {
-        /// What was there before is there again, also after a panic.
+        /// Restores the previous value, also after a panic.
         struct Restored(Option<Beside>);
         impl Drop for Restored {
             fn drop(&mut self) {
@@ -200,12 +201,12 @@ impl Beside {
         forward()
     }
 
-    /// Runs a backward; afterwards all weights have their gradients.
+    /// Runs a backward. Afterwards all weights have their gradients.
     pub fn backward<E: From<TorchError>>(&self, backward: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         let ended = backward();
         let Begun { is_any, computed } = std::mem::take(&mut *self.begun());
         let stream = self.0.stream;
-        // Also after an error: what the others have is used again, and a recording must find all its streams together.
+        // Also after an error: the memory of these tensors is reused, and a graph recording must join all its streams.
         if is_any {
             Stream::current(stream.device())?.wait_for_stream(stream)?;
         }
@@ -232,7 +233,7 @@ impl Beside {
         xs.device() == device && weight.device() == device && weight.is_leaf() && weight.requires_grad()
     }
 
-    /// Computes a weight's gradient beside what follows on the current stream, from tensors that are made there.
+    /// Computes a weight gradient on the second stream, from tensors of the current stream.
     fn weight(
         &self,
         weight: &Tensor,
@@ -244,8 +245,8 @@ impl Beside {
         stream.wait_for_stream(Stream::current(stream.device())?)?;
         let grad = {
             let _scope = stream.enter()?;
-            // As autograd would have it: optimizers see memory, not strides.
-            laid_out_as(&compute()?, weight)?
+            // As autograd does it: the fused optimizers ignore strides.
+            with_layout_of(&compute()?, weight)?
         };
         let computed =
             Computed { weight: weight.shallow_clone(), grad, _from: from.map(Tensor::shallow_clone) };
@@ -266,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn gradients_apart_are_those_of_libtorch() {
+    fn separate_gradients_equal_libtorchs() {
         let conv = Conv2d { stride: 2, padding: 1, groups: 2 };
         let xs = waves(&[2, 4, 7, 9], 0.37).set_requires_grad(true);
         let weight = waves(&[6, 2, 3, 3], 0.11).set_requires_grad(true);
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_that_do_not_fit_are_an_error() {
+    fn wrong_shapes_are_an_error() {
         let (xs, weight) = (waves(&[1, 3, 4, 4], 0.1), waves(&[2, 3, 3, 3], 0.1));
         assert!(
             gradients(&waves(&[1, 5, 2, 2], 0.1), &xs, &weight, Conv2d::default(), [true, true]).is_err()

@@ -1,6 +1,6 @@
-//! One operation on each tensor of a list, in one call: libtorch's `_foreach_*`, in place and without autograd.
+//! One operation on each tensor of a list: libtorch's `_foreach_*`, in place and without autograd.
 //!
-//! On a GPU a list takes a few kernels instead of one or more a tensor. On a CPU it is a loop.
+//! On a GPU a list takes a few kernels instead of one or more for each tensor. On a CPU it is a loop.
 #![allow(unsafe_code)]
 
 use tch::Tensor;
@@ -22,14 +22,14 @@ unsafe extern "C" {
     fn drumline_foreach_norm(list: List, ord: f64, norms: *mut *mut C_tensor) -> Message;
 }
 
-/// Adds `scalar` to each.
+/// Adds `scalar` to each tensor.
 pub fn foreach_add_scalar(list: &[&Tensor], scalar: f64) -> Result<(), TorchError> {
     let list = Handles::of(list);
-    // SAFETY: the handles are good for the call.
+    // SAFETY: the handles are valid for the call.
     check(unsafe { drumline_foreach_add_scalar(list.list(), scalar) }, "cannot add a number to tensors")
 }
 
-/// Adds `alpha` times the tensor of `other` in the same place to each.
+/// Adds `alpha` times the corresponding tensor of `other` to each tensor.
 ///
 /// ```
 /// use drumline_torch::foreach_add;
@@ -43,60 +43,60 @@ pub fn foreach_add_scalar(list: &[&Tensor], scalar: f64) -> Result<(), TorchErro
 /// ```
 pub fn foreach_add(list: &[&Tensor], other: &[&Tensor], alpha: f64) -> Result<(), TorchError> {
     let (list, other) = (Handles::of(list), Handles::of(other));
-    // SAFETY: the handles are good for the call; libtorch compares the lengths.
+    // SAFETY: the handles are valid for the call; libtorch compares the lengths.
     check(unsafe { drumline_foreach_add(list.list(), other.list(), alpha) }, "cannot add tensors to tensors")
 }
 
-/// Multiplies each by `scalar`.
+/// Multiplies each tensor by `scalar`.
 pub fn foreach_mul_scalar(list: &[&Tensor], scalar: f64) -> Result<(), TorchError> {
     let list = Handles::of(list);
-    // SAFETY: the handles are good for the call.
+    // SAFETY: the handles are valid for the call.
     check(unsafe { drumline_foreach_mul_scalar(list.list(), scalar) }, "cannot multiply tensors by a number")
 }
 
-/// Multiplies each by a tensor of one element on their device, which nobody waits for.
+/// Multiplies each tensor by a tensor of one element on the same device, without waiting for its value.
 pub fn foreach_mul_tensor(list: &[&Tensor], number: &Tensor) -> Result<(), TorchError> {
     let list = Handles::of(list);
-    // SAFETY: the handles are good for the call.
+    // SAFETY: the handles are valid for the call.
     let message = unsafe { drumline_foreach_mul_tensor(list.list(), number.as_ptr().cast_mut()) };
     check(message, "cannot multiply tensors by a tensor")
 }
 
-/// Puts the elements of each into the range from `min` to `max`.
+/// Clamps the elements of each tensor to the range from `min` to `max`.
 pub fn foreach_clamp(list: &[&Tensor], min: f64, max: f64) -> Result<(), TorchError> {
     let list = Handles::of(list);
-    // SAFETY: the handles are good for the call.
+    // SAFETY: the handles are valid for the call.
     check(unsafe { drumline_foreach_clamp(list.list(), min, max) }, "cannot clamp tensors")
 }
 
-/// Copies the tensor of `source` in the same place over each, whatever its strides, kind and device.
+/// Copies the corresponding tensor of `source` into each tensor. Strides, kinds and devices may differ.
 pub fn foreach_copy(list: &[&Tensor], source: &[&Tensor]) -> Result<(), TorchError> {
     let (list, source) = (Handles::of(list), Handles::of(source));
-    // SAFETY: the handles are good for the call; libtorch compares the lengths.
+    // SAFETY: the handles are valid for the call; libtorch compares the lengths.
     check(unsafe { drumline_foreach_copy(list.list(), source.list()) }, "cannot copy tensors over tensors")
 }
 
-/// Moves each towards the tensor of `end` in the same place, by `weight` of the way: a running average.
+/// Interpolates each tensor towards the corresponding tensor of `end` by `weight`: a running average.
 pub fn foreach_lerp(list: &[&Tensor], end: &[&Tensor], weight: f64) -> Result<(), TorchError> {
     let (list, end) = (Handles::of(list), Handles::of(end));
-    // SAFETY: the handles are good for the call; libtorch compares the lengths.
+    // SAFETY: the handles are valid for the call; libtorch compares the lengths.
     check(unsafe { drumline_foreach_lerp(list.list(), end.list(), weight) }, "cannot interpolate tensors")
 }
 
-/// Fills each with zeros.
+/// Fills each tensor with zeros.
 pub fn foreach_zero(list: &[&Tensor]) -> Result<(), TorchError> {
     let list = Handles::of(list);
-    // SAFETY: the handles are good for the call.
+    // SAFETY: the handles are valid for the call.
     check(unsafe { drumline_foreach_zero(list.list()) }, "cannot fill tensors with zeros")
 }
 
-/// The norm of each, as tensors of no dimension; `ord` is 2 or infinity as a rule.
+/// The norm of each tensor, as tensors without dimensions. `ord` is usually 2 or infinity.
 pub fn foreach_norm(list: &[&Tensor], ord: f64) -> Result<Vec<Tensor>, TorchError> {
     let mut norms = vec![std::ptr::null_mut(); list.len()];
     let list = Handles::of(list);
-    // SAFETY: the handles are good for the call, and there is room for a handle for each.
+    // SAFETY: the handles are valid for the call, and there is room for a handle for each.
     check(unsafe { drumline_foreach_norm(list.list(), ord, norms.as_mut_ptr()) }, "cannot take norms")?;
-    // SAFETY: each is a new handle, ours.
+    // SAFETY: each is a new handle that we own.
     Ok(norms.into_iter().map(|norm| unsafe { Tensor::from_ptr(norm) }).collect())
 }
 
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn each_operation_reaches_each_tensor() {
+    fn each_operation_changes_each_tensor() {
         let [a, b] = &pair();
         let list = [a, b];
         let norms = |ord| -> Vec<f64> {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_lists_are_fine_and_unequal_ones_are_not() {
+    fn empty_lists_are_valid_and_unequal_lengths_are_errors() {
         assert!(foreach_norm(&[], 2.0).unwrap().is_empty());
         foreach_mul_scalar(&[], 2.0).unwrap();
         let [a, b] = &pair();
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn leaves_that_require_gradients_are_changed_without_a_trace() {
+    fn autograd_does_not_record_changes_of_leaves() {
         let [a, b] = pair().map(|tensor| tensor.set_requires_grad(true));
         foreach_mul_scalar(&[&a, &b], 2.0).unwrap();
         assert!(a.is_leaf() && a.requires_grad());

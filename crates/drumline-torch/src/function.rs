@@ -1,11 +1,11 @@
-//! Functions of autograd made of two Rust closures.
+//! Autograd functions from two Rust closures, as PyTorch's `torch.autograd.Function`.
 //!
 //! ```text
 //!   inputs ─▶ forward (without gradients) ─▶ outputs          saved tensors ─┐
 //!   gradients of the inputs ◀───────────── backward ◀─ gradients of the outputs
 //! ```
-//! The closures live as long as the graph. Tensors that backward needs are best saved in forward: libtorch then frees them with
-//! the graph, and a backward that would use one that was changed in the meantime fails.
+//! The closures live as long as the graph. Save the tensors that backward needs in forward: libtorch then frees them
+//! with the graph, and reports an error if one of them was changed before backward uses it.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -17,12 +17,12 @@ use tch::Tensor;
 use torch_sys::C_tensor;
 
 use crate::error::TorchError;
-use crate::status::{Message, c_string, check, panic_text};
+use crate::status::{Message, c_string, check, panicked};
 
-/// Any error: what forward and backward may fail with.
+/// Any error. Forward and backward may return it.
 pub type FunctionError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Tensors, as the shim takes them.
+/// A list of tensors as the shim takes it.
 #[repr(C)]
 struct Handles {
     data: *const *mut C_tensor,
@@ -56,7 +56,7 @@ unsafe extern "C" {
     ) -> Message;
 }
 
-/// What forward can say about itself.
+/// The context of forward, PyTorch's `ctx`.
 #[derive(Debug)]
 pub struct Forward {
     saved: Vec<Tensor>,
@@ -65,23 +65,23 @@ pub struct Forward {
 }
 
 impl Forward {
-    /// Keeps an input, an output or any other tensor for backward, which finds them in the order of saving.
+    /// Saves an input, an output or any other tensor for backward, which gets them in the order of saving.
     pub fn save(&mut self, tensor: &Tensor) {
         self.saved.push(tensor.shallow_clone());
     }
 
-    /// No gradient flows through this output. For types without gradients, such as integers, that is so anyway.
+    /// Marks an output through which no gradient flows. Outputs of integer types need no mark.
     pub fn mark_non_differentiable(&mut self, output: &Tensor) {
         self.constant.push(output.shallow_clone());
     }
 
-    /// Whether backward will be asked for a gradient of the input.
+    /// Whether backward will need the gradient of the input.
     pub fn needs_input_grad(&self, input: usize) -> bool {
         self.needed.get(input).copied().unwrap_or(false)
     }
 }
 
-/// What backward knows of its forward.
+/// The context of backward, PyTorch's `ctx`.
 #[derive(Debug)]
 pub struct Backward {
     saved: Vec<Tensor>,
@@ -89,12 +89,12 @@ pub struct Backward {
 }
 
 impl Backward {
-    /// The tensors that forward saved, as they were.
+    /// The tensors that forward saved.
     pub fn saved(&self) -> &[Tensor] {
         &self.saved
     }
 
-    /// Whether anybody wants this input's gradient; where not, it may be `None`.
+    /// Whether the gradient of this input is needed; if not, it may be `None`.
     pub fn needs_input_grad(&self, input: usize) -> bool {
         self.needed.get(input).copied().unwrap_or(false)
     }
@@ -102,12 +102,12 @@ impl Backward {
 
 type Body = dyn FnMut(&Backward, Vec<Option<Tensor>>) -> Result<Vec<Option<Tensor>>, FunctionError> + Send;
 
-/// Runs `forward` on the inputs and makes `backward` its derivative.
+/// Runs `forward` on the inputs and registers `backward` as its derivative.
 ///
-/// `forward` runs without gradients and returns the outputs. `backward` gets the gradient of each output, `None` where there
-/// is none, and returns one for each input, `None` for zero or where none is wanted. It runs on the thread that calls
-/// `backward` (for a GPU's tensors on one of libtorch's), once per backward through the graph. Its error, and its panic, end that
-/// backward with an error that has its text. It cannot be differentiated itself: doing so is an error.
+/// `forward` runs without gradients and returns the outputs. `backward` gets the gradient of each output (`None` if
+/// there is none), and returns one for each input (`None` for zero, or if it is not needed). It runs once per backward
+/// through the graph, on the thread that calls `backward`, or for tensors on a GPU on a thread of libtorch. If it fails
+/// or panics, that backward ends with an error that has its text. Double backward is an error.
 ///
 /// ```
 /// use drumline_torch::autograd_function;
@@ -146,13 +146,13 @@ pub fn autograd_function(
 
 fn requires_grad(tensor: &Tensor) -> Result<bool, TorchError> {
     let mut needed = false;
-    // SAFETY: the handle is good for the call, which writes one bool.
+    // SAFETY: the handle is valid for the call, which writes one bool.
     let message = unsafe { drumline_requires_grad(tensor.as_ptr().cast_mut(), &mut needed) };
-    check(message, "cannot look at an input of a function")?;
+    check(message, "cannot inspect an input of a function")?;
     Ok(needed)
 }
 
-/// Gives the outputs their history.
+/// Attaches the autograd node to the outputs.
 fn record(
     inputs: &[&Tensor],
     outputs: &[Tensor],
@@ -163,23 +163,29 @@ fn record(
     let (outputs, saved, constant) = (pointers(outputs), pointers(&cx.saved), pointers(&cx.constant));
     let context = Box::into_raw(Box::new(Mutex::new(backward))).cast();
     let closure = BackwardClosure { context, call, drop: drop_body };
-    // SAFETY: all handles are good for the call; those of the outputs are replaced in place, and nobody else has them. C++ owns
-    // the closure from here on, also when it refuses.
+    // SAFETY: all handles are valid for the call. Those of the outputs are replaced in place, and nobody else holds
+    // them. C++ owns the closure from here on, also after an error.
     let message = unsafe {
-        drumline_function_record(lent(&inputs), lent(&outputs), lent(&saved), lent(&constant), closure)
+        drumline_function_record(
+            borrowed(&inputs),
+            borrowed(&outputs),
+            borrowed(&saved),
+            borrowed(&constant),
+            closure,
+        )
     };
-    check(message, "cannot make a function of autograd")
+    check(message, "cannot record an autograd function")
 }
 
 fn pointers<'t>(tensors: impl IntoIterator<Item = &'t Tensor>) -> Vec<*mut C_tensor> {
     tensors.into_iter().map(|tensor| tensor.as_ptr().cast_mut()).collect()
 }
 
-fn lent(pointers: &[*mut C_tensor]) -> Handles {
+fn borrowed(pointers: &[*mut C_tensor]) -> Handles {
     Handles { data: pointers.as_ptr(), count: pointers.len() }
 }
 
-/// Keeps what kind of error it was, where that is known here.
+/// Keeps the type of the error if it is one of ours.
 fn forward_failed(error: FunctionError) -> TorchError {
     let error = match error.downcast::<TorchError>() {
         Ok(error) => return *error,
@@ -187,14 +193,14 @@ fn forward_failed(error: FunctionError) -> TorchError {
     };
     match error.downcast::<CommError>() {
         Ok(error) => (*error).into(),
-        Err(error) => TorchError::Refused { doing: "forward failed", message: error.to_string() },
+        Err(cause) => TorchError::Custom { operation: "forward failed", cause },
     }
 }
 
 extern "C" fn call(context: *mut c_void, call: *const BackwardCall) -> Message {
-    // SAFETY: C++ passes what it got from `record`, and a call that is good until this returns.
+    // SAFETY: C++ passes the pointer from `record`, and a call that is valid until this returns.
     let (body, call) = unsafe { (&*context.cast::<Mutex<Box<Body>>>(), &*call) };
-    // SAFETY: the handles become ours here, before anything can fail, and once.
+    // SAFETY: we take ownership of the handles here, once, before anything can fail.
     let (grads, saved) = unsafe { (taken(&call.grads), taken(&call.saved)) };
     // SAFETY: there are as many flags as results.
     let needed = unsafe { std::slice::from_raw_parts(call.needed, call.num_results) }.to_vec();
@@ -203,17 +209,17 @@ extern "C" fn call(context: *mut c_void, call: *const BackwardCall) -> Message {
         let mut body = body.lock().unwrap_or_else(PoisonError::into_inner);
         body(&cx, grads).and_then(|results| expect(results, call.num_results))
     };
-    let outcome = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(panic_text(&*panic).into()));
+    let outcome = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(panicked(&*panic).into()));
     match outcome {
         Ok(results) => {
             for (i, result) in results.into_iter().enumerate() {
-                // SAFETY: room for `num_results`, which C++ takes over.
-                unsafe { *call.results.add(i) = result.map_or(std::ptr::null_mut(), given) };
+                // SAFETY: there is room for `num_results` handles, of which C++ takes ownership.
+                unsafe { *call.results.add(i) = result.map_or(std::ptr::null_mut(), released) };
             }
             std::ptr::null_mut()
         }
         // SAFETY: a copy made by malloc, which C++ frees.
-        Err(error) => unsafe { libc::strdup(c_string(format!("backward failed: {error}")).as_ptr()) },
+        Err(error) => unsafe { libc::strdup(c_string(&format!("backward failed: {error}")).as_ptr()) },
     }
 }
 
@@ -225,26 +231,26 @@ fn expect(results: Vec<Option<Tensor>>, inputs: usize) -> Result<Vec<Option<Tens
 }
 
 /// # Safety
-/// The handles are good and nobody else's.
+/// The handles are valid, and nobody else owns them.
 unsafe fn taken(handles: &Handles) -> Vec<Option<Tensor>> {
     if handles.count == 0 {
         return Vec::new();
     }
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller's promise.
     let handles = unsafe { std::slice::from_raw_parts(handles.data, handles.count) };
     // SAFETY: as above.
     handles.iter().map(|&handle| (!handle.is_null()).then(|| unsafe { Tensor::from_ptr(handle) })).collect()
 }
 
-/// The handle, without its owner.
-fn given(mut tensor: Tensor) -> *mut C_tensor {
+/// Releases the handle from its owner.
+fn released(mut tensor: Tensor) -> *mut C_tensor {
     let handle = tensor.as_mut_ptr();
     std::mem::forget(tensor);
     handle
 }
 
 extern "C" fn drop_body(context: *mut c_void) {
-    // SAFETY: made by `record`, and dropped once. A panic while dropping cannot be told to anybody.
+    // SAFETY: made by `record`, and dropped once. Nobody can handle a panic while dropping.
     let body = unsafe { Box::from_raw(context.cast::<Mutex<Box<Body>>>()) };
     let _ = catch_unwind(AssertUnwindSafe(|| drop(body)));
 }

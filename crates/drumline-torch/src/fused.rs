@@ -1,8 +1,8 @@
-//! The fused optimizers of libtorch: one pass over parameter, gradient and state where separate operations make many.
+//! libtorch's fused optimizers: one pass over parameter, gradient and state.
 //!
-//! These are the bare kernels, for one list of tensors of one device and kind. They see memory, not strides, so gradients and state
-//! must lie as their parameters do; this is checked. [`Sgd`](crate::Sgd) and [`Adam`](crate::Adam) keep the state
-//! and make gradients fit.
+//! These are the bare kernels, for one list of tensors of one device and kind. They ignore strides, so that gradients
+//! and state must have the memory layout of their parameters; this is checked. [`Sgd`](crate::Sgd) and
+//! [`Adam`](crate::Adam) keep the state and copy gradients that have another layout.
 #![allow(unsafe_code)]
 
 use tch::Tensor;
@@ -29,7 +29,7 @@ unsafe extern "C" {
     fn drumline_is_dense(tensor: *mut C_tensor, dense: *mut bool) -> Message;
 }
 
-/// Laid out as `StepTensors` in fused.cpp; null where there is none.
+/// The layout is that of `StepTensors` in fused.cpp; null for `None`.
 #[repr(C)]
 struct TensorHandles {
     lr: *mut C_tensor,
@@ -75,21 +75,22 @@ struct AdamLists {
 pub enum Lr<'a> {
     /// A number.
     Value(f64),
-    /// A tensor of one element, read when the kernel runs: a captured graph follows its changes.
+    /// A tensor of one element that the kernel reads, so that a captured graph uses its current value.
     Tensor(&'a Tensor),
 }
 
-/// What a step reads on the device while it runs, so that nobody waits for it and a captured graph follows its changes. Each is one number of kind Float.
+/// Tensors that a step reads on the device, so that the host does not wait and a captured graph uses their current
+/// values. Each is one number of kind Float.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StepTensors<'a> {
-    /// Where it is 1 the step changes nothing and is not counted; otherwise it is 0.
+    /// 1 if the step must be skipped: it then changes nothing and is not counted. Otherwise 0.
     pub found_inf: Option<&'a Tensor>,
-    /// Gradients are divided by it, in place, before they are used.
+    /// Gradients are divided by it in place before they are used.
     pub grad_scale: Option<&'a Tensor>,
 }
 
 impl StepTensors<'_> {
-    /// As the shim takes them, with the learning rate where that is a tensor.
+    /// The handles for the shim, with the learning rate if that is a tensor.
     fn handles(&self, lr: Lr<'_>) -> TensorHandles {
         let handle = |tensor: Option<&Tensor>| {
             tensor.map_or(std::ptr::null_mut(), |tensor| tensor.as_ptr().cast_mut())
@@ -107,7 +108,7 @@ impl StepTensors<'_> {
 }
 
 impl Lr<'_> {
-    /// The number, if it is one.
+    /// The value, or 0 if it is a tensor.
     fn value(self) -> f64 {
         match self {
             Self::Value(lr) => lr,
@@ -116,35 +117,35 @@ impl Lr<'_> {
     }
 }
 
-/// One step of SGD on some parameters.
+/// One step of SGD.
 #[derive(Debug)]
 pub struct FusedSgd<'a> {
-    /// What is trained.
+    /// The parameters.
     pub params: &'a [&'a Tensor],
-    /// A gradient for each.
+    /// A gradient for each parameter.
     pub grads: &'a [&'a Tensor],
-    /// A buffer for each; none if there is no momentum.
+    /// A buffer for each parameter; empty without momentum.
     pub momentum_buffers: &'a [&'a Tensor],
     /// Learning rate.
     pub lr: Lr<'a>,
-    /// How much of the buffer is kept.
+    /// The momentum.
     pub momentum: f64,
-    /// How much of the gradient is kept out of the buffer, but for the first step.
+    /// The dampening, which does not apply to the first step.
     pub dampening: f64,
-    /// How much of the parameter is added to its gradient.
+    /// The weight decay, which adds a part of the parameter to its gradient.
     pub weight_decay: f64,
-    /// Whether the step looks ahead by the momentum.
+    /// Whether to use Nesterov momentum.
     pub nesterov: bool,
-    /// Whether the step goes up instead of down.
+    /// Whether to maximize instead of minimize.
     pub maximize: bool,
-    /// Whether the buffers hold nothing yet: they become the gradients.
+    /// Whether this is the first step, in which the buffers become the gradients.
     pub is_first_step: bool,
-    /// What is read on the device.
+    /// Tensors that the step reads on the device.
     pub tensors: StepTensors<'a>,
 }
 
 impl FusedSgd<'_> {
-    /// Changes the parameters and the buffers.
+    /// Updates the parameters and the buffers.
     pub fn run(&self) -> Result<(), TorchError> {
         let [params, grads, buffers] = [self.params, self.grads, self.momentum_buffers].map(Handles::of);
         let with = SgdArguments {
@@ -156,57 +157,57 @@ impl FusedSgd<'_> {
             maximize: self.maximize,
             is_first_step: self.is_first_step,
         };
-        // SAFETY: all handles are good for the call, which checks the lists.
+        // SAFETY: all handles are valid for the call, which checks the lists.
         let message = unsafe {
             let tensors = self.tensors.handles(self.lr);
             drumline_fused_sgd(params.list(), grads.list(), buffers.list(), tensors, &with)
         };
-        check(message, "cannot make a step of SGD")
+        check(message, "cannot make an SGD step")
     }
 }
 
 /// How a fused Adam applies its weight decay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightDecay {
-    /// Added to the gradient: Adam.
+    /// It is added to the gradient: Adam.
     L2,
-    /// Taken off the parameter: AdamW.
+    /// It is subtracted from the parameter: AdamW.
     Decoupled,
 }
 
-/// One step of Adam or AdamW on some parameters.
+/// One step of Adam or AdamW.
 #[derive(Debug)]
 pub struct FusedAdam<'a> {
-    /// What is trained.
+    /// The parameters.
     pub params: &'a [&'a Tensor],
-    /// A gradient for each.
+    /// A gradient for each parameter.
     pub grads: &'a [&'a Tensor],
-    /// A running mean of the gradient for each.
+    /// A running mean of the gradient for each parameter.
     pub exp_avgs: &'a [&'a Tensor],
-    /// A running mean of the squared gradient for each.
+    /// A running mean of the squared gradient for each parameter.
     pub exp_avg_sqs: &'a [&'a Tensor],
-    /// The greatest `exp_avg_sqs` so far for each: AMSGrad. None if that is not wanted.
+    /// The maximum of `exp_avg_sqs` so far for each parameter: AMSGrad. `None` without AMSGrad.
     pub max_exp_avg_sqs: Option<&'a [&'a Tensor]>,
-    /// How many steps each parameter has made before this one: one number of kind Float each.
+    /// The number of steps of each parameter before this one: a tensor of one element of kind Float each.
     pub steps: &'a [&'a Tensor],
     /// Learning rate.
     pub lr: Lr<'a>,
-    /// How much of the running means is kept.
+    /// Adam's betas.
     pub betas: (f64, f64),
-    /// Added to the divisor.
+    /// Adam's epsilon.
     pub eps: f64,
-    /// How much of the parameter decays.
+    /// The weight decay.
     pub weight_decay: f64,
-    /// In which way it does.
+    /// How the weight decay applies.
     pub decay: WeightDecay,
-    /// Whether the step goes up instead of down.
+    /// Whether to maximize instead of minimize.
     pub maximize: bool,
-    /// What is read on the device.
+    /// Tensors that the step reads on the device.
     pub tensors: StepTensors<'a>,
 }
 
 impl FusedAdam<'_> {
-    /// Changes the parameters and the running means, and counts the step.
+    /// Updates the parameters and the running means, and counts the step.
     pub fn run(&self) -> Result<(), TorchError> {
         let max = self.max_exp_avg_sqs.unwrap_or(&[]);
         let handles =
@@ -224,28 +225,28 @@ impl FusedAdam<'_> {
             maximize: self.maximize,
             decoupled: self.decay == WeightDecay::Decoupled,
         };
-        // SAFETY: all handles are good for the call, which checks the lists.
+        // SAFETY: all handles are valid for the call, which checks the lists.
         let message = unsafe { drumline_fused_adam(&lists, self.tensors.handles(self.lr), &with) };
-        check(message, "cannot make a step of Adam")
+        check(message, "cannot make an Adam step")
     }
 }
 
-/// The leaf's gradient as the kernels need it: itself if it lies in memory as the leaf does, else a copy that does.
-pub(crate) fn fitting_grad(leaf: &Tensor) -> Result<Option<Tensor>, TorchError> {
+/// The leaf's gradient with the leaf's memory layout: the gradient itself if it has it, else a copy.
+pub(crate) fn grad_with_layout(leaf: &Tensor) -> Result<Option<Tensor>, TorchError> {
     let mut grad = std::ptr::null_mut();
-    // SAFETY: both pointers are good for the call; what comes back is a new handle, ours, or null.
+    // SAFETY: both pointers are valid for the call; the result is null or a new handle that we own.
     unsafe {
         check(drumline_grad_fitting(leaf.as_ptr().cast_mut(), &mut grad), "cannot use a gradient")?;
         Ok((!grad.is_null()).then(|| Tensor::from_ptr(grad)))
     }
 }
 
-/// Whether the tensor's elements fill their memory without gaps or overlaps.
+/// Whether the tensor has no gaps or overlaps in memory.
 pub(crate) fn is_dense(tensor: &Tensor) -> Result<bool, TorchError> {
     let mut dense = false;
     // SAFETY: writes one bool.
     let message = unsafe { drumline_is_dense(tensor.as_ptr().cast_mut(), &mut dense) };
-    check(message, "cannot look at a tensor")?;
+    check(message, "cannot inspect a tensor")?;
     Ok(dense)
 }
 

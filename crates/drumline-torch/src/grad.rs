@@ -1,6 +1,6 @@
-//! The gradient of a leaf: read, set, taken away.
+//! The gradient of a leaf: read, set, take.
 //!
-//! tch's `Tensor::grad` gives an undefined tensor where there is none; here that is `None`.
+//! tch's `Tensor::grad` returns an undefined tensor if there is no gradient; here that is `None`.
 #![allow(unsafe_code)]
 
 use std::slice::{from_raw_parts, from_raw_parts_mut};
@@ -27,24 +27,24 @@ unsafe extern "C" {
     fn drumline_grad_get(leaf: *mut C_tensor, grad: *mut *mut C_tensor) -> Message;
 }
 
-/// The leaf's gradient, if it has one; the same memory, not a copy.
+/// The leaf's gradient, if it has one. It is the same memory, not a copy.
 pub fn grad(leaf: &Tensor) -> Result<Option<Tensor>, TorchError> {
     let mut grad = std::ptr::null_mut();
-    // SAFETY: both pointers are good for the call; what comes back is a new handle, ours, or null.
+    // SAFETY: both pointers are valid for the call; the result is null or a new handle that we own.
     unsafe {
         check(drumline_grad_get(leaf.as_ptr().cast_mut(), &mut grad), "cannot read a gradient")?;
         Ok((!grad.is_null()).then(|| Tensor::from_ptr(grad)))
     }
 }
 
-/// Autograd is told that the tensor's memory was written by somebody that it does not know.
-pub(crate) fn written(tensor: &Tensor) -> Result<(), TorchError> {
-    // SAFETY: the handle is good for the call.
+/// Reports to autograd that the tensor's memory was written without an operation of libtorch.
+pub(crate) fn mark_written(tensor: &Tensor) -> Result<(), TorchError> {
+    // SAFETY: the handle is valid for the call.
     let message = unsafe { drumline_tensor_written(tensor.as_ptr().cast_mut()) };
-    check(message, "cannot tell autograd of a write")
+    check(message, "cannot report a write to autograd")
 }
 
-/// Makes `to` the leaf's gradient, without a copy; `None` leaves it without one.
+/// Makes `to` the leaf's gradient, without a copy. `None` makes the gradient undefined.
 ///
 /// ```
 /// use drumline_torch::{set_grad, take_grad};
@@ -59,11 +59,11 @@ pub(crate) fn written(tensor: &Tensor) -> Result<(), TorchError> {
 /// ```
 pub fn set_grad(leaf: &Tensor, to: Option<&Tensor>) -> Result<(), TorchError> {
     let grad = to.map_or(std::ptr::null_mut(), |grad| grad.as_ptr().cast_mut());
-    // SAFETY: both handles are good for the call, which makes one of its own.
+    // SAFETY: both handles are valid for the call.
     check(unsafe { drumline_grad_set(leaf.as_ptr().cast_mut(), grad) }, "cannot set a gradient")
 }
 
-/// Whether each leaf has just this gradient, the same tensor, or none where there is `None`.
+/// Whether each leaf has exactly this gradient, the same tensor, or no gradient where there is `None`.
 pub fn grads_are<'a>(
     leaves: impl IntoIterator<Item = &'a Tensor>,
     grads: &[Option<Tensor>],
@@ -74,12 +74,12 @@ pub fn grads_are<'a>(
         return Ok(false);
     }
     let mut are = false;
-    // SAFETY: the lists are of one length, and good for the call, which writes one bool.
+    // SAFETY: the lists have the same length and are valid for the call, which writes one bool.
     check(unsafe { drumline_grads_are(leaves.list(), grads.list(), &mut are) }, "cannot compare gradients")?;
     Ok(are)
 }
 
-/// Takes the leaf's gradient away and returns it.
+/// Removes the leaf's gradient and returns it.
 pub fn take_grad(leaf: &Tensor) -> Result<Option<Tensor>, TorchError> {
     let mut grad = std::ptr::null_mut();
     // SAFETY: as in `grad`.
@@ -89,23 +89,23 @@ pub fn take_grad(leaf: &Tensor) -> Result<Option<Tensor>, TorchError> {
     }
 }
 
-/// Moves the leaf's gradient to `place`, a tensor of the same sizes, and makes that its gradient; nothing is copied if it is there
-/// already. Says whether there was a gradient; if not, nothing changes.
+/// Moves the leaf's gradient to `place`, a tensor of the same sizes, and makes that its gradient. Nothing is copied if
+/// it is there already. Returns whether there was a gradient; if not, nothing changes.
 pub fn move_grad(leaf: &Tensor, place: &Tensor) -> Result<bool, TorchError> {
     let mut had_one = false;
     let (leaf, place) = (leaf.as_ptr().cast_mut(), place.as_ptr().cast_mut());
-    // SAFETY: both handles are good for the call, which writes one bool.
+    // SAFETY: both handles are valid for the call, which writes one bool.
     check(unsafe { drumline_grad_into(leaf, place, copy, &mut had_one) }, "cannot move a gradient")?;
     Ok(had_one)
 }
 
-/// As [`move_grad`] for each leaf and its place, in a few kernels of the current stream where they are on a GPU. A leaf without a gradient
-/// stays as it is.
+/// Like [`move_grad`] for each leaf and its place; on a GPU in a few kernels on the current stream. A leaf without a
+/// gradient does not change.
 pub fn move_grads(leaves: &[&Tensor], places: &[&Tensor]) -> Result<(), TorchError> {
     let (mut held, mut to) = (Vec::new(), Vec::new());
     for (leaf, place) in leaves.iter().zip(places) {
         match grad(leaf)? {
-            // A gradient in other form, and one that is there already.
+            // A sparse gradient, or one that is already there.
             Some(gradient) if gradient.is_sparse() || gradient.data_ptr() == place.data_ptr() => {
                 move_grad(leaf, place)?;
             }
@@ -121,14 +121,14 @@ pub fn move_grads(leaves: &[&Tensor], places: &[&Tensor]) -> Result<(), TorchErr
     to.iter().try_for_each(|(leaf, place)| set_grad(leaf, Some(place)))
 }
 
-/// From this many bytes on a gradient is written past the caches: by the time it is read, later ones have taken its place there.
+/// A gradient of at least this many bytes is written past the caches: later gradients would evict it before it is read.
 const LARGE: usize = 64 << 10;
 
 /// # Safety
-/// Both pointers are good for `bytes` bytes that do not overlap.
+/// Both pointers are valid for `bytes` bytes that do not overlap.
 unsafe extern "C" fn copy(to: *mut u8, from: *const u8, bytes: usize) {
     if bytes == 0 {
-        return; // Tensors without elements may have no memory.
+        return; // Tensors without elements may have null pointers.
     }
     // SAFETY: the caller's promise.
     let (to, from) = unsafe { (from_raw_parts_mut(to, bytes), from_raw_parts(from, bytes)) };
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn gradients_move_together_and_leaves_without_one_stay_as_they_are() {
+    fn gradients_move_together_and_leaves_without_one_do_not_change() {
         let leaf = || Tensor::ones([2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
         let (a, b, without) = (leaf(), leaf(), leaf());
         (&a * 3 + &b * 5).sum(Kind::Float).backward();

@@ -1,13 +1,15 @@
 //! A hook that runs when a leaf's gradient has been accumulated.
 //!
-//! It fires once per leaf and backward, however often the leaf was used, and not at all for a leaf that was not. On a CPU it runs on the thread that
-//! called `backward`; for a GPU's gradients on a thread of libtorch, hence `Send`.
+//! It fires once per leaf and backward, however often the leaf was used. For a leaf that was not used it does not fire.
+//! On a CPU it runs on the thread that called `backward`. For gradients on a GPU it runs on a thread of libtorch, hence
+//! `Send`.
 #![allow(unsafe_code)]
 
 use tch::Tensor;
 use torch_sys::C_tensor;
 
 use crate::error::TorchError;
+use crate::function::FunctionError;
 use crate::status::{Closure, Message, check};
 
 unsafe extern "C" {
@@ -15,7 +17,7 @@ unsafe extern "C" {
     fn drumline_hook_clear(leaf: *mut C_tensor, number: u64) -> Message;
 }
 
-/// A hook on a leaf; gone when this is dropped, or another takes its place.
+/// A hook on a leaf. It is removed when this is dropped, or when the leaf gets another hook.
 ///
 /// ```
 /// use drumline_torch::GradHook;
@@ -40,19 +42,20 @@ unsafe extern "C" {
 #[derive(Debug)]
 pub struct GradHook {
     leaf: Tensor,
-    /// Which of all hooks it is.
+    /// Identifies this hook among all hooks of the process.
     number: u64,
 }
 
 impl GradHook {
-    /// Calls `hook` after each accumulation into `leaf`'s gradient. Its error, and its panic, end the backward with that text.
-    /// A leaf has one hook: this one takes the place of the one before.
+    /// Calls `hook` after each accumulation into `leaf`'s gradient. If it fails or panics, the backward ends with an
+    /// error that has its text. A leaf has one hook: this one replaces the one before.
     pub fn new(
         leaf: &Tensor,
-        hook: impl FnMut() -> Result<(), String> + Send + 'static,
+        hook: impl FnMut() -> Result<(), FunctionError> + Send + 'static,
     ) -> Result<Self, TorchError> {
         let mut number = 0;
-        // SAFETY: the leaf is good for the call, which writes one number; C++ owns the closure from here on, also when it refuses.
+        // SAFETY: the leaf is valid for the call, which writes one number. C++ owns the closure from here on, also
+        // after an error.
         let message = unsafe { drumline_hook_set(leaf.as_ptr().cast_mut(), Closure::new(hook), &mut number) };
         check(message, "cannot hook a gradient")?;
         Ok(Self { leaf: leaf.shallow_clone(), number })
@@ -63,7 +66,7 @@ impl Drop for GradHook {
     fn drop(&mut self) {
         // SAFETY: the leaf is alive, as this holds it.
         let message = unsafe { drumline_hook_clear(self.leaf.as_mut_ptr(), self.number) };
-        // Nothing was hooked that could refuse to go.
+        // Removing a hook that was set does not fail.
         let _ = check(message, "cannot remove a hook");
     }
 }

@@ -1,9 +1,9 @@
-//! Functions of autograd with few passes over memory, where libtorch's operations make many: for floats in the CPU's memory, and in `cuda` for
-//! NVIDIA GPUs. For other tensors the callers' way is libtorch's.
+//! Autograd functions that make fewer passes over memory than libtorch's operations: for floats in host memory, and in
+//! `cuda` for NVIDIA GPUs. For other tensors libtorch's operations are the fallback.
 //!
-//! - `dropout`: random zeros without a stored mask, alone, after a ReLU or with a sum
-//! - `cross_entropy`: with smoothed labels
-//! - `floats`: tensors as slices, and processors told apart
+//! - `dropout`: dropout without a stored mask: alone, after a ReLU, or with a sum
+//! - `cross_entropy`: cross-entropy with label smoothing
+//! - `floats`: tensors as slices, and loops compiled for several instruction sets
 
 mod cross_entropy;
 mod cuda;

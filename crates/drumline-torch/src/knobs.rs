@@ -1,4 +1,4 @@
-//! Settings of the process: denormals, determinism, how memory is kept.
+//! Settings of the process: denormals, determinism, TF32, how freed memory is kept.
 #![allow(unsafe_code)]
 
 use crate::error::TorchError;
@@ -10,10 +10,10 @@ unsafe extern "C" {
     fn drumline_allow_tf32(on: bool) -> Message;
 }
 
-/// Whether numbers too small to be normal count as zero on this thread, and on threads it starts from now on.
+/// Treats denormal numbers as zero on this thread, and on threads that it starts from now on.
 ///
-/// Such numbers are many times slower to compute with. Call it before the first tensor operation. Says whether the
-/// processor can do it.
+/// Denormals are many times slower to compute with. Call it before the first tensor operation. Returns whether the CPU
+/// supports it.
 pub fn flush_denormals(on: bool) -> Result<bool, TorchError> {
     let mut supported = false;
     // SAFETY: writes one bool.
@@ -39,23 +39,24 @@ pub fn use_deterministic_algorithms(determinism: Determinism) -> Result<(), Torc
     check(unsafe { drumline_deterministic(on, warn_only) }, "cannot set determinism")
 }
 
-/// Whether GPUs may compute convolutions and products of f32 with the 10 bits of TF32, many times as fast. As it comes, libtorch allows it for
-/// convolutions and not for products.
+/// Allows TF32, which has a mantissa of 10 bits, in convolutions and matrix products of f32 on GPUs. It is many times
+/// as fast. By default libtorch allows it for convolutions, but not for matrix products.
 pub fn allow_tf32(on: bool) -> Result<(), TorchError> {
     // SAFETY: takes a plain value.
     check(unsafe { drumline_allow_tf32(on) }, "cannot set whether TF32 is allowed")
 }
 
-/// Keeps freed memory in the process instead of giving it back to the system, in blocks of up to 1 GiB, and in huge pages where the
-/// system allows them.
+/// Keeps freed memory in the process instead of returning it to the system, in blocks of up to 1 GiB, and in huge pages
+/// if the system allows them.
 ///
-/// A training step frees and takes the same large tensors again and again. By default each of them is given back, and each page
-/// of it is faulted in anew. Call it once, early, on the main thread. glibc only; elsewhere nothing happens.
+/// A training step frees and allocates the same large tensors again and again. By default malloc returns each of them
+/// to the system, and every page must be faulted in again. Call it once, early, on the main thread. It works with glibc
+/// only; elsewhere it does nothing.
 ///
 /// ```
 /// drumline_torch::keep_freed_memory();
 /// let tensor = vec![1u8; 300 << 20];
-/// # // A system without huge pages gives plain ones.
+/// # // A system without huge pages uses plain ones.
 /// # let allowed = std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or("[never]".into());
 /// # let smaps = std::fs::read_to_string("/proc/self/smaps_rollup")?;
 /// # let huge = smaps.lines().find_map(|line| line.strip_prefix("AnonHugePages:")).unwrap_or("0 kB");
@@ -69,7 +70,7 @@ pub fn keep_freed_memory() {
     unsafe {
         const REFUSED: i32 = 0;
         if libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 30) == REFUSED {
-            // The most that older versions take.
+            // The maximum of older versions.
             libc::mallopt(libc::M_MMAP_THRESHOLD, 32 << 20);
         }
         const NEVER: i32 = -1;
@@ -79,10 +80,10 @@ pub fn keep_freed_memory() {
     }
 }
 
-/// Lets malloc have addresses whose memory comes in huge pages; they cost nothing until they are used.
+/// Lets malloc reserve addresses whose memory comes in huge pages. They cost nothing until they are used.
 ///
 /// # Safety
-/// malloc keeps what is freed.
+/// malloc must keep freed memory.
 #[cfg(target_env = "gnu")]
 unsafe fn reserve_huge_pages() {
     // Blocks below the threshold above come from malloc's own memory.

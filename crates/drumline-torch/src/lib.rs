@@ -5,18 +5,18 @@
 //!        ▲ Result               null or a message            exceptions end here
 //! ```
 //!
-//! - `hook`, `grad`: know when a gradient is there; set it, take it, make it undefined
-//! - `memory`: tensors over memory of others, such as the symmetric heap; `bytes`: a tensor's own memory
-//! - `collectives`: all-reduce and its kin on tensors of any strides
+//! - `hook`, `grad`: learn when a gradient is ready; set it, take it, make it undefined
+//! - `memory`: tensors over memory of other owners, such as the symmetric heap; `bytes`: a tensor's own memory
+//! - `collectives`: all-reduce and the other collectives on tensors of any strides
 //! - `function`: autograd functions from Rust closures
-//! - `autocast`: forward passes in fewer bits; `amp`: losses scaled so that small gradients are not lost in them
+//! - `autocast`: forward passes in 16 bits; `amp`: loss scaling, so that small gradients do not underflow
 //! - `named`: parameters and buffers of a model, in an order that all ranks share
-//! - `fused`, `foreach`: one pass, or one call, where separate operations make many
-//! - `kernels`: dropout and cross-entropy in a pass each
-//! - `cuda`: GPUs, found when the program runs: streams, graphs, memory; `nccl`: collectives from GPU to GPU
-//! - `optim`, `clip`: SGD, Adam and AdamW with savable state; gradients held within bounds
-//! - `memory_format`: channels last, and weights in fewer bits
-//! - `knobs`: denormals, determinism, how memory is kept between steps; `rng`: the state of the random number generators
+//! - `fused`, `foreach`: fused optimizer kernels; one operation on a list of tensors
+//! - `kernels`: dropout, cross-entropy and norms that read memory once
+//! - `cuda`: GPUs, found when the program runs: streams, graphs, memory; `nccl`: collectives between GPUs
+//! - `optim`, `clip`: SGD, Adam and AdamW with savable state; gradient clipping
+//! - `memory_format`: channels last, and weights in 16 bits
+//! - `knobs`: denormals, determinism, TF32, how freed memory is kept; `rng`: the state of the random number generators
 //!
 //! Every C++ exception becomes a [`TorchError`]; a panic in a Rust closure that C++ calls becomes one as well.
 
@@ -42,6 +42,7 @@ mod memory_format;
 mod named;
 pub mod nccl;
 mod optim;
+mod recordable;
 mod rng;
 mod status;
 mod version;
@@ -78,7 +79,12 @@ pub use memory_format::{channels_last, weights_channels_last, weights_in};
 pub use named::{Named, buffers, frozen, parameters};
 pub use optim::{
     Adam, AdamFamily, AdamOptions, AdamW, CopiedParameter, MasterWeights, Optimizer, OptimizerState,
-    ParameterGroup, ParameterGroups, Sgd, SgdOptions, no_decay_on_norms,
+    ParameterGroup, ParameterGroups, Sgd, SgdOptions, StateError, no_decay_on_norms,
 };
+pub use recordable::{HostRoute, NotRecordable};
 pub use rng::RngState;
 pub use version::{LIBTORCH, libtorch_version};
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

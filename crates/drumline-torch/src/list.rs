@@ -1,17 +1,17 @@
-//! A list of tensors on its way to C++: laid out as `drumline::List` of `shim/list.h`.
+//! A list of tensors as C++ takes it. The layout is that of `drumline::List` in `shim/list.h`.
 
 use std::marker::PhantomData;
 
 use tch::Tensor;
 use torch_sys::C_tensor;
 
-/// The handles of some tensors, which stay with their owners.
+/// Handles of tensors that are owned elsewhere.
 pub(crate) struct Handles<'a> {
     pointers: Vec<*mut C_tensor>,
     tensors: PhantomData<&'a Tensor>,
 }
 
-/// What C++ sees. Good as long as the [`Handles`] that it came from.
+/// What C++ sees. Valid as long as the [`Handles`] that it came from.
 #[repr(C)]
 pub(crate) struct List {
     items: *const *mut C_tensor,
@@ -24,7 +24,7 @@ impl<'a> Handles<'a> {
         Self { pointers, tensors: PhantomData }
     }
 
-    /// The same with null where there is none.
+    /// The same, with a null pointer for `None`.
     pub(crate) fn of_each(tensors: impl Iterator<Item = Option<&'a Tensor>>) -> Self {
         let handle = |tensor: Option<&Tensor>| {
             tensor.map_or(std::ptr::null_mut(), |tensor| tensor.as_ptr().cast_mut())

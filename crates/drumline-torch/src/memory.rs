@@ -1,4 +1,5 @@
-//! Tensors that ranks reduce together, over the symmetric heap or on a GPU, and tensors within tensors.
+//! Tensors that ranks reduce together, in the symmetric heap or on a GPU; tensors over foreign memory and within
+//! others.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -29,11 +30,12 @@ unsafe extern "C" {
     ) -> Message;
 }
 
-/// A tensor of one dimension in the symmetric heap: the ranks of a node reduce it without copies. Or one in a GPU's memory, which is reduced as
-/// [`TensorCollectives`] does it.
+/// A one-dimensional tensor in the symmetric heap, which the ranks of a node reduce without copies. On a GPU it is in
+/// GPU memory, and [`TensorCollectives`] reduces it.
 ///
-/// The memory lives until the last tensor over it is gone, also after this. As everywhere in libtorch, tensors over the same memory know
-/// nothing of each other: who starts a collective on a part of it must leave that part alone until it has ended.
+/// The memory lives until the last tensor over it is dropped, even if that is after this value. As everywhere in
+/// libtorch, nothing guards tensors over the same memory: a part on which a collective runs must not be used until it
+/// has ended.
 #[derive(Debug)]
 pub struct HeapTensor {
     tensor: Tensor,
@@ -43,11 +45,11 @@ pub struct HeapTensor {
     len: usize,
 }
 
-// SAFETY: a handle of libtorch may be used by several threads, as its count is atomic; what is done to the elements is up to the users,
-// as with any two handles of one tensor.
+// SAFETY: threads may share a handle of libtorch, because its reference count is atomic. Access to the elements is up
+// to the users, as with any two handles of one tensor.
 unsafe impl Sync for HeapTensor {}
 
-/// Does the same with the elements of each kind that collectives know.
+/// Runs `$body` with `$T` as the element type of the kind.
 macro_rules! with_elements {
     ($kind:expr, $T:ident => $body:expr) => {{
         macro_rules! of {
@@ -67,22 +69,26 @@ macro_rules! with_elements {
             Kind::Int => of!(i32),
             Kind::Int64 => of!(i64),
             Kind::Bool => of!(bool),
-            other => Err(TorchError::Unfit(format!("no collective on elements of kind {other:?}"))),
+            other => Err(TorchError::Kind {
+                what: "a tensor of a collective".to_owned(),
+                expected: "an integer, a float or Bool".to_owned(),
+                got: format!("{other:?}"),
+            }),
         }
     }};
 }
 
 impl HeapTensor {
-    /// Zeros, made by all ranks of the group together.
+    /// Zeros in the symmetric heap. All ranks of the group call it together.
     pub fn zeros(group: &ProcessGroup, kind: Kind, len: usize) -> Result<Self, TorchError> {
         let mut buffer = group.heap_alloc::<u8>(len * kind.elt_size_in_bytes())?;
         let data = buffer.as_mut_ptr();
-        // SAFETY: the memory has `len` elements and lives as long as the buffer, which the tensor keeps.
+        // SAFETY: the memory has `len` elements and lives as long as the buffer, which the tensor keeps alive.
         let tensor = unsafe { tensor_over(data.cast(), kind, &[len as i64], Closure::keeping(buffer)) }?;
         Ok(Self { tensor, kind, device: Device::Cpu, data: data as usize, len })
     }
 
-    /// Zeros where other tensors are: in the heap for those of the host, else on their GPU. Made by all ranks of the group together.
+    /// Zeros in the heap for `Device::Cpu`, else on that GPU. All ranks of the group call it together.
     pub fn zeros_on(
         group: &ProcessGroup,
         device: Device,
@@ -107,12 +113,12 @@ impl HeapTensor {
         self.kind
     }
 
-    /// Where it lies.
+    /// Its device.
     pub fn device(&self) -> Device {
         self.device
     }
 
-    /// Whether `tensor` lies in this memory.
+    /// Whether `tensor` is in this memory.
     pub fn holds(&self, tensor: &Tensor) -> bool {
         let bytes = self.len * self.kind.elt_size_in_bytes();
         (self.data..self.data + bytes).contains(&(tensor.data_ptr() as usize))
@@ -150,10 +156,11 @@ impl HeapTensor {
         Ok(self.tensor.f_narrow(0, range.start as i64, range.len() as i64)?)
     }
 
-    #[expect(clippy::mut_from_ref, reason = "memory of libtorch, which is shared by nature")]
+    #[expect(clippy::mut_from_ref, reason = "libtorch's memory is shared between handles")]
     fn elements<T: Element>(&self, range: Range<usize>) -> &mut [T] {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {} elements", self.len);
-        // SAFETY: the range lies within the memory, which this keeps; `T` is of the tensor's kind, as `with_elements` chose it.
+        // SAFETY: the range is within the memory, which this keeps alive; `with_elements` chose `T` by the tensor's
+        // kind.
         unsafe { std::slice::from_raw_parts_mut((self.data as *mut T).add(range.start), range.len()) }
     }
 }
@@ -171,13 +178,11 @@ pub fn tensor_from_vec<T: tch::kind::Element + Send + 'static>(
     sizes: &[i64],
 ) -> Result<Tensor, TorchError> {
     if sizes.iter().product::<i64>() != elements.len() as i64 || sizes.iter().any(|size| *size < 0) {
-        return Err(TorchError::Unfit(format!(
-            "{} elements do not make a tensor of {sizes:?}",
-            elements.len()
-        )));
+        let expected = format!("as many as a tensor of shape {sizes:?} has");
+        return Err(TorchError::value("the number of elements", elements.len(), expected));
     }
     let data = elements.as_mut_ptr();
-    // SAFETY: the vector has that many elements, stays where it is, and is kept by the tensor.
+    // SAFETY: the vector has that many elements, does not move, and is kept alive by the tensor.
     unsafe { tensor_over(data.cast(), T::KIND, sizes, Closure::keeping(elements)) }
 }
 
@@ -189,9 +194,9 @@ unsafe fn tensor_over(
     sizes: &[i64],
     owner: Closure,
 ) -> Result<Tensor, TorchError> {
-    // The kinds that have elements here are numbered as in libtorch.
+    // tch numbers these kinds as libtorch does.
     let (mut out, kind) = (std::ptr::null_mut(), kind as i8);
-    // SAFETY: passed on to the caller; what comes back is a new handle, ours.
+    // SAFETY: the caller's promise; the result is a new handle that we own.
     unsafe {
         let message = drumline_tensor_over(data, sizes.as_ptr(), sizes.len(), kind, owner, &mut out);
         check(message, "cannot make a tensor over memory")?;
@@ -199,10 +204,11 @@ unsafe fn tensor_over(
     }
 }
 
-/// A tensor of `like`'s sizes and strides within `flat`, from `offset` elements on: the same memory, but no view for autograd.
+/// A tensor with `like`'s sizes and strides within `flat`, starting at `offset` elements. It shares the memory, but is
+/// not a view for autograd.
 pub fn tensor_within(flat: &Tensor, offset: usize, like: &Tensor) -> Result<Tensor, TorchError> {
     let mut out = std::ptr::null_mut();
-    // SAFETY: the handles are good for the call; libtorch checks that the tensor lies within the storage.
+    // SAFETY: the handles are valid for the call; libtorch checks that the tensor is within the storage.
     unsafe {
         let (flat, like) = (flat.as_ptr().cast_mut(), like.as_ptr().cast_mut());
         check(

@@ -1,4 +1,4 @@
-//! Images with their channels last in memory, as convolutions on tensor cores and in oneDNN want them; sizes stay as they are.
+//! PyTorch's `channels_last` memory format, which convolutions on tensor cores and in oneDNN need. Sizes do not change.
 //!
 //! ```text
 //!   contiguous      [N, C, H, W], strides [C·H·W, H·W, W, 1]
@@ -10,7 +10,7 @@ use tch::{Tensor, no_grad};
 use crate::error::TorchError;
 use crate::named::Named;
 
-/// The same values with channels last: the tensor itself if it lies so already or has not four dimensions.
+/// The same values with channels last. Returns the tensor itself if it has that layout or is not four-dimensional.
 ///
 /// ```
 /// use drumline_torch::channels_last;
@@ -29,7 +29,8 @@ pub fn channels_last(tensor: &Tensor) -> Result<Tensor, TorchError> {
     Ok(tensor.f_permute([0, 2, 3, 1])?.f_contiguous()?.f_permute([0, 3, 1, 2])?)
 }
 
-/// Lays the weights of convolutions (those of four dimensions) with channels last, in place: whoever holds them sees it. Before optimizers and replicas are made.
+/// Changes four-dimensional weights, which are those of convolutions, to channels last, in place. Call it before
+/// optimizers and replicas are made.
 pub fn weights_channels_last(parameters: &[Named]) -> Result<(), TorchError> {
     parameters.iter().try_for_each(|Named { tensor, .. }| {
         let laid = no_grad(|| channels_last(&tensor.f_detach()?))?;
@@ -37,8 +38,9 @@ pub fn weights_channels_last(parameters: &[Named]) -> Result<(), TorchError> {
     })
 }
 
-/// Keeps weights of two dimensions and more in `kind`, in place; biases and norms stay as they are, for they are few and need their bits. Before optimizers and
-/// replicas are made: [`MasterWeights`](crate::MasterWeights) keeps the bits that go missing.
+/// Casts weights of two or more dimensions to `kind`, in place. Biases and norms keep their kind: they are small and
+/// need the precision. Call it before optimizers and replicas are made. [`MasterWeights`](crate::MasterWeights) trains
+/// f32 copies.
 pub fn weights_in(parameters: &[Named], kind: tch::Kind) -> Result<(), TorchError> {
     let is_weight = |named: &&Named| named.tensor.dim() >= 2 && named.tensor.is_floating_point();
     parameters.iter().filter(is_weight).try_for_each(|Named { tensor, .. }| {
@@ -47,27 +49,27 @@ pub fn weights_in(parameters: &[Named], kind: tch::Kind) -> Result<(), TorchErro
     })
 }
 
-/// Whether a pixel's channels lie side by side, and pixels without gaps after each other.
+/// Whether a tensor is channels last without gaps.
 pub(crate) fn is_channels_last(tensor: &Tensor) -> bool {
     let (size, stride) = (tensor.size(), tensor.stride());
     let [_, channels, height, width] = size[..] else { return false };
     let expected = [height * width * channels, 1, width * channels, channels];
-    // The stride of an extent of 1 is never used.
+    // The stride of a dim of size 1 does not matter.
     size.iter()
         .zip(&stride)
         .zip(expected)
         .all(|((extent, stride), expected)| *extent == 1 || *stride == expected)
 }
 
-/// Whether two tensors of one size lie alike in memory. The stride of an extent of 1 is never used.
-pub(crate) fn lies_as(tensor: &Tensor, like: &Tensor) -> bool {
+/// Whether two tensors of the same size have the same memory layout. The stride of a dim of size 1 does not matter.
+pub(crate) fn has_layout_of(tensor: &Tensor, like: &Tensor) -> bool {
     let strides = tensor.stride().into_iter().zip(like.stride());
     strides.zip(tensor.size()).all(|((a, b), extent)| a == b || extent == 1)
 }
 
-/// The same values in the memory layout and type of another tensor of their size: itself, if that is so.
-pub(crate) fn laid_out_as(tensor: &Tensor, like: &Tensor) -> Result<Tensor, TorchError> {
-    if tensor.kind() == like.kind() && lies_as(tensor, like) {
+/// The same values with the memory layout and kind of `like`. Returns the tensor itself if it has them.
+pub(crate) fn with_layout_of(tensor: &Tensor, like: &Tensor) -> Result<Tensor, TorchError> {
+    if tensor.kind() == like.kind() && has_layout_of(tensor, like) {
         return Ok(tensor.shallow_clone());
     }
     let mut copy = no_grad(|| like.f_empty_like())?;
@@ -84,7 +86,7 @@ mod tests {
     use crate::named::parameters;
     use crate::optim::{Optimizer, Sgd, SgdOptions};
 
-    /// Numbers that other tests' draws do not change.
+    /// Values that do not depend on the random number generator.
     fn waves(sizes: &[i64], speed: f64) -> Tensor {
         let numel: i64 = sizes.iter().product();
         (Tensor::arange(numel, (Kind::Float, Device::Cpu)) * speed).sin().view(sizes)
@@ -112,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn convolutions_give_the_same_with_channels_last() {
+    fn channels_last_does_not_change_the_training() {
         let plain = trained(|_| (), Tensor::shallow_clone);
         let lay = |parameters: &[Named]| {
             weights_channels_last(parameters).unwrap();
@@ -127,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_change_their_kind_where_layers_hold_them() {
+    fn layers_see_weights_in_their_new_kind() {
         let vs = nn::VarStore::new(Device::Cpu);
         let linear = nn::linear(vs.root(), 3, 2, Default::default());
         weights_in(&parameters(&vs), Kind::BFloat16).unwrap();

@@ -1,7 +1,7 @@
-//! A model's tensors by name: the parameters that are trained, in the order of their creation, and the rest, the buffers.
+//! A model's tensors by name: the trained parameters, in the order of their creation, and the buffers.
 //!
-//! `VarStore` keeps names in a hash map, whose order differs from process to process. Ranks must go through the same tensors in the
-//! same order, so everything here is in an order that all ranks share.
+//! `VarStore` keeps names in a hash map, whose order differs from process to process. Ranks must visit the same tensors
+//! in the same order, so all functions here return an order that all ranks share.
 
 use tch::Tensor;
 use tch::nn::VarStore;
@@ -11,7 +11,7 @@ use tch::nn::VarStore;
 pub struct Named {
     /// The name, with dots between its parts.
     pub name: String,
-    /// The tensor; a handle of the same one that the model uses.
+    /// A handle to the tensor that the model uses.
     pub tensor: Tensor,
 }
 
@@ -21,7 +21,7 @@ impl Clone for Named {
     }
 }
 
-/// What is trained (and not frozen), in the order in which the model created it.
+/// The parameters that are trained (not frozen), in the order in which the model created them.
 ///
 /// ```
 /// use drumline_torch::{buffers, parameters};
@@ -46,14 +46,14 @@ pub fn parameters(store: &VarStore) -> Vec<Named> {
     named
 }
 
-/// What the model keeps but does not train, such as running means and frozen parameters, by name.
+/// The tensors that are not trained, such as running means and frozen parameters, sorted by name.
 pub fn buffers(store: &VarStore) -> Vec<Named> {
     let mut named = by_name(store);
     named.retain(|named| !named.tensor.requires_grad());
     named
 }
 
-/// Parameters that are not trained now: the part of [`buffers`] that no forward changes, by name.
+/// The frozen parameters, sorted by name: the part of [`buffers`] that no forward changes.
 pub fn frozen(store: &VarStore) -> Vec<Named> {
     let trainable = store.trainable_variables();
     let mut named = buffers(store);

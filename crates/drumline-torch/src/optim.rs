@@ -5,13 +5,13 @@
 //!   OptimizerState{"conv1.weight.momentum_buffer", …} ◀─ state(), load_state() ─▶ checkpoints
 //! ```
 //!
-//! - `groups`: which parameters have rates of their own
-//! - `trained`: the parameters in batches, and what is kept for each
-//! - `state`: saved and loaded, with everything checked first
+//! - `groups`: parameter groups with their own learning rate and weight decay
+//! - `trained`: the parameters in batches, with their state
+//! - `state`: saving and loading, with all checks first
 //! - `sgd`, `adam`: the steps
-//! - `master`: f32 copies of parameters in fewer bits, around any of them
+//! - `master`: f32 master weights of 16-bit parameters, around any of them
 //!
-//! Not here: schedules (they call `set_lr`) and the reduction of gradients over ranks.
+//! Not here: learning rate schedules, which call `set_lr`, and the reduction of gradients over ranks.
 
 mod adam;
 #[cfg(test)]
@@ -28,7 +28,7 @@ pub use adam::{Adam, AdamFamily, AdamOptions, AdamW};
 pub use groups::{ParameterGroup, ParameterGroups, no_decay_on_norms};
 pub use master::MasterWeights;
 pub use sgd::{Sgd, SgdOptions};
-pub use state::OptimizerState;
+pub use state::{OptimizerState, StateError};
 
 use tch::Tensor;
 
@@ -36,18 +36,18 @@ use crate::error::TorchError;
 use crate::fused::StepTensors;
 use crate::named::Named;
 
-/// A parameter in fewer bits whose f32 copy an optimizer trains in its place.
+/// A 16-bit parameter whose f32 copy the optimizer trains.
 #[derive(Debug)]
 pub struct CopiedParameter<'a> {
     /// The name of the copy among the optimizer's parameters.
     pub name: &'a str,
     /// The parameter.
     pub parameter: &'a Tensor,
-    /// Its gradient, in as many bits.
+    /// Its gradient, of the parameter's kind.
     pub grad: Tensor,
 }
 
-/// What changes parameters by their gradients.
+/// Updates parameters by their gradients.
 ///
 /// ```
 /// use drumline_torch::{Optimizer, Sgd, SgdOptions, parameters};
@@ -68,16 +68,16 @@ pub struct CopiedParameter<'a> {
 /// # Ok::<(), anyhow::Error>(())
 /// ```
 pub trait Optimizer: Send {
-    /// Changes each parameter that has a gradient. One that has none stays as it is, and so does what is kept for it.
+    /// Updates each parameter that has a gradient. Parameters without a gradient, and their state, do not change.
     fn step(&mut self) -> Result<(), TorchError> {
         self.step_with(StepTensors::default())
     }
 
-    /// A step that is told by tensors on the device whether it is made, and by what gradients are divided.
+    /// A step that reads from tensors on the device whether it is skipped, and by what gradients are divided.
     fn step_with(&mut self, tensors: StepTensors<'_>) -> Result<(), TorchError>;
 
-    /// A step by gradients of fewer bits than its parameters, which are copies, and the outcome rounded to the parameters that they are copies of, at
-    /// once; other parameters are stepped as ever. False where that cannot be done; then no parameter has changed.
+    /// Steps f32 copies by 16-bit gradients, and rounds the results into the 16-bit parameters, in one pass. Other
+    /// parameters make a normal step. Returns false if that is not possible; then no parameter has changed.
     fn step_copies(
         &mut self,
         copies: &[CopiedParameter<'_>],
@@ -87,16 +87,17 @@ pub trait Optimizer: Send {
         Ok(false)
     }
 
-    /// Keeps the learning rate in tensors on the parameters' devices from now on: a captured graph then follows [`set_lr`](Self::set_lr).
+    /// Keeps the learning rate in tensors on the parameters' devices from now on, so that [`set_lr`](Self::set_lr)
+    /// works for a captured graph.
     fn keep_lr_on_device(&mut self) -> Result<(), TorchError>;
 
-    /// Takes in what others have changed in the parameters since the last step, where it keeps copies of them. A step does so by itself; one that was
-    /// recorded in a graph cannot, so it is done before the launch.
-    fn take_in_changes(&mut self) -> Result<(), TorchError> {
+    /// Refreshes the master copies from parameters that were changed since the last step, if the optimizer keeps
+    /// copies. A step does so by itself, but a step in a CUDA graph cannot: call this before the launch.
+    fn refresh_master_weights(&mut self) -> Result<(), TorchError> {
         Ok(())
     }
 
-    /// Leaves the parameters without gradients (undefined, not zero).
+    /// Makes the gradients undefined, as PyTorch's `zero_grad(set_to_none=True)`.
     fn zero_grad(&mut self) -> Result<(), TorchError>;
 
     /// The learning rate of groups whose factor is 1.
@@ -105,15 +106,15 @@ pub trait Optimizer: Send {
     /// Sets the learning rate; each group multiplies it by its factor.
     fn set_lr(&mut self, lr: f64);
 
-    /// What is trained, group by group.
+    /// The parameters, group by group.
     fn parameters(&self) -> Vec<Named>;
 
-    /// What a later [`load_state`](Self::load_state) needs to go on with the same bits.
+    /// The state with which [`load_state`](Self::load_state) resumes to the same bits.
     ///
-    /// The tensors are the optimizer's own: the next step changes them.
+    /// The tensors share memory with the optimizer: the next step changes them.
     fn state(&self) -> OptimizerState;
 
-    /// Goes on from a saved state. The tensors are copied. Of the scalars only the learning rate is taken; all other
-    /// settings stay as they were given to this optimizer. Refuses, and changes nothing, if the state does not fit.
+    /// Resumes from a saved state. The tensors are copied. Of the scalars only the learning rate is used; all other
+    /// settings of this optimizer stay. If the state does not fit, returns an error and changes nothing.
     fn load_state(&mut self, state: &OptimizerState) -> Result<(), TorchError>;
 }

@@ -1,7 +1,7 @@
-//! The state of the random number generators: taken, put back, made from a seed.
+//! The state of the random number generators: capture, restore, seed.
 //!
-//! These are the generators that operations use when they are given none: one for the CPU and one for each GPU, shared by the whole
-//! process. The bytes are those of PyTorch's `torch.get_rng_state()` and `torch.cuda.get_rng_state()`.
+//! These are libtorch's default generators: one for the CPU and one for each GPU, shared by the whole process. The
+//! bytes are those of PyTorch's `torch.get_rng_state()` and `torch.cuda.get_rng_state()`.
 #![allow(unsafe_code)]
 
 use tch::Tensor;
@@ -22,7 +22,7 @@ unsafe extern "C" {
 /// The shim's number for the CPU.
 const CPU: i64 = -1;
 
-/// What all generators of the process will give next.
+/// The state of all generators of the process.
 ///
 /// ```
 /// use drumline_torch::RngState;
@@ -44,18 +44,18 @@ pub struct RngState {
 }
 
 impl RngState {
-    /// The state as it is now.
+    /// Captures the current state.
     pub fn capture() -> Result<Self, TorchError> {
         Self::of_each(state_of)
     }
 
-    /// The state after `manual_seed(seed)`; the generators in use stay as they are.
+    /// The state after `manual_seed(seed)`. The generators of the process do not change.
     pub fn seeded(seed: u64) -> Result<Self, TorchError> {
         Self::of_each(|device| seeded_state(device, seed))
     }
 
-    /// Makes it the state of the process. GPUs that were not there when it was taken keep theirs, and states of GPUs that are
-    /// not here are left out.
+    /// Makes it the state of the process. GPUs for which it has no state keep theirs, and states of missing GPUs are
+    /// ignored.
     pub fn restore(&self) -> Result<(), TorchError> {
         set_state(CPU, &self.cpu)?;
         let here = (0..num_gpus()?).zip(&self.cuda);
@@ -77,7 +77,7 @@ fn num_gpus() -> Result<i64, TorchError> {
 
 fn state_of(device: i64) -> Result<Vec<u8>, TorchError> {
     let mut state = std::ptr::null_mut();
-    // SAFETY: what comes back is a new handle, ours.
+    // SAFETY: the result is a new handle that we own.
     let state = unsafe {
         check(drumline_rng_get(device, &mut state), "cannot read a random number generator")?;
         Tensor::from_ptr(state)
@@ -97,7 +97,7 @@ fn seeded_state(device: i64, seed: u64) -> Result<Vec<u8>, TorchError> {
 
 fn set_state(device: i64, state: &[u8]) -> Result<(), TorchError> {
     let state = tensor_from_vec(state.to_vec(), &[state.len() as i64])?;
-    // SAFETY: the handle is good for the call, which copies; libtorch checks length and contents.
+    // SAFETY: the handle is valid for the call, which copies; libtorch checks length and contents.
     let message = unsafe { drumline_rng_set(device, state.as_ptr().cast_mut()) };
     check(message, "cannot set a random number generator")
 }
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
     use tch::{Device, Kind};
 
-    /// Numbers of several kinds; normal ones come in pairs, of which the second waits in the generator.
+    /// Random numbers of several kinds. Normal ones are drawn in pairs, and the generator keeps the second.
     fn draw() -> Vec<Tensor> {
         let place = (Kind::Float, Device::Cpu);
         vec![
@@ -118,9 +118,9 @@ mod tests {
         ]
     }
 
-    // One test, as the generator is the whole process's.
+    // One test, because the whole process shares the generator.
     #[test]
-    fn the_same_numbers_follow() {
+    fn a_restored_state_draws_the_same_numbers() {
         let _ = draw();
         let state = RngState::capture().unwrap();
         let first = draw();

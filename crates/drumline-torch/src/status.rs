@@ -1,12 +1,15 @@
-//! The shim's way to answer and to call back, seen from Rust: `shim/status.h` and `shim/callback.h`.
+//! How the shim returns errors and calls back into Rust: the Rust side of `shim/status.h` and `shim/callback.h`.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::error::TorchError;
+use drumline_comm::panic_text;
 
-/// Null, or a message to give back.
+use crate::error::TorchError;
+use crate::function::FunctionError;
+
+/// Null for success, or a message that the caller must free.
 pub(crate) type Message = *mut c_char;
 
 unsafe extern "C" {
@@ -14,21 +17,18 @@ unsafe extern "C" {
     fn strdup(text: *const c_char) -> Message;
 }
 
-/// Turns the answer of a shim function into a result; `doing` begins the error's text.
-pub(crate) fn check(message: Message, doing: &'static str) -> Result<(), TorchError> {
+/// Turns the answer of a shim function into a result; the error's text begins with `operation`.
+pub(crate) fn check(message: Message, operation: &'static str) -> Result<(), TorchError> {
     if message.is_null() {
         return Ok(());
     }
-    // SAFETY: the shim hands over a string that ends in zero, and its ownership.
+    // SAFETY: the shim returns a zero-terminated string and its ownership.
     let text = unsafe {
         let text = CStr::from_ptr(message).to_string_lossy().into_owned();
         drumline_message_free(message);
         text
     };
-    Err(match crate::cuda::out_of_memory(&text) {
-        Some(told) => TorchError::OutOfMemory(told),
-        None => TorchError::Refused { doing, message: text },
-    })
+    Err(TorchError::from_text(operation, text))
 }
 
 /// A closure that C++ owns. Laid out as `drumline::Closure`.
@@ -39,16 +39,16 @@ pub(crate) struct Closure {
     drop: extern "C" fn(*mut c_void),
 }
 
-/// What is called from C++: the error's text becomes a C++ exception.
-pub(crate) type Body = Box<dyn FnMut() -> Result<(), String>>;
+/// What C++ calls. The text of its error becomes the message of a C++ exception.
+pub(crate) type Body = Box<dyn FnMut() -> Result<(), FunctionError>>;
 
 impl Closure {
-    pub(crate) fn new(body: impl FnMut() -> Result<(), String> + 'static) -> Self {
+    pub(crate) fn new(body: impl FnMut() -> Result<(), FunctionError> + 'static) -> Self {
         let body: Body = Box::new(body);
         Self { context: Box::into_raw(Box::new(body)).cast(), call, drop: drop_body }
     }
 
-    /// Something that is only kept, and dropped when C++ lets go of it.
+    /// Keeps a value alive until C++ drops the closure.
     pub(crate) fn keeping(kept: impl Send + 'static) -> Self {
         Self::new(move || {
             let _ = &kept;
@@ -60,25 +60,24 @@ impl Closure {
 extern "C" fn call(context: *mut c_void) -> Message {
     // SAFETY: made by `Closure::new`; C++ calls it on one thread at a time and not after `drop_body`.
     let body = unsafe { &mut *context.cast::<Body>() };
-    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(panic_text(&*panic)));
+    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(panicked(&*panic).into()));
     match outcome {
         Ok(()) => std::ptr::null_mut(),
         // SAFETY: a copy made by malloc, which C++ frees.
-        Err(text) => unsafe { strdup(c_string(text).as_ptr()) },
+        Err(error) => unsafe { strdup(c_string(&error.to_string()).as_ptr()) },
     }
 }
 
 extern "C" fn drop_body(context: *mut c_void) {
-    // SAFETY: made by `Closure::new`, and dropped once. A panic while dropping cannot be told to anybody.
+    // SAFETY: made by `Closure::new`, and dropped once. Nobody can handle a panic while dropping.
     let body = unsafe { Box::from_raw(context.cast::<Body>()) };
     let _ = catch_unwind(AssertUnwindSafe(|| drop(body)));
 }
 
-pub(crate) fn c_string(text: String) -> CString {
+pub(crate) fn c_string(text: &str) -> CString {
     CString::new(text.replace('\0', " ")).unwrap_or_default()
 }
 
-pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
-    format!("panicked: {}", text.unwrap_or("without a word"))
+pub(crate) fn panicked(panic: &(dyn std::any::Any + Send)) -> String {
+    format!("panicked: {}", panic_text(panic))
 }

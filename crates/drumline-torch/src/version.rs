@@ -1,23 +1,23 @@
-//! Which libtorch this process has.
+//! The version of libtorch in this process.
 
 use std::fs;
 use std::path::Path;
 
 use crate::cuda::libtorch_folder;
 
-/// The version of libtorch that all of this is made for.
+/// The version of libtorch that this crate is made for.
 pub const LIBTORCH: &str = "2.11.0";
 
-/// The version of the libtorch that this process has found, such as that of a Python package: it should be [`LIBTORCH`]. `unknown` where its folder does
-/// not say.
+/// The version of the libtorch that this process has loaded, such as that of a Python package; it should be
+/// [`LIBTORCH`]. `unknown` if no file beside the library names it.
 ///
-/// Not asked of the library itself: that would look for its CUDA half, once and for all.
+/// It does not ask the library itself, which would then look for its CUDA libraries, and only once.
 pub fn libtorch_version() -> String {
     let found = libtorch_folder().ok().and_then(|folder| version_beside(&folder));
     found.unwrap_or_else(|| "unknown".to_owned())
 }
 
-/// What is written beside a folder of libraries: in `version.py`, where they belong to a Python package, or in `build-version`.
+/// Reads the version beside a folder of libraries: from `version.py` of a Python package, or from `build-version`.
 fn version_beside(folder: &Path) -> Option<String> {
     let root = folder.parent()?;
     let read = |name: &str| fs::read_to_string(root.join(name)).ok();
@@ -26,11 +26,11 @@ fn version_beside(folder: &Path) -> Option<String> {
         Some(line.trim_matches(['\'', '"']).to_owned())
     });
     let version = python.or_else(|| read("build-version"))?;
-    // What it was built for comes behind a plus.
+    // The build, such as `cu128`, follows a plus sign.
     Some(version.split('+').next()?.trim().to_owned())
 }
 
-/// Whether what is compiled for one can be used with the other: the last number is for mended bugs only.
+/// Whether a program that was compiled for `expected` can use `found`. Patch releases are compatible.
 pub(crate) fn fits(found: &str, expected: &str) -> bool {
     let minor = |version: &str| version.split('.').take(2).map(str::to_owned).collect::<Vec<_>>();
     found == "unknown" || minor(found) == minor(expected)
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn bugs_may_be_mended() {
+    fn patch_releases_are_compatible() {
         assert!(fits("2.11.1", "2.11.0") && fits("unknown", "2.11.0"));
         assert!(!fits("2.12.0", "2.11.0") && !fits("2.1.0", "2.11.0"));
     }

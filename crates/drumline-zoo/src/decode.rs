@@ -1,11 +1,12 @@
-//! Translations by beam search, in batches, with one model or several.
+//! Beam search in batches, with one model or an ensemble.
 //!
 //! ```text
-//!   source ─▶ encode once ─▶ ┌ Decoder: the next word of each row, from kept keys and values ─▶ best words of each row ┐
-//!                            └ rows reordered, finished sentences left out ◀─ Beam: which partial translations live on ┘
+//!   source ─▶ encode once ─▶ ┌ Decoder: next token of each row, with cached keys, values ─▶ best tokens of each row ┐
+//!                            └ rows reordered, finished sentences dropped ◀─ Beam: which translations continue     ┘
 //! ```
-//! A *row* is one partial translation; a sentence has `beam_size` of them. The search is NJUNMT's: a finished translation keeps its place
-//! in the beam, and a sentence is done when all of its beam is finished. Read in this order: `beam` (decides), `decoder` (computes).
+//! A *row* is one partial translation; a sentence has `beam_size` rows. The search is NJUNMT's: a finished translation
+//! keeps its place in the beam, and a sentence is done when its whole beam is finished. `beam` decides which
+//! translations to keep, `decoder` computes; read them in this order.
 
 mod beam;
 mod decoder;
@@ -19,21 +20,22 @@ use beam::Beam;
 pub use beam::Hypothesis;
 pub use decoder::{Decoder, Kept};
 
-/// How to search. The defaults are those of NJUNMT's `translate`.
+/// The options of a search. The defaults are those of NJUNMT's `translate`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BeamOptions {
-    /// Partial translations kept of each sentence.
+    /// Number of partial translations per sentence.
     pub beam_size: usize,
-    /// The length penalty ((5 + length) / 6)^alpha by which the scores are divided, in the search and at the end. At 0 and below the search goes by
-    /// plain probabilities, and at the end they are divided by the length.
+    /// Exponent of the length penalty ((5 + length) / 6)^alpha, by which scores are divided during the search and at
+    /// the end. If it is 0 or less, the search compares plain log probabilities, and the final scores are divided by
+    /// the length.
     pub alpha: f64,
-    /// Translations given of each sentence.
+    /// Number of translations returned per sentence.
     pub keep_n: usize,
-    /// The most words of a translation.
+    /// The largest number of tokens in a translation.
     pub max_steps: usize,
-    /// Sentences that are translated together.
+    /// Number of sentences per batch.
     pub batch: usize,
-    /// What begins and ends a sentence, and what fills it up.
+    /// The ids of the begin, end and padding tokens.
     pub specials: Specials,
 }
 
@@ -77,8 +79,8 @@ impl BeamOptions {
     }
 }
 
-/// Translate `source`, sentences × places, filled up with padding; of each sentence the `keep_n` best translations, the best first. Several models
-/// give the mean of their probabilities.
+/// Translates `source`, a padded tensor of ids `[sentences, places]`. Returns the `keep_n` best translations of each
+/// sentence, the best first. The probabilities of several models are averaged.
 ///
 /// ```
 /// use drumline_zoo::decode::{BeamOptions, beam_search};
@@ -87,7 +89,9 @@ impl BeamOptions {
 ///
 /// let store = VarStore::new(Device::Cpu);
 /// let (d_word_vec, d_model, src_vocab, tgt_vocab) = (16, 16, 11, 13);
-/// let small = TransformerOptions { n_layers: 2, n_head: 4, d_word_vec, d_model, d_inner_hid: 32, src_vocab, tgt_vocab, ..Default::default() };
+/// let small = TransformerOptions {
+///     n_layers: 2, n_head: 4, d_word_vec, d_model, d_inner_hid: 32, src_vocab, tgt_vocab, ..Default::default()
+/// };
 /// let model = Transformer::new(&store.root(), &small)?;
 /// let source = padded(&[vec![4, 5, 6], vec![7, 8]], 0);
 /// let options = BeamOptions { beam_size: 4, keep_n: 2, max_steps: 10, ..Default::default() };
@@ -112,7 +116,7 @@ pub fn beam_search(
     Ok(translations)
 }
 
-/// Without the places where no sentence has a word; one is left where none has any.
+/// Removes the columns that have only padding. At least one column is left.
 fn trimmed(source: &Tensor, pad: i64) -> Tensor {
     if source.size()[1] == 0 {
         return source.constant_pad_nd([0, 1, 0, 0]).fill_(pad);
@@ -122,9 +126,9 @@ fn trimmed(source: &Tensor, pad: i64) -> Tensor {
     source.narrow(1, 0, width)
 }
 
-/// A sentence that is not done.
+/// A sentence that is not done yet.
 struct Open {
-    /// Its place in the batch.
+    /// Its index in the batch.
     place: usize,
     beam: Beam,
 }
@@ -157,7 +161,7 @@ fn search(models: &[&Transformer], source: &Tensor, options: &BeamOptions) -> Ve
     done
 }
 
-/// All beams take their step. Says which rows go on where, without those of sentences that are done.
+/// Advances all beams by one token. Returns which rows continue, without those of finished sentences.
 fn advance(open: &mut [Open], best: &Best, beam_size: usize) -> Kept {
     let (mut rows, mut sentences) = (Vec::new(), Vec::new());
     for (sentence, open) in open.iter_mut().enumerate() {
@@ -171,7 +175,7 @@ fn advance(open: &mut [Open], best: &Best, beam_size: usize) -> Kept {
     Kept { rows, sentences }
 }
 
-/// The likeliest next words of each row, with their logarithmic probabilities.
+/// The most probable next tokens of each row, with their log probabilities.
 struct Best {
     words: Vec<i64>,
     scores: Vec<f32>,
@@ -179,14 +183,14 @@ struct Best {
 }
 
 impl Best {
-    /// Of the logits of one or several models.
+    /// Selects them from the logits of one or several models.
     fn of(mut logits: Vec<Tensor>, options: &BeamOptions) -> Self {
         let per_row = (options.beam_size as i64).min(logits[0].size()[1]);
         for logits in &mut logits {
             let _ = logits.select(1, options.specials.pad).fill_(f64::NEG_INFINITY);
         }
         let (scores, words) = match &logits[..] {
-            // The normaliser is the same for all words of a row, so that only the best need it.
+            // The normaliser is the same for all tokens of a row, so it is applied to the best ones only.
             [logits] => {
                 let (best, words) = logits.topk(per_row, 1, true, true);
                 (best - logits.logsumexp(1, true), words)

@@ -1,27 +1,27 @@
-//! What can go wrong with models, weights and data sets.
+//! Errors of models, weights and datasets.
 
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use safetensors::SafeTensorError;
+use drumline::checkpoint::safetensors::SafetensorsError;
 
 use crate::models;
 
-/// An error of a model, its weights or a data set.
+/// An error of a model, its weights or a dataset.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ZooError {
-    /// No model of that name.
+    /// There is no model of this name.
     #[error("there is no model `{arch}`; try {}", nearest(arch))]
     UnknownArch {
-        /// The name as given.
+        /// The name.
         arch: String,
     },
     /// A file or folder cannot be read.
     #[error("cannot read {path:?}: {source}")]
     ReadFile {
-        /// Which.
+        /// The file or folder.
         path: PathBuf,
         /// Why.
         source: io::Error,
@@ -29,22 +29,22 @@ pub enum ZooError {
     /// A file cannot be written.
     #[error("cannot write {path:?}: {source}")]
     WriteFile {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// Why.
         source: io::Error,
     },
-    /// Weights in another format, or cut short.
+    /// The weights are not in safetensors format, or the file is truncated.
     #[error(
-        "{path:?} is no safetensors file, or damaged: {source}; try to write it again, from Python by safetensors.torch.save_file(model.state_dict(), …)"
+        "{path:?} is not a safetensors file, or is damaged: {source}; try to write it again, in Python with safetensors.torch.save_file(model.state_dict(), …)"
     )]
     NotSafetensors {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        source: SafeTensorError,
+        source: Box<SafetensorsError>,
     },
-    /// A tensor of the file cannot be used.
+    /// A tensor of the file cannot be loaded.
     #[error("tensor `{name}` of {path:?} cannot be loaded: {message}")]
     UnfitTensor {
         /// The file.
@@ -54,10 +54,10 @@ pub enum ZooError {
         /// Why.
         message: String,
     },
-    /// The file has other tensors than the model.
+    /// The file's tensors differ from the model's.
     #[error(transparent)]
     Weights(Box<Mismatch>),
-    /// The file is of the same model with another number of classes.
+    /// The file is for the same model with another number of classes.
     #[error(
         "the weights in {path:?} are for {found} classes, the model has {expected}; try MODEL.NUM_CLASSES {found}, or MODEL.NEW_CLASSIFIER True to train a new last layer"
     )]
@@ -69,7 +69,7 @@ pub enum ZooError {
         /// Classes of the model.
         expected: i64,
     },
-    /// No CIFAR there.
+    /// The folder has no CIFAR files.
     #[error(
         "no CIFAR data in {path:?}: neither data_batch_1.bin (CIFAR-10) nor train.bin (CIFAR-100); try `drumline data synth-cifar --out {}`, or unpack the binary version of CIFAR there",
         path.display()
@@ -78,7 +78,7 @@ pub enum ZooError {
         /// The folder.
         path: PathBuf,
     },
-    /// A file of a data set is not as it should be.
+    /// A file of a dataset is damaged.
     #[error("data file {path:?} {what}; try to fetch or make it again")]
     DamagedData {
         /// The file.
@@ -86,21 +86,21 @@ pub enum ZooError {
         /// What is wrong.
         what: String,
     },
-    /// Another file would be overwritten.
-    #[error("{path:?} is there, with other content, and is left as it is; try another folder, or remove it")]
+    /// The file exists with other content.
+    #[error("{path:?} exists with other content and was not changed; try another folder, or remove it")]
     InTheWay {
         /// The file.
         path: PathBuf,
     },
-    /// Fewer images than files to put them in.
+    /// There are fewer images than files.
     #[error("{train} training and {test} test images are too few; try at least 5 and 1, one for each file")]
     TooFewImages {
-        /// Asked for in training.
+        /// The number of training images.
         train: usize,
-        /// Asked for in the test.
+        /// The number of test images.
         test: usize,
     },
-    /// No folders of classes.
+    /// The folder has no class folders.
     #[error(
         "no class folders in {path:?}, expected one for each class with its images; try another DATASET or SPLIT"
     )]
@@ -108,7 +108,7 @@ pub enum ZooError {
         /// The folder.
         path: PathBuf,
     },
-    /// A class without images.
+    /// A class folder has no images.
     #[error(
         "no JPEG or PNG files in class folder {path:?}; try to remove the folder or to fetch its images again"
     )]
@@ -116,39 +116,39 @@ pub enum ZooError {
         /// The folder.
         path: PathBuf,
     },
-    /// The data has another number of classes than the model.
+    /// The dataset has another number of classes than the model.
     #[error("the data in {path:?} has {found} classes, the model {expected}; try MODEL.NUM_CLASSES {found}")]
     DataClasses {
-        /// The data set.
+        /// The dataset.
         path: PathBuf,
-        /// Classes of the data.
+        /// Classes in the dataset.
         found: i64,
         /// Classes of the model.
         expected: i64,
     },
-    /// Sizes or options that do not fit together.
+    /// Sizes or options that cannot be used together.
     #[error("{what}; try {fix}")]
     Unsuitable {
-        /// What does not fit.
+        /// What is wrong.
         what: String,
-        /// What would.
+        /// What to try.
         fix: String,
     },
-    /// libtorch refuses.
+    /// An error of libtorch.
     #[error(transparent)]
     Torch(#[from] drumline_torch::TorchError),
 }
 
-/// How a file of weights differs from the model.
+/// The differences between a weights file and a model.
 #[derive(Debug, thiserror::Error)]
 pub struct Mismatch {
     /// The file.
     pub path: PathBuf,
-    /// In the model, not in the file.
+    /// Tensors that are only in the model.
     pub missing: Vec<String>,
-    /// In the file, not in the model.
+    /// Tensors that are only in the file.
     pub unexpected: Vec<String>,
-    /// In both, with different shapes.
+    /// Tensors with different shapes.
     pub shapes: Vec<WrongShape>,
 }
 
@@ -188,17 +188,18 @@ impl fmt::Display for Mismatch {
     }
 }
 
-/// Names shown of each list: enough to see what kind of names they are.
+/// The most names that an error message lists.
 const LISTED: usize = 8;
 
-/// The names that look most like `arch`, or all of them where none does.
+/// The model names that are most similar to `arch`, or all names if none is similar.
 fn nearest(arch: &str) -> String {
     let alike = |name: &str| strsim::jaro_winkler(&arch.to_lowercase(), name);
     let mut names: Vec<_> = models::names().filter(|name| alike(name) > 0.8).collect();
     names.sort_by(|a, b| alike(b).total_cmp(&alike(a)));
     names.truncate(3);
-    match names.is_empty() {
-        true => format!("one of {}", models::names().collect::<Vec<_>>().join(", ")),
-        false => names.join(" or "),
+    if names.is_empty() {
+        format!("one of {}", models::names().collect::<Vec<_>>().join(", "))
+    } else {
+        names.join(" or ")
     }
 }

@@ -1,4 +1,5 @@
-//! Weights and images by formula, the same as in `bench/peers/resnet18.py`: for benchmarks and tests that compare losses with PyTorch's.
+//! Weights and images from formulas, the same as in `bench/peers/resnet18.py`, for benchmarks and tests that compare
+//! losses with PyTorch.
 
 use drumline_torch::parameters;
 use tch::nn::VarStore;
@@ -6,7 +7,8 @@ use tch::{Device, Kind, Tensor};
 
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 
-/// Weights of convolutions and of the classifier by a formula of their place; norms begin as always, biases at zero.
+/// Fills the weights of convolutions and of the classifier by a formula of their position. Norms keep their defaults;
+/// biases are zero.
 pub fn fill(store: &VarStore) {
     let _no_grad = tch::no_grad_guard();
     let mut params = parameters(store);
@@ -24,14 +26,14 @@ pub fn fill(store: &VarStore) {
     }
 }
 
-/// Which samples, and how large their images are.
+/// Which samples to generate, and the size of their images.
 #[derive(Debug, Clone, Copy)]
 pub struct Samples {
-    /// The first sample.
+    /// The index of the first sample.
     pub first: i64,
-    /// How many.
+    /// The number of samples.
     pub count: i64,
-    /// Side of an image.
+    /// The side of an image.
     pub edge: i64,
 }
 
@@ -49,7 +51,7 @@ pub fn samples(Samples { first, count, edge }: Samples) -> (Tensor, Tensor) {
     (waves.sin().to_kind(Kind::Float), labels.to_kind(Kind::Int64))
 }
 
-/// Texts of tokens, and the tokens that follow each.
+/// Token sequences, and the tokens that follow each.
 pub fn tokens(texts: i64, length: i64, vocabulary: i64) -> (Tensor, Tensor) {
     let place = Tensor::arange(texts * (length + 1), (Kind::Int64, Device::Cpu));
     let all = (&place * &place * 31 + &place * 7919)

@@ -1,7 +1,7 @@
-//! `PRECISION` and `FP16`: in which numbers a training computes and keeps its weights, and how its loss is scaled.
+//! `PRECISION` and `FP16`: the precision of computations and weights, and the loss scale.
 
-use drumline::trainer::{Batch, DistTrainer, Model, Precision};
-use drumline::{Optimizer, ParameterGroups, ScalePolicy};
+use drumline::optim::{Optimizer, ParameterGroups, ScalePolicy};
+use drumline::trainer::{self, Batch, DistTrainer, Model};
 use drumline_torch::{Autocast, MasterWeights, TorchError, parameters, weights_in};
 use tch::nn::VarStore;
 use tch::{Device, Kind};
@@ -9,46 +9,64 @@ use tch::{Device, Kind};
 use crate::config::{Fp16, PrecisionKind};
 
 impl PrecisionKind {
-    fn of_forward(self) -> Precision {
+    fn of_forward(self) -> trainer::Precision {
         match self {
-            Self::Fp32 => Precision::F32,
-            Self::Bf16 | Self::Bf16Master => Precision::Bf16,
-            Self::Fp16 => Precision::Fp16,
+            Self::Fp32 => trainer::Precision::F32,
+            Self::Bf16 | Self::Bf16Master => trainer::Precision::Bf16,
+            Self::Fp16 => trainer::Precision::Fp16,
         }
     }
 
-    /// What a forward outside the trainer needs until this is dropped, where the weights themselves have fewer bits than their inputs.
+    /// An autocast guard for a forward pass outside the trainer, which is needed if the weights have fewer bits than
+    /// the inputs.
     pub(crate) fn autocast_of_weights(self, device: Device) -> Result<Option<Autocast>, TorchError> {
         let is_needed = self == Self::Bf16Master;
         is_needed.then(|| Autocast::new(device, Kind::BFloat16)).transpose()
     }
 }
 
-/// What the keys say of the numbers of a training.
+/// The precision of a training run, with its loss scale.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Numbers {
-    precision: PrecisionKind,
-    /// Of fp16.
+pub(crate) struct Precision {
+    kind: PrecisionKind,
+    /// The loss scale in fp16.
     loss_scale: ScalePolicy,
 }
 
-impl Numbers {
-    pub(crate) fn of(precision: PrecisionKind, fp16: &Fp16) -> Self {
-        Self { precision, loss_scale: fp16.policy() }
+impl Precision {
+    pub(crate) fn new(kind: PrecisionKind, fp16: &Fp16) -> Self {
+        Self { kind, loss_scale: fp16.policy() }
     }
 
-    /// The trainer in these numbers, with an optimizer of all parameters of `store`; once these have their first values.
+    /// Converts the weights to the data type in which this precision stores them.
+    pub(crate) fn convert_weights(self, store: &VarStore) -> Result<(), TorchError> {
+        if self.kind == PrecisionKind::Bf16Master {
+            weights_in(&parameters(store), Kind::BFloat16)?;
+        }
+        Ok(())
+    }
+
+    /// Sets the precision of the trainer.
+    pub(crate) fn set<'a, M: Model<B> + ?Sized, B: Batch>(
+        self,
+        trainer: DistTrainer<'a, M, B>,
+    ) -> DistTrainer<'a, M, B> {
+        trainer.precision(self.kind.of_forward()).loss_scale(self.loss_scale)
+    }
+
+    /// Sets the precision of the trainer, and an optimizer for all parameters of `store`. The parameters must have
+    /// their initial values.
     pub(crate) fn with_optimizer<'a, M: Model<B> + ?Sized, B: Batch, O: Optimizer + 'static>(
         self,
         trainer: DistTrainer<'a, M, B>,
         store: &VarStore,
         make: impl FnOnce(ParameterGroups) -> Result<O, TorchError>,
     ) -> Result<DistTrainer<'a, M, B>, TorchError> {
-        let trainer = trainer.precision(self.precision.of_forward()).loss_scale(self.loss_scale);
-        if self.precision != PrecisionKind::Bf16Master {
+        let trainer = self.set(trainer);
+        if self.kind != PrecisionKind::Bf16Master {
             return Ok(trainer.optimizer(make(parameters(store).into())?));
         }
-        weights_in(&parameters(store), Kind::BFloat16)?;
+        self.convert_weights(store)?;
         Ok(trainer.optimizer(MasterWeights::new(parameters(store), make)?))
     }
 }

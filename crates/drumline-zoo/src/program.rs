@@ -1,47 +1,28 @@
-//! The ready programs, as `drumline-train` offers them.
+//! The command line of `drumline-train`: dispatches each command.
 //!
 //! ```text
-//!   main ─▶ args ─┬▶ check ─▶ what is wrong before ranks are started
-//!                 ├▶ train ─▶ kind: images, text, … ─▶ pieces ─▶ course, callbacks, shown ─▶ drumline's DistTrainer
-//!                 ├▶ test  ─▶ evaluate
+//!   main ─▶ args ─┬▶ train, test, --check ─▶ kind: which task ─▶ driver
+//!                 ├▶ translate ─▶ lines translated by all ranks
 //!                 ├▶ generate ─▶ text, token after token
-//!                 ├▶ export ─▶ a folder as Hugging Face's
-//!                 ├▶ data  ─▶ a data set on disk
-//!                 ├▶ keys  ─▶ the configuration's keys, for people and for editors
+//!                 ├▶ export ─▶ a Hugging Face folder
+//!                 ├▶ data  ─▶ a dataset on disk
+//!                 ├▶ keys  ─▶ the configuration's keys, as a list or a JSON schema
 //!                 └▶ doctor ─▶ what this machine has of GPUs
-//!   job: all ranks of a run, and how they agree on what went wrong
 //! ```
 
 mod args;
-mod bench_gpu;
-mod bench_loader;
-mod bench_observe;
-mod bench_step;
-mod bench_transformer;
-mod callbacks;
-mod check;
-mod checked;
-mod course;
-mod data_kind;
 mod doctor;
 mod ending;
-mod evaluate;
-mod gpt;
-mod job;
+mod export;
+mod generate;
 mod keys;
 mod kind;
-mod nmt;
-mod parity;
-mod pieces;
-mod predict;
-mod resumed;
-mod shown;
-mod step;
-mod test;
-mod text;
-mod train;
+mod nmt_args;
+mod synth_args;
+mod tokens;
 mod translate;
 
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::ExitCode;
 
@@ -49,55 +30,76 @@ use clap::Parser;
 use drumline::LogOptions;
 use drumline_torch::cuda;
 
+use crate::driver;
+use crate::nmt::NmtTask;
 use args::{Cli, Command, DoctorCommand};
-use kind::Kind;
+use kind::with_task;
+pub(crate) use kind::{Kind, kind_of};
 
-/// Carries out the command line of this process.
+/// Runs the command line of this process and returns its exit code.
 pub fn main() -> ExitCode {
-    drumline::install_panic_file();
+    drumline::launch::install_panic_file();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(answer) => return ending::answered(&answer),
     };
     if cli.check {
-        return ending::end(check::check(cli.command));
+        return ending::end(check(cli.command));
     }
-    let outcome = full_gpus_told(|| {
-        start_logging().and_then(|()| match cli.command {
-            Command::Train(args) => train::run(&args),
-            Command::Nmt(args) => nmt::run(*args),
-            Command::Test(args) => test::run(&args),
-            Command::Translate(args) => translate::run(&args),
-            Command::Generate(args) => gpt::generate(&args),
-            Command::Export(args) => gpt::export(&args),
-            Command::Data { command } => command.write(),
-            Command::Keys { kind, schema } => show_keys(kind, schema),
-            Command::Doctor { command: DoctorCommand::Gpu(args) } => doctor::run(&args),
-            Command::BenchGpu(args) => bench_gpu::run(&args),
-            Command::BenchObserve(args) => bench_observe::run(&args),
-            Command::BenchStep(args) => bench_step::run(&args),
-            Command::BenchLoader(args) => bench_loader::run(&args),
-            Command::BenchTransformer(args) => bench_transformer::run(&args),
-        })
-    });
-    ending::end(outcome)
+    ending::end(with_full_gpus_named(|| start_logging().and_then(|()| carry_out(cli.command))))
 }
 
-/// A panic that tells of a GPU without room becomes an error that says who has its memory.
-fn full_gpus_told(body: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+fn carry_out(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Train(args) => {
+            let given = args.run.given();
+            with_task!(kind_of(given.file), T => driver::train::<T>(driver::load(&given), args.verify_parity))
+        }
+        Command::Nmt(args) => driver::train::<NmtTask>(args.config(), None),
+        Command::Test(args) => {
+            let given = args.run.given();
+            with_task!(kind_of(given.file), T => driver::test::<T>(&given, args.options()))
+        }
+        Command::Translate(args) => translate::run(&args),
+        Command::Generate(args) => generate::generate(&args),
+        Command::Export(args) => export::export(&args),
+        Command::Data { command } => command.write(),
+        Command::Keys { kind, schema } => show_keys(kind, schema),
+        Command::Doctor { command: DoctorCommand::Gpu(args) } => doctor::run(&args),
+    }
+}
+
+/// `--check`: returns an error if the command could not start. Commands that start no ranks have nothing to check.
+fn check(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Train(args) => {
+            let given = args.run.given();
+            with_task!(kind_of(given.file), T => driver::check_training::<T>(driver::load(&given)))
+        }
+        Command::Test(args) => {
+            let given = args.run.given();
+            with_task!(kind_of(given.file), T => driver::check_test::<T>(&given))
+        }
+        Command::Nmt(args) => driver::check_training::<NmtTask>(args.config()),
+        Command::Translate(args) => translate::check(&args),
+        _ => Ok(()),
+    }
+}
+
+/// Turns a panic about an out-of-memory GPU into an error that names the processes that use its memory.
+fn with_full_gpus_named(body: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
-        let words = panic.downcast_ref::<String>().and_then(|words| cuda::out_of_memory(words));
-        words.map_or_else(|| resume_unwind(panic), |told| Err(anyhow::anyhow!(told)))
+        let error = panic.downcast_ref::<String>().and_then(|words| cuda::GpuOutOfMemory::parse(words));
+        error.map_or_else(|| resume_unwind(panic), |error| Err(error.into()))
     })
 }
 
-/// `DRUMLINE_LOG=debug` shows more than warnings, in `RUST_LOG`'s words.
+/// Starts logging. `DRUMLINE_LOG` takes filters in the syntax of `RUST_LOG`; the default shows warnings.
 fn start_logging() -> anyhow::Result<()> {
     Ok(drumline::init_logging(LogOptions { filter: Some("warn".into()), ..LogOptions::default() })?)
 }
 
 fn show_keys(kind: Kind, as_schema: bool) -> anyhow::Result<()> {
-    use std::io::Write;
     let text = if as_schema { format!("{:#}\n", kind.schema()) } else { keys::listed(&kind.entries()) };
     Ok(std::io::stdout().write_all(text.as_bytes())?)
 }
@@ -107,12 +109,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_full_gpu_is_told_of_by_an_error() {
-        let words = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 10 GiB";
-        let told = full_gpus_told(|| panic!("{words}")).unwrap_err().to_string();
-        assert!(told.contains("is out of memory: 2.00 GiB was asked for"), "{told}");
-        let other = catch_unwind(|| full_gpus_told(|| panic!("{}", "other"))).unwrap_err();
+    fn only_an_out_of_memory_panic_becomes_an_error() {
+        let message = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 10 GiB";
+        let error = with_full_gpus_named(|| panic!("{message}")).unwrap_err().to_string();
+        assert!(error.contains("is out of memory: 2.00 GiB was asked for"), "{error}");
+        let other = catch_unwind(|| with_full_gpus_named(|| panic!("{}", "other"))).unwrap_err();
         assert_eq!(other.downcast_ref::<String>().map(String::as_str), Some("other"));
-        assert!(full_gpus_told(|| Ok(())).is_ok());
+        assert!(with_full_gpus_named(|| Ok(())).is_ok());
     }
 }

@@ -1,28 +1,28 @@
-//! A model's tensors from and to a safetensors file, by torchvision's names: Python's `safetensors.torch` reads and writes the same.
+//! Loads and saves a model's tensors as safetensors with torchvision's names. Python's `safetensors.torch` reads and
+//! writes the same files.
 //!
 //! ```text
-//!   file ─▶ names and shapes held against the model's ─▶ all differences in one error, model untouched
+//!   file ─▶ names and shapes compared with the model's ─▶ all differences in one error, model untouched
 //!                                                    └▶ none: values copied, converted to the model's dtype
 //! ```
-//! Not here: checkpoints, which also hold the optimizer and the place in the data (`drumline::checkpoint`).
+//! The format is implemented in `drumline::checkpoint::safetensors`. Checkpoints, which also contain the optimizer and
+//! the position in the data, are in `drumline::checkpoint`.
 
-use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 
-use drumline_torch::parameters;
-use safetensors::tensor::{Dtype, SafeTensors, TensorView, View, serialize};
+use drumline::checkpoint::safetensors::{self, SafetensorsError};
+use drumline_torch::{Named, bytes, parameters};
 use tch::nn::VarStore;
-use tch::{Device, Kind, Tensor, no_grad};
+use tch::{Tensor, no_grad};
 
 use crate::error::{Mismatch, WrongShape, ZooError};
 
-/// Load all tensors of the model.
+/// Loads all tensors of the model.
 ///
-/// A file without `num_batches_tracked` is taken, as older ones have none, and names that all begin with `module.`, as PyTorch's DDP
-/// writes them, are read without it.
+/// A file without `num_batches_tracked` is accepted, because older files have none. If all names begin with `module.`,
+/// as PyTorch's DDP writes them, the prefix is removed.
 ///
 /// ```
 /// use drumline_zoo::{models, weights};
@@ -43,105 +43,122 @@ pub fn load(store: &VarStore, path: &Path) -> Result<(), ZooError> {
     load_except(store, path, &[])
 }
 
-/// Load all but the classifier, which is the model's last layer: it keeps the weights it has.
+/// Loads all tensors but the classifier, which is the last layer and keeps its current weights.
 pub fn load_backbone(store: &VarStore, path: &Path) -> Result<(), ZooError> {
     load_except(store, path, &classifier(store))
 }
 
-/// Write all tensors of the model. The file is complete or not there: what stood at `path` is replaced at the end.
+/// Writes all tensors of the model. The file is replaced atomically.
 pub fn save(store: &VarStore, path: &Path) -> Result<(), ZooError> {
     save_tensors(store.variables().into_iter().collect(), path)
 }
 
-/// The same with tensors by their names.
-pub(crate) fn save_tensors(tensors: BTreeMap<String, Tensor>, path: &Path) -> Result<(), ZooError> {
-    let failed = |source| ZooError::WriteFile { path: path.to_owned(), source };
-    let stored: io::Result<Vec<_>> =
-        tensors.iter().map(|(name, tensor)| Ok((name, stored(tensor)?))).collect();
-    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let bytes = stored.and_then(|stored| serialize(stored, Some(metadata)).map_err(io::Error::other));
-    bytes.and_then(|bytes| replace(path, &bytes)).map_err(failed)
-}
-
-fn load_except(store: &VarStore, path: &Path, skipped: &[String]) -> Result<(), ZooError> {
-    with_views(path, |mut views| {
-        if views.keys().all(|name| name.starts_with(DDP_PREFIX)) {
-            views = views.into_iter().map(|(name, view)| (&name[DDP_PREFIX.len()..], view)).collect();
-        }
-        let mut variables: BTreeMap<_, _> = store.variables().into_iter().collect();
-        for name in skipped {
-            views.remove(name.as_str());
-            variables.remove(name);
-        }
-        compare(&variables, &views, path).map_err(|mismatch| explain(mismatch, &classifier(store)))?;
-        copy(variables, &views, path)
+/// Writes tensors by name.
+pub(crate) fn save_tensors(tensors: Tensors, path: &Path) -> Result<(), ZooError> {
+    let tensors: Vec<_> = tensors.into_iter().map(|(name, tensor)| Named { name, tensor }).collect();
+    safetensors::write(path, &tensors).map_err(|error| {
+        let source = match error {
+            SafetensorsError::Io(source) => source,
+            error => io::Error::other(error),
+        };
+        ZooError::WriteFile { path: path.to_owned(), source }
     })
 }
 
-/// The tensors of a file by their names.
-pub(crate) type Views<'a> = BTreeMap<&'a str, TensorView<'a>>;
-
-/// Reads a file for as long as `body` looks at it.
-pub(crate) fn with_views<T>(
-    path: &Path,
-    body: impl FnOnce(Views<'_>) -> Result<T, ZooError>,
-) -> Result<T, ZooError> {
-    let bytes = fs::read(path).map_err(|source| ZooError::ReadFile { path: path.to_owned(), source })?;
-    let file = SafeTensors::deserialize(&bytes)
-        .map_err(|source| ZooError::NotSafetensors { path: path.to_owned(), source })?;
-    body(file.iter().collect())
-}
-
-/// Copies all of a file's tensors to variables of the same names and shapes; an error that lists all differences, and nothing is copied, where they differ.
-pub(crate) fn copy_alike(
-    variables: BTreeMap<String, Tensor>,
-    views: &Views<'_>,
-    path: &Path,
-) -> Result<(), ZooError> {
-    compare(&variables, views, path).map_err(|mismatch| ZooError::Weights(Box::new(mismatch)))?;
-    copy(variables, views, path)
-}
-
-fn copy(variables: BTreeMap<String, Tensor>, views: &Views<'_>, path: &Path) -> Result<(), ZooError> {
-    for (name, mut variable) in variables {
-        if let Some(view) = views.get(name.as_str()) {
-            let value = tensor(view).map_err(|message| ZooError::UnfitTensor {
-                path: path.to_owned(),
-                name,
-                message,
-            })?;
-            no_grad(|| variable.copy_(&value));
-        }
+fn load_except(store: &VarStore, path: &Path, skipped: &[String]) -> Result<(), ZooError> {
+    let mut saved = read(path)?;
+    if saved.keys().all(|name| name.starts_with(DDP_PREFIX)) {
+        saved =
+            saved.into_iter().map(|(name, tensor)| (name[DDP_PREFIX.len()..].to_owned(), tensor)).collect();
     }
+    let mut variables: Tensors = store.variables().into_iter().collect();
+    for name in skipped {
+        saved.remove(name);
+        variables.remove(name);
+    }
+    compare(&variables, &saved, path).map_err(|mismatch| explain(mismatch, &classifier(store)))?;
+    copy(variables, &saved);
     Ok(())
 }
 
-/// How PyTorch's DDP begins the names of what it wraps.
+/// Tensors by name.
+pub(crate) type Tensors = BTreeMap<String, Tensor>;
+
+/// Reads all tensors of a file.
+pub(crate) fn read(path: &Path) -> Result<Tensors, ZooError> {
+    let path = path.to_owned();
+    safetensors::read(&path).map_err(|error| match error {
+        SafetensorsError::NoKind { ref name, .. } => {
+            ZooError::UnfitTensor { path, name: name.clone(), message: error.to_string() }
+        }
+        SafetensorsError::Io(source) if source.kind() != io::ErrorKind::UnexpectedEof => {
+            ZooError::ReadFile { path, source }
+        }
+        source if source.is_malformed() => ZooError::NotSafetensors { path, source: Box::new(source) },
+        error => ZooError::ReadFile { path, source: io::Error::other(error) },
+    })
+}
+
+/// Removes the tensor `tied` from the tensors of a Hugging Face file; the model has it only as `to`. Returns an error
+/// if their values differ.
+pub(crate) fn remove_tied(saved: &mut Tensors, tied: &str, to: &str, path: &Path) -> Result<(), ZooError> {
+    match (saved.remove(tied), saved.get(to)) {
+        (Some(one), Some(other)) if !is_same(&one, other) => Err(ZooError::UnfitTensor {
+            path: path.to_owned(),
+            name: tied.to_owned(),
+            message: format!(
+                "its values are not those of {to}, expected the same: the model here has one tensor for both; try weights that \
+                 were trained with tie_word_embeddings"
+            ),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Whether two tensors are equal to the bit.
+fn is_same(one: &Tensor, other: &Tensor) -> bool {
+    let have_same_bytes = || matches!((bytes(one), bytes(other)), (Ok(one), Ok(other)) if one == other);
+    one.kind() == other.kind() && one.size() == other.size() && have_same_bytes()
+}
+
+/// Copies a file's tensors to the variables of the same names. If names or shapes differ, it copies nothing and returns
+/// an error that lists all differences.
+pub(crate) fn copy_alike(variables: Tensors, saved: &Tensors, path: &Path) -> Result<(), ZooError> {
+    compare(&variables, saved, path).map_err(|mismatch| ZooError::Weights(Box::new(mismatch)))?;
+    copy(variables, saved);
+    Ok(())
+}
+
+fn copy(variables: Tensors, saved: &Tensors) {
+    for (name, mut variable) in variables {
+        if let Some(value) = saved.get(&name) {
+            no_grad(|| variable.copy_(value));
+        }
+    }
+}
+
+/// The prefix that PyTorch's DDP adds to names.
 const DDP_PREFIX: &str = "module.";
 
-/// All differences of names and shapes between the model and the file.
-fn compare(variables: &BTreeMap<String, Tensor>, views: &Views<'_>, path: &Path) -> Result<(), Mismatch> {
+/// All differences in names and shapes between the model and the file.
+fn compare(variables: &Tensors, saved: &Tensors, path: &Path) -> Result<(), Mismatch> {
     let counts_batches = |name: &str| name.ends_with("num_batches_tracked");
-    let missing = variables.keys().filter(|name| !views.contains_key(name.as_str()) && !counts_batches(name));
-    let unexpected = views.keys().filter(|name| !variables.contains_key(**name) && !counts_batches(name));
+    let missing = variables.keys().filter(|name| !saved.contains_key(*name) && !counts_batches(name));
+    let unexpected = saved.keys().filter(|name| !variables.contains_key(*name) && !counts_batches(name));
     let shapes = variables.iter().filter_map(|(name, tensor)| {
-        let found: Vec<_> = views.get(name.as_str())?.shape().iter().map(|size| *size as i64).collect();
-        let expected = tensor.size();
+        let (found, expected) = (saved.get(name)?.size(), tensor.size());
         (found != expected).then(|| WrongShape { name: name.clone(), expected, found })
     });
     let mismatch = Mismatch {
         path: path.to_owned(),
         missing: missing.cloned().collect(),
-        unexpected: unexpected.map(|name| (*name).to_owned()).collect(),
+        unexpected: unexpected.cloned().collect(),
         shapes: shapes.collect(),
     };
-    match mismatch.is_empty() {
-        true => Ok(()),
-        false => Err(mismatch),
-    }
+    if mismatch.is_empty() { Ok(()) } else { Err(mismatch) }
 }
 
-/// Say so where only the number of classes differs.
+/// Explains a mismatch if only the number of classes differs.
 fn explain(mismatch: Mismatch, classifier: &[String]) -> ZooError {
     let Mismatch { path, missing, unexpected, shapes } = &mismatch;
     let same_but_first = |wrong: &WrongShape| wrong.found.get(1..) == wrong.expected.get(1..);
@@ -154,7 +171,7 @@ fn explain(mismatch: Mismatch, classifier: &[String]) -> ZooError {
     }
 }
 
-/// Names of the last layer's tensors.
+/// The names of the last layer's tensors.
 fn classifier(store: &VarStore) -> Vec<String> {
     let names: Vec<_> = parameters(store).into_iter().map(|named| named.name).collect();
     let layer = names.last().and_then(|name| name.rsplit_once('.')).map(|(layer, _)| format!("{layer}."));
@@ -162,77 +179,13 @@ fn classifier(store: &VarStore) -> Vec<String> {
     names.into_iter().filter(in_layer).collect()
 }
 
-const DTYPES: [(Kind, Dtype); 10] = [
-    (Kind::Float, Dtype::F32),
-    (Kind::Half, Dtype::F16),
-    (Kind::BFloat16, Dtype::BF16),
-    (Kind::Double, Dtype::F64),
-    (Kind::Int64, Dtype::I64),
-    (Kind::Int, Dtype::I32),
-    (Kind::Int16, Dtype::I16),
-    (Kind::Int8, Dtype::I8),
-    (Kind::Uint8, Dtype::U8),
-    (Kind::Bool, Dtype::BOOL),
-];
-
-fn tensor(view: &TensorView<'_>) -> Result<Tensor, String> {
-    let kind = DTYPES.iter().find(|(_, dtype)| *dtype == view.dtype());
-    let (kind, _) = kind.ok_or_else(|| format!("its dtype {:?} is not supported", view.dtype()))?;
-    let size: Vec<_> = view.shape().iter().map(|size| *size as i64).collect();
-    Tensor::f_from_data_size(view.data(), &size, *kind).map_err(|error| error.to_string())
-}
-
-/// A tensor's bytes with what the file's header says of them.
-struct Stored {
-    dtype: Dtype,
-    shape: Vec<usize>,
-    bytes: Vec<u8>,
-}
-
-fn stored(tensor: &Tensor) -> io::Result<Stored> {
-    let tensor = tensor.detach().to_device(Device::Cpu).contiguous();
-    let dtype = DTYPES.iter().find(|(kind, _)| *kind == tensor.kind());
-    let (kind, dtype) = dtype.ok_or_else(|| io::Error::other(format!("no dtype for {:?}", tensor.kind())))?;
-    let mut bytes = vec![0; tensor.numel() * kind.elt_size_in_bytes()];
-    tensor.f_copy_data_u8(&mut bytes, tensor.numel()).map_err(io::Error::other)?;
-    Ok(Stored { dtype: *dtype, shape: tensor.size().iter().map(|size| *size as usize).collect(), bytes })
-}
-
-impl View for Stored {
-    fn dtype(&self) -> Dtype {
-        self.dtype
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&self.bytes)
-    }
-
-    fn data_len(&self) -> usize {
-        self.bytes.len()
-    }
-}
-
-/// Write beside, make sure that it is on the disk, then move it into place.
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
-    let mut file = File::create(&partial)?;
-    let written =
-        file.write_all(bytes).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&partial, path));
-    if written.is_err() {
-        let _ = fs::remove_file(&partial);
-    }
-    written
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::models::{ModelOptions, build};
+    use tch::{Device, Kind};
 
     fn model(arch: &str, num_classes: i64) -> VarStore {
         let store = VarStore::new(Device::Cpu);
@@ -245,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_is_loaded() {
+    fn saved_weights_are_loaded() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("weights.safetensors");
         let (first, second) = (model("convnet", 5), model("convnet", 5));
@@ -258,14 +211,14 @@ mod tests {
     }
 
     #[test]
-    fn another_class_count_is_said_and_the_backbone_still_loads() {
+    fn another_class_count_is_reported_and_the_backbone_still_loads() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("weights.safetensors");
         let (first, second) = (model("convnet", 5), model("convnet", 7));
         save(&first, &file).unwrap();
         let refused = load(&second, &file).unwrap_err().to_string();
         assert!(refused.contains("5 classes") && refused.contains("NUM_CLASSES 5"), "{refused}");
-        assert!(!same(&first, &second, "conv1.weight"), "nothing is loaded by halves");
+        assert!(!same(&first, &second, "conv1.weight"), "a file that does not match is not loaded in part");
         load_backbone(&second, &file).unwrap();
         assert!(same(&first, &second, "conv1.weight") && second.variables()["fc.weight"].size() == [7, 128]);
     }
@@ -286,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_none_are_refused() {
+    fn files_of_another_format_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("weights.pth");
         let refused = |store: &VarStore| load(store, &file).unwrap_err().to_string();
@@ -297,7 +250,7 @@ mod tests {
         save(&store, &file).unwrap();
         let bytes = fs::read(&file).unwrap();
         fs::write(&file, &bytes[..bytes.len() - 1]).unwrap();
-        assert!(refused(&store).contains("is no safetensors file, or damaged"), "{}", refused(&store));
+        assert!(refused(&store).contains("is not a safetensors file, or is damaged"), "{}", refused(&store));
         assert!(
             save(&store, &folder.path().join("no/such/folder"))
                 .unwrap_err()

@@ -1,13 +1,15 @@
-//! Models, weights and data sets, held against torchvision and PIL; the ready programs.
+//! Models, weights and datasets compared with torchvision and PIL; the programs.
 #![allow(clippy::unwrap_used)]
 
 mod it {
+    mod bert;
     mod doctor;
     mod failing_runs;
     mod faults;
     mod golden;
     mod gpt;
     mod gpt_runs;
+    mod mlm_runs;
     mod nmt;
     mod parity;
     mod precision;

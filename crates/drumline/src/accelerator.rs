@@ -1,24 +1,26 @@
-//! `Accelerator`: a training loop for one device becomes one for any number of ranks, by four changed lines, as with Hugging Face's Accelerate.
+//! `Accelerator`: four changed lines turn a training loop for one device into one for any number of ranks, as with
+//! Hugging Face's Accelerate.
 //!
 //! ```text
-//!   model, optimizer, loader ─prepare─▶ the same, each with one more duty:
+//!   model, optimizer, loader ─prepare─▶ the same, and besides:
 //!
-//!   loader     this rank's share of each step; before a window's first batch all ranks meet: counts and trouble of all
-//!   model      forward as before; buffers of one rank for all
-//!   backward   loss × its part of the window; the window's last one reduces, the others add up
-//!   optimizer  steps, and lets go of gradients, when a window is complete; the schedule with it
+//!   loader     this rank's share of each step; before each window all ranks exchange counts and errors
+//!   model      forward as before; all ranks have the buffers of one
+//!   backward   loss × its part of the window; the last one of a window reduces, the others accumulate
+//!   optimizer  steps and clears gradients when a window is complete; the schedule likewise
 //! ```
-//! A window is the batches of one step: so many as `gradient_accumulation_steps` says on each rank, fewer at the end of an epoch. A turn is one batch of
-//! it, on all ranks at once. A rank whose data has ended keeps taking turns, with batches that count nowhere, so that all make the same calls.
+//! A *window* is the batches of one step: `gradient_accumulation_steps` of each rank, fewer at the end of an epoch. A
+//! *turn* is one batch of it, on all ranks at once. A rank whose data has ended still takes turns, with a *filler*: a
+//! batch that does not count. So all ranks make the same calls.
 //!
-//! Read in this order: `window`, `shared`, `share`, `loader`, `model`, `norms`, `scaling`, `optimizer`, `collect`, `save`, `several`, `tracker`.
+//! Read in this order: `window`, `shared`, `share`, `loader`, `model`, `scaling`, `optimizer`, `collect`, `save`,
+//! `several`, `tracker`.
 
 mod builder;
 mod collect;
 mod error;
 mod loader;
 mod model;
-mod norms;
 mod optimizer;
 mod save;
 mod scaling;
@@ -35,23 +37,24 @@ use std::io::Write;
 use std::rc::Rc;
 
 use drumline_comm::{ProcessGroup, call_site, on_behalf_of};
-use drumline_parallel::DdpOptions;
+use drumline_parallel::{DdpOptions, EngineOptions};
 use drumline_torch::{Named, NormType, Optimizer, clip_grad_norm, grad_norm, nccl};
 use tch::nn::VarStore;
 use tch::{Device, Tensor};
 
 use crate::checkpoint::Checkpoints;
-use crate::loader::{Cause, Dataset, Loader};
-use crate::main_first::main_first;
+use crate::comm::shared_failure::SharedFailure;
+use crate::data::loader::{Cause, Dataset, Loader};
+use crate::launch::main_first::main_first;
 use crate::schedule::Schedule;
-use crate::shared_failure::SharedFailure;
 use crate::trainer::Batch;
 use error::Result;
 use model::Replica;
-use optimizer::{Kept, Scheduled};
+use optimizer::{OptimizerHandle, Scheduled};
 use shared::Shared;
 use tracker::Trackers;
 
+pub use crate::run_error::UsageError;
 pub use builder::AcceleratorBuilder;
 pub use collect::{PadAt, Padding};
 pub use error::AcceleratorError;
@@ -62,23 +65,28 @@ pub use save::Resumed;
 pub use tracker::{JsonLines, Moment, Started, TensorBoard, Tracker, TrackerResult};
 pub use uneven::JoinUnevenInputs;
 
-/// Finds out what it runs on and prepares a training loop for it: one process or many, a processor or a GPU.
+/// Prepares a training loop for what it runs on: one process or many, CPUs or GPUs. Use it for a training loop of your
+/// own; [`DistTrainer`](crate::DistTrainer) has the loop built in.
 ///
 /// ```
 /// use drumline::tch::nn::{self, VarStore};
-/// use drumline::{Accelerator, Cause, DistributedSampler, Loader, LoaderOptions, MapDataset, SamplerOptions, Sgd, SgdOptions, parameters};
+/// use drumline::Accelerator;
+/// use drumline::data::{Cause, DistributedSampler, Loader, LoaderOptions, MapDataset, SamplerOptions};
+/// use drumline::optim::{Sgd, SgdOptions, parameters};
 /// use drumline::tch::{Kind, Tensor};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let accelerator = Accelerator::new()?;
-/// drumline::tch::manual_seed(1); // the first weights
+/// drumline::tch::manual_seed(1); // the initial weights
 /// let store = VarStore::new(accelerator.device());
 /// let model = nn::linear(store.root(), 1, 1, Default::default());
 /// let optimizer = Sgd::new(parameters(&store), SgdOptions { lr: 0.1, ..Default::default() })?;
-/// let load = |sample: drumline::Sample| Ok(sample.index as f32 / 8.0);
-/// let pair = |xs: Vec<f32>| Ok::<_, Cause>((Tensor::from_slice(&xs).view([-1, 1]), Tensor::from_slice(&xs).view([-1, 1]) * 2.0));
+/// let load = |sample: drumline::data::Sample| Ok(sample.index as f32 / 8.0);
+/// let column = |xs: &[f32]| Tensor::from_slice(xs).view([-1, 1]);
+/// let pair = move |xs: Vec<f32>| Ok::<_, Cause>((column(&xs), column(&xs) * 2.0));
 /// let sampler = DistributedSampler::new(SamplerOptions { num_samples: 8, ..Default::default() })?;
-/// let loader = Loader::new(MapDataset::new(8, load, pair), sampler, LoaderOptions { batch_size: 4, ..Default::default() })?;
+/// let options = LoaderOptions { batch_size: 4, ..Default::default() };
+/// let loader = Loader::new(MapDataset::new(8, load, pair), sampler, options)?;
 ///
 /// let (model, mut optimizer, loader) = accelerator.prepare(model, &store, optimizer, loader)?;
 /// for epoch in 0..100 {
@@ -96,36 +104,37 @@ pub use uneven::JoinUnevenInputs;
 /// ```
 pub struct Accelerator {
     shared: Rc<Shared>,
-    /// The models that were prepared, with all their tensors.
+    /// The prepared models, with all their tensors.
     models: RefCell<Vec<Prepared>>,
-    optimizers: RefCell<Vec<Kept>>,
+    optimizers: RefCell<Vec<OptimizerHandle>>,
     schedules: RefCell<Vec<Rc<dyn Scheduled>>>,
     trackers: RefCell<Trackers>,
-    /// One of each folder that was saved to or loaded from.
+    /// One for each folder that was saved to or loaded from.
     checkpoints: RefCell<Vec<Checkpoints>>,
     new_data: builder::NewData,
 }
 
-/// A model, whatever its type is.
+/// A prepared model of any type.
 struct Prepared {
-    replica: Rc<dyn Replica>,
+    replica: Rc<Replica>,
     tensors: Vec<Named>,
 }
 
 impl Accelerator {
-    /// Joins the job that a launcher has started; without one this is the only process.
+    /// Joins the job that a launcher has started. Without a launcher this is the only process.
     pub fn new() -> Result<Self> {
         Self::builder().build()
     }
 
-    /// The same with options.
+    /// An accelerator with options.
     pub fn builder() -> AcceleratorBuilder {
         AcceleratorBuilder::default()
     }
 
-    /// Prepares a model whose variables are in `store`, its optimizer, and the loader it is trained on; called by all ranks. All get the weights of rank 0.
+    /// Prepares a model whose variables are in `store`, its optimizer and the loader of its training data. All ranks
+    /// call it. All ranks get the weights of rank 0.
     ///
-    /// The loader's sampler gives all samples, as in a program of one process; its batch size is that of each rank.
+    /// The loader's sampler gives all samples, as in a program of one process. Its batch size is that of each rank.
     #[track_caller]
     pub fn prepare<M: 'static, O: Optimizer + 'static, D: Dataset + 'static>(
         &self,
@@ -142,13 +151,13 @@ impl Accelerator {
         Ok((model, self.prepare_optimizer(optimizer), loader))
     }
 
-    /// One more model, or one with options.
+    /// Prepares one more model, or one with options that say how ranks train it together.
     #[track_caller]
     pub fn prepare_model<M: 'static>(
         &self,
         model: M,
         store: &VarStore,
-        options: DdpOptions,
+        options: impl EngineOptions,
     ) -> Result<PreparedModel<M>> {
         on_behalf_of(call_site(), || {
             model::check(store, &self.models.borrow(), &self.shared)?;
@@ -158,104 +167,112 @@ impl Accelerator {
         })
     }
 
-    /// One more optimizer.
+    /// Prepares one more optimizer.
     pub fn prepare_optimizer<O: Optimizer + 'static>(&self, optimizer: O) -> PreparedOptimizer<O> {
         let optimizer = PreparedOptimizer::new(optimizer, &self.shared);
-        self.optimizers.borrow_mut().push(optimizer.kept());
+        self.optimizers.borrow_mut().push(optimizer.handle());
         optimizer
     }
 
-    /// One more loader, such as that of an evaluation. The first that is prepared is the one by which epochs are counted, for schedules and saved states.
+    /// Prepares one more loader, such as that of an evaluation. The first prepared loader is the one by which epochs
+    /// are counted, for schedules and saved states.
     pub fn prepare_loader<D: Dataset + 'static>(&self, loader: Loader<D>) -> Result<PreparedLoader<D>>
     where
         D::Batch: Batch,
     {
         let loader = PreparedLoader::new(loader, &self.shared)?;
-        self.shared.place.get_or_init(|| loader.place());
+        self.shared.first_loader.get_or_init(|| loader.position());
         Ok(loader)
     }
 
-    /// A schedule for an optimizer's learning rate, which it sets at once.
+    /// Prepares a schedule for an optimizer's learning rate, and sets the learning rate at once.
     pub fn prepare_schedule<O: Optimizer + 'static, S: Schedule + 'static>(
         &self,
         optimizer: &PreparedOptimizer<O>,
         schedule: S,
     ) -> PreparedSchedule<O, S> {
         let schedule = PreparedSchedule::new(optimizer, schedule);
-        self.schedules.borrow_mut().push(schedule.kept());
+        self.schedules.borrow_mut().push(schedule.handle());
         schedule
     }
 
-    /// Backward from the mean loss over this turn's batch. The last one of a window reduces: every rank then has the gradient of the mean over all samples
-    /// of the window, on all ranks. A batch that only fills up a turn has no gradient.
+    /// Runs backward from the mean loss over this turn's batch. The last backward of a window reduces: every rank then
+    /// has the gradient of the mean over all samples of the window, on all ranks. A filler batch has no gradient.
     #[track_caller]
     pub fn backward(&self, loss: &Tensor) -> Result {
         on_behalf_of(call_site(), || self.shared.backward(&self.replica()?, loss))
     }
 
-    /// Takes part in the others' backward with nothing, in a turn without a batch; see [`join_uneven_inputs`](Self::join_uneven_inputs).
+    /// Takes part in the other ranks' backward without a batch; see [`join_uneven_inputs`](Self::join_uneven_inputs).
     #[track_caller]
     pub fn backward_nothing(&self) -> Result {
         on_behalf_of(call_site(), || self.shared.backward_nothing(&self.replica()?))
     }
 
-    fn replica(&self) -> Result<Rc<dyn Replica>> {
+    fn replica(&self) -> Result<Rc<Replica>> {
         match &self.models.borrow()[..] {
             [model] => Ok(model.replica.clone()),
-            // As many on every rank, as they prepare models together.
-            models => Err(SharedFailure::alike(format!(
-                "backward is that of one model, and {} are prepared; try `model.backward(&loss)`",
+            // The number is the same on every rank, because ranks prepare models together.
+            models => Err(SharedFailure::on_all_ranks(format!(
+                "backward of which model is not clear, because {} are prepared; try `model.backward(&loss)`",
                 models.len()
             ))
             .into()),
         }
     }
 
-    /// The body of a turn in which gradients are added up. In the turns of a prepared loader it does as they say; in other loops it counts its own calls,
-    /// and each one that completes `gradient_accumulation_steps` of them ends a window, whose batches then all weigh the same.
+    /// Runs the body of a turn in which gradients are accumulated. In the turns of a prepared loader the window is that
+    /// of the loader. In other loops this counts its own calls: every `gradient_accumulation_steps` of them make a
+    /// window, whose batches all have the same weight.
     ///
     /// ```
     /// # use drumline::Accelerator;
     /// let accelerator = Accelerator::builder().gradient_accumulation_steps(3).build()?;
     /// let ends: Vec<bool> = (0..6).map(|_| accelerator.accumulate(|| accelerator.sync_gradients())).collect();
     /// assert_eq!(ends, [false, false, true, false, false, true]);
-    /// # Ok::<(), drumline::AcceleratorError>(())
+    /// # Ok::<(), drumline::accelerator::AcceleratorError>(())
     /// ```
     pub fn accumulate<R>(&self, body: impl FnOnce() -> R) -> R {
         let _turn = self.shared.scope();
         body()
     }
 
-    /// Backwards in `body` add up gradients on this rank and reduce nothing; a later one outside reduces the sum.
+    /// Runs `body`, in which a backward accumulates gradients on this rank and reduces nothing. A later backward
+    /// outside reduces the sum.
     pub fn no_sync<R>(&self, body: impl FnOnce() -> R) -> R {
         let _before = self.shared.without_sync();
         body()
     }
 
-    /// Whether this turn ends a window: gradients are reduced, and the optimizer steps.
+    /// Whether this turn ends a window, so that gradients are reduced and the optimizer steps.
     pub fn sync_gradients(&self) -> bool {
         self.shared.turn().is_last
     }
 
-    /// Scales gradients down to this norm, and returns what it was; in turns that do not end a window it does nothing. Call it between backward and step.
+    /// Scales gradients down to this norm and returns the norm before. In turns that do not end a window it does
+    /// nothing. Call it between backward and step.
     ///
-    /// In fp16 the gradients are those of the loss itself by then. Where they have overflowed, what comes back is no number, and the step will be skipped.
+    /// In fp16 the gradients are unscaled first. If they have overflowed, the norm is not a finite number, and the step
+    /// will be skipped.
     pub fn clip_grad_norm(&self, parameters: &[Named], max_norm: f64) -> Result<Option<f64>> {
         if !self.sync_gradients() {
             return Ok(None);
         }
-        Ok(Some(match self.unscale(parameters)? {
-            true => grad_norm(parameters, NormType::L2)?,
-            false => clip_grad_norm(parameters, max_norm)?,
+        let has_overflowed = self.unscale(parameters)?;
+        Ok(Some(if has_overflowed {
+            grad_norm(parameters, NormType::L2)?
+        } else {
+            clip_grad_norm(parameters, max_norm)?
         }))
     }
 
-    /// Unscales the gradients of all optimizers that train one of these; says whether some have overflowed.
+    /// Unscales the gradients of all optimizers that train one of these parameters. Returns whether some have
+    /// overflowed.
     fn unscale(&self, parameters: &[Named]) -> Result<bool> {
         let mut has_overflowed = false;
-        for kept in self.optimizers.borrow().iter() {
-            let Some(scaled) = self.shared.scaled(&kept.grads) else { continue };
-            let own = kept.optimizer.borrow().parameters();
+        for handle in self.optimizers.borrow().iter() {
+            let Some(scaled) = self.shared.scaled(&handle.grads) else { continue };
+            let own = handle.optimizer.borrow().parameters();
             let is_asked_for =
                 |own: &Named| parameters.iter().any(|asked| asked.tensor.data_ptr() == own.tensor.data_ptr());
             if own.iter().any(is_asked_for) {
@@ -265,17 +282,17 @@ impl Accelerator {
         Ok(has_overflowed)
     }
 
-    /// What losses are multiplied by in fp16, in all other precisions 1.
+    /// The factor by which losses are multiplied in fp16; 1 in all other precisions.
     pub fn loss_scale(&self) -> Result<f64> {
         self.shared.scaling.as_ref().map_or(Ok(1.0), |scaling| Ok(scaling.scaler()?.scale()?))
     }
 
-    /// The model itself; also [`PreparedModel::unwrap`].
+    /// The model itself, as [`PreparedModel::unwrap`].
     pub fn unwrap_model<'a, M>(&self, model: &'a PreparedModel<M>) -> &'a M {
         model.unwrap()
     }
 
-    /// The rest of an epoch after so many batches of each rank, which are not loaded.
+    /// The batches of an epoch after the first `num_batches` of each rank. The skipped ones are not loaded.
     pub fn skip_first_batches<D: Dataset + 'static>(
         &self,
         loader: &PreparedLoader<D>,
@@ -288,7 +305,7 @@ impl Accelerator {
         loader.after(epoch, num_batches)
     }
 
-    /// Where models and batches go.
+    /// The device of models and batches.
     pub fn device(&self) -> Device {
         self.shared.device
     }
@@ -323,17 +340,17 @@ impl Accelerator {
         self.local_process_index() == 0
     }
 
-    /// Does it on rank 0 alone. Nothing in it may wait for other ranks.
+    /// Runs `body` on rank 0 only. Nothing in it may wait for other ranks.
     pub fn on_main_process<R>(&self, body: impl FnOnce() -> R) -> Option<R> {
         self.is_main_process().then(body)
     }
 
-    /// Does it on the first rank of each machine.
+    /// Runs `body` on the first rank of each machine.
     pub fn on_local_main_process<R>(&self, body: impl FnOnce() -> R) -> Option<R> {
         self.is_local_main_process().then(body)
     }
 
-    /// Rank 0 does it first, and then the others; see [`main_first`].
+    /// Runs `work` on rank 0 first, and then on the other ranks; see [`main_first`].
     #[track_caller]
     pub fn main_process_first<T>(
         &self,
@@ -343,26 +360,28 @@ impl Accelerator {
         main_first(self.group(), what, work)
     }
 
-    /// A line on stdout, of rank 0.
+    /// Prints a line to stdout, on rank 0.
     pub fn print(&self, line: impl Display) {
-        // A stdout that is gone ends nothing.
+        // A closed stdout is no reason to stop.
         self.on_main_process(|| drop(writeln!(std::io::stdout(), "{line}")));
     }
 
-    /// Waits for all ranks, each of which has waited for its GPU: an error if what was queued there failed.
+    /// Waits for the GPU of this rank, and then for all ranks. An error of the work that was queued on the GPU is
+    /// returned here.
     #[track_caller]
     pub fn wait_for_everyone(&self) -> Result {
         nccl::settle(self.device())?;
         Ok(self.group().barrier()?)
     }
 
-    /// This rank's part of a list that all ranks have: in order, the first ranks one more where it does not divide.
+    /// This rank's part of a list that all ranks have. Parts are in order; where the list does not divide, the first
+    /// ranks have one item more.
     ///
     /// ```
     /// # use drumline::Accelerator;
     /// let accelerator = Accelerator::new()?;
-    /// assert_eq!(accelerator.split_between_processes(&["a", "b", "c"]), ["a", "b", "c"]); // of the only process
-    /// # Ok::<(), drumline::AcceleratorError>(())
+    /// assert_eq!(accelerator.split_between_processes(&["a", "b", "c"]), ["a", "b", "c"]); // there is one process
+    /// # Ok::<(), drumline::accelerator::AcceleratorError>(())
     /// ```
     pub fn split_between_processes<'a, T>(&self, items: &'a [T]) -> &'a [T] {
         let (rank, ranks) = (self.process_index(), self.num_processes());
@@ -370,7 +389,8 @@ impl Accelerator {
         &items[begin_of(rank)..begin_of(rank + 1)]
     }
 
-    /// The same with as many on each rank, as `apply_padding` has it: where there is one less, the last item of all is there once more.
+    /// As [`split_between_processes`](Self::split_between_processes), with equal numbers of items on all ranks, like
+    /// Accelerate's `apply_padding`: the last item of the list is repeated where a part is one item short.
     pub fn split_between_processes_padded<'a, T>(&self, items: &'a [T]) -> Vec<&'a T> {
         let longest = items.len().div_ceil(self.num_processes());
         let own = self.split_between_processes(items).iter();

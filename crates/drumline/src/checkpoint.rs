@@ -1,30 +1,34 @@
-//! Checkpoints: all that a run needs to go on, on disk, whole or not at all.
+//! Checkpoints: everything that a run needs to resume, on disk, complete or not at all.
 //!
 //! ```text
-//!   DIR/step-00000120/manifest.json          where the run is, and size and checksum of each file
+//!   DIR/step-00000120/manifest.json          where the run and each tensor is, and what each file must be
 //!                     model.safetensors      weights, under PyTorch's names
-//!                     trained.safetensors    the weights that are trained on, where those of the model are averages of them
+//!                     trained.safetensors    what is trained, where the weights of the model are averages
 //!                     optimizer.safetensors  the optimizer's tensors
 //!                     rng.safetensors        each rank's random number generators
 //!   DIR/latest ─▶ step-00000120              moved when the new one is safe on disk
 //!   DIR/best   ─▶ step-00000060              and best-2, … where more are kept
 //!
-//!   DIR/bad-step-00000140                    found damaged; never loaded, counted or deleted
+//!   DIR/bad-step-00000140                    found damaged: never loaded, counted or deleted
 //!
-//!   save: every rank's part ─gather─▶ rank 0 ─▶ DIR/.tmp-… ─fsync, rename, fsync─▶ `latest`, `best` ─▶ the oldest go
-//!   load: rank 0 ─▶ `latest`, else the one before ─checked, broadcast─▶ every rank
+//!   save: all ranks' parts ─gather─▶ rank 0 ─▶ DIR/.tmp-… ─fsync, rename, fsync─▶ `latest`, `best` ─▶ delete old ones
+//!   load: rank 0 ─▶ `latest`, or the fallback before it ─checked, broadcast─▶ every rank
 //! ```
 //!
-//! One [`Checkpoints`] owns the folder of a run: it finds, loads, saves, and decides what is deleted. Only rank 0 touches the disk,
-//! so the other ranks need not see the folder. An error of rank 0 is returned on all ranks.
+//! The files know global tensors, not ranks: a file holds parts of tensors with the offsets at which they begin, in the
+//! form of PyTorch's distributed checkpoints. Today rank 0 writes one file for each section. [`ShardWriter`] and
+//! [`ShardReader`] write and read parts: any number of ranks reads what any other number wrote.
+//!
+//! One [`Checkpoints`] owns the folder of a run: it finds, loads, saves, and decides what is deleted. Only rank 0
+//! touches the disk, so the other ranks need not see the folder. An error of rank 0 is returned on all ranks.
 //!
 //! ```no_run
-//! use drumline::checkpoint::{Checkpoints, Mark, RngState, TrainState, named, restore};
+//! use drumline::checkpoint::{Checkpoints, Mark, RngState, RunState, named, restore};
 //! # fn main() -> anyhow::Result<()> {
 //! # let group = drumline::ProcessGroup::from_env()?;
 //! # let vs = tch::nn::VarStore::new(tch::Device::Cpu);
 //! let checkpoints = Checkpoints::new("out/checkpoints");
-//! let mut state = TrainState::new(named(&vs))?;
+//! let mut state = RunState::new(named(&vs))?;
 //! if let Some(found) = checkpoints.load_latest(&group)? {
 //!     restore(&state.model, &found.state.model)?;
 //!     found.state.rng.restore()?;
@@ -37,24 +41,34 @@
 //! # }
 //! ```
 //!
-//! Not here: when to save, and where the state's values come from.
+//! [`RunState`] is what is saved. It is not [`trainer::TrainState`](crate::trainer::TrainState), the live state of a
+//! training that callbacks see. Not here: when to save, and where the values of the state come from.
 
 mod broadcast;
 mod error;
 mod finite;
 mod folder;
+mod index;
 mod load;
 mod manifest;
 mod model_file;
 mod on_rank_zero;
+mod read_sums;
+mod region;
 mod repair;
 mod restore;
 mod rng;
 mod rotate;
+pub mod safetensors;
 mod save;
 mod scalar;
+mod section;
+mod shard_reader;
+mod shard_writer;
+#[cfg(test)]
+mod sharded_tests;
 mod state;
-mod tensor_file;
+mod whole_files;
 
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
@@ -63,43 +77,49 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use drumline_torch::{OptimizerState, RngState};
 pub use error::{CheckpointError, Refusal};
+pub use index::IndexError;
 pub use load::{Loaded, Refused};
+pub use read_sums::ReadSums;
+pub use region::{NoSuchRegion, Region};
 pub use repair::BestSaved;
 pub(crate) use restore::check_model;
 pub use restore::{check_optimizer, named, restore};
 pub use save::Saved;
 pub(crate) use scalar::Scalar;
-pub use state::{Mark, Score, TrainState};
+pub use section::Section;
+pub use shard_reader::ShardReader;
+pub use shard_writer::{Shard, ShardWriter, TensorPart};
+pub use state::{Mark, RunState, Score};
 
-/// How many are kept unless the program says otherwise: one to fall back on.
+/// How many checkpoints are kept by default: the latest, and one as a fallback.
 const KEPT: NonZeroUsize = NonZeroUsize::new(2).expect("two is not zero");
 
-/// Whose checkpoints they are.
+/// What this program may do with the checkpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
-    /// The run's that saves them.
+    /// It saves them, and repairs the folder.
     Owner,
-    /// Another's, which may be saving them at this moment.
+    /// It only reads them, while another run may be saving them.
     Reader,
 }
 
-/// What a warning is also given to.
+/// A function that also gets each warning.
 type OnWarning = Arc<dyn Fn(&str) + Send + Sync>;
 
-/// The checkpoints of a run, in a folder. One run owns a folder at a time; its clones are the same owner.
+/// The checkpoints of a run, in a folder. One run owns a folder at a time; clones of this object are the same owner.
 #[derive(Clone)]
 pub struct Checkpoints {
     dir: PathBuf,
     keep_last: NonZeroUsize,
     keep_best: NonZeroUsize,
     role: Role,
-    /// Those that loading has found damaged, and that have not been renamed yet.
+    /// Checkpoints that loading has found damaged, and that have not been renamed yet.
     damaged: Arc<Mutex<BTreeSet<folder::Name>>>,
     on_warning: Option<OnWarning>,
 }
 
 impl Checkpoints {
-    /// The run's own checkpoints in `dir`, which the first save makes. The last two and the best are kept.
+    /// The run's own checkpoints in `dir`, which the first save creates. By default the last two and the best are kept.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self {
             dir: dir.into(),
@@ -111,25 +131,25 @@ impl Checkpoints {
         }
     }
 
-    /// For a program that only looks at the checkpoints, such as an evaluation while the run trains: loading changes nothing on disk,
-    /// and saving is an error.
+    /// Makes this read-only, for a program that only looks at the checkpoints, such as an evaluation while the run
+    /// trains: loading changes nothing on disk, and saving is an error.
     #[must_use]
     pub fn read_only(self) -> Self {
         Self { role: Role::Reader, ..self }
     }
 
-    /// Also gives each warning to `log`, on rank 0.
+    /// Passes each warning also to `log`, on rank 0.
     #[must_use]
     pub fn on_warning(self, log: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self { on_warning: Some(Arc::new(log)), ..self }
     }
 
-    /// Keeps this many, and the best besides. With one there is nothing to fall back on when it is damaged.
+    /// Keeps this many checkpoints, and the best besides. With one there is no fallback when it is damaged.
     pub fn keep_last(self, num: NonZeroUsize) -> Self {
         Self { keep_last: num, ..self }
     }
 
-    /// Keeps this many of the best: they are linked as `best`, `best-2`, …, as [`Mark::Place`] has put them.
+    /// Keeps this many of the best. They are linked as `best`, `best-2`, …, in the order of [`Mark::Place`].
     pub fn keep_best(self, num: NonZeroUsize) -> Self {
         Self { keep_best: num, ..self }
     }
@@ -139,7 +159,7 @@ impl Checkpoints {
         &self.dir
     }
 
-    /// Whether they are in this folder, by whatever name.
+    /// Whether the checkpoints are in this folder, under any of its names.
     pub(crate) fn is_in(&self, folder: &Path) -> bool {
         let real = |path: &Path| std::fs::canonicalize(path).ok();
         self.dir == folder || real(&self.dir).is_some_and(|dir| real(folder) == Some(dir))
@@ -152,7 +172,7 @@ impl Checkpoints {
         }
     }
 
-    /// Whether warnings are given to somebody.
+    /// Whether there is an [`on_warning`](Self::on_warning) function.
     pub(crate) fn has_log(&self) -> bool {
         self.on_warning.is_some()
     }

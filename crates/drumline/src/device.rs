@@ -1,11 +1,11 @@
-//! Which device is a rank's own.
+//! The device of a rank.
 
 use drumline_comm::ProcessGroup;
 use drumline_torch::TorchError;
 use drumline_torch::cuda::{self, CudaError};
 use tch::Device;
 
-/// A device as people write it: `cpu`, `cuda:0`.
+/// The name of a device: `cpu`, `cuda:0`.
 pub(crate) fn name_of(device: Device) -> String {
     match device {
         Device::Cuda(index) => format!("cuda:{index}"),
@@ -13,13 +13,14 @@ pub(crate) fn name_of(device: Device) -> String {
     }
 }
 
-/// This rank's GPU: the one of its local rank, counted from the first again where a rank sees fewer. The processor where there is none.
+/// This rank's GPU: the one with the number of its local rank, modulo the number of GPUs. The CPU if there is no GPU.
 ///
-/// It opens the CUDA half of libtorch, which must happen before anything else asks for it, as `tch::manual_seed` does: make it
-/// one of the first things that a program does.
+/// It opens the CUDA half of libtorch. That must happen before any other call needs it, as `tch::manual_seed` does:
+/// call this at the beginning of the program.
 ///
 /// ```
-/// use drumline::{LocalGroup, local_device};
+/// use drumline::local_device;
+/// use drumline::comm::LocalGroup;
 /// use drumline::tch::nn::VarStore;
 ///
 /// LocalGroup::run(2, |group| {
@@ -33,22 +34,22 @@ pub fn local_device(group: &ProcessGroup) -> Device {
     gpu_or_cpu(group.local_rank())
 }
 
-/// The GPU of a local rank. The processor where there is none; where there is one that cannot be used, the first rank of the
-/// node says why.
+/// The GPU of a local rank, or the CPU if there is no GPU. If there is a GPU that cannot be used, the first rank of the
+/// node logs why.
 pub fn gpu_or_cpu(local_rank: usize) -> Device {
     match gpu(local_rank) {
         Ok(device) => device,
         Err(TorchError::Cuda(CudaError::NoDriver(_) | CudaError::NoDevice)) => Device::Cpu,
         Err(why) => {
             if local_rank == 0 {
-                tracing::warn!("on the processor, although there is a GPU: {why}");
+                tracing::warn!("using the CPU although there is a GPU: {why}");
             }
             Device::Cpu
         }
     }
 }
 
-/// The GPU of a local rank, counted from the first again where there are fewer.
+/// The GPU of a local rank, modulo the number of GPUs.
 pub fn gpu(local_rank: usize) -> Result<Device, TorchError> {
     cuda::open()?;
     let device = local_rank % cuda::device_count()?.max(1);

@@ -1,11 +1,11 @@
-//! Metrics over all ranks: sums and counts are added up, never averages of averages.
+//! Metrics over all ranks: sums and counts are reduced, never averages of averages.
 //!
 //! ```text
 //!   rank 0: batches ─▶ update ─▶ sums ─┐
 //!   rank 1: batches ─▶ update ─▶ sums ─┼─ all-reduce in f64 ─▶ value_of ─▶ the same value on all ranks
 //!   rank 2: no batch ─────────▶ zeros ─┘
 //! ```
-//! A value is exact however the samples are spread over ranks and batches. It is NaN where there was no sample at all.
+//! A value is exact for any distribution of samples over ranks and batches. It is NaN if there were no samples.
 
 mod f1;
 #[cfg(test)]
@@ -26,13 +26,15 @@ pub use perplexity::Perplexity;
 pub use span_f1::SpanF1;
 pub use top_k::TopK;
 
-/// A figure that is made of sums over samples.
+/// A metric that is computed from sums over samples.
 ///
 /// ```
-/// use drumline::{LocalGroup, Metric, TorchError};
+/// use drumline::comm::LocalGroup;
+/// use drumline::metrics::Metric;
+/// use drumline::torch::TorchError;
 /// use tch::Tensor;
 ///
-/// /// How far the outputs are from the targets, at the root of the mean square.
+/// /// The root of the mean squared distance between outputs and targets.
 /// #[derive(Default)]
 /// struct Distance([f64; 2]);
 ///
@@ -68,10 +70,10 @@ pub trait Metric {
     /// Adds a batch of this rank.
     fn update(&mut self, output: &Tensor, target: &Tensor) -> Result<(), TorchError>;
 
-    /// This rank's sums and counts; always as many. Zeros before the first batch.
+    /// This rank's sums and counts, always of the same length; zeros before the first batch.
     fn sums(&self) -> Vec<f64>;
 
-    /// The value that belongs to such sums.
+    /// The value for these sums.
     fn value_of(&self, sums: &[f64]) -> f64;
 
     /// Forgets all batches.
@@ -82,7 +84,7 @@ pub trait Metric {
         self.value_of(&self.sums())
     }
 
-    /// The value over all ranks' samples. Every rank must call it, also one that had no batch.
+    /// The value over the samples of all ranks. Every rank must call it, even without a batch.
     #[track_caller]
     fn reduce(&self, group: &ProcessGroup) -> Result<f64, CommError> {
         let mut sums = self.sums();
@@ -91,7 +93,7 @@ pub trait Metric {
     }
 }
 
-/// One that is chosen while the program runs.
+/// A metric that is chosen at run time.
 impl<M: Metric + ?Sized> Metric for Box<M> {
     fn update(&mut self, output: &Tensor, target: &Tensor) -> Result<(), TorchError> {
         (**self).update(output, target)
@@ -110,10 +112,11 @@ impl<M: Metric + ?Sized> Metric for Box<M> {
     }
 }
 
-/// The values of several metrics over all ranks' samples, in one call to the group.
+/// The values of several metrics over the samples of all ranks, in one collective.
 ///
 /// ```
-/// use drumline::{LocalGroup, MeanLoss, Metric, TopK, reduce_metrics};
+/// use drumline::comm::LocalGroup;
+/// use drumline::metrics::{MeanLoss, Metric, TopK, reduce_metrics};
 ///
 /// LocalGroup::run(2, |group| {
 ///     let (mut loss, acc1) = (MeanLoss::default(), TopK::new(1));

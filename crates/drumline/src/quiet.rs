@@ -1,20 +1,21 @@
-//! Panics that are expected and dealt with: caught as any trouble is, and not printed.
+//! Panics that are expected and handled: they are caught like any failure, and not printed.
 //!
-//! The hook that prints panics is the whole process's, so ours is put before it once, and asks whose panic it is: other threads' panics, and this one's at
-//! other times, go on to the hook that was there. A backward on a GPU runs on autograd's threads: what panics there is printed.
+//! The panic hook belongs to the whole process. Ours is installed once in front of it, and suppresses only panics of a
+//! thread that is inside `guarded_quietly`; all others are passed to the hook that was there. A backward on a GPU runs
+//! on autograd's threads, so panics there are printed.
 
 use std::cell::Cell;
 use std::panic::{set_hook, take_hook};
 use std::sync::Once;
 
-use crate::loader::Cause;
-use crate::shared_failure::{Trouble, guarded};
+use crate::comm::shared_failure::{LocalFailure, guarded};
+use crate::data::loader::Cause;
 
 thread_local! {
     static IS_QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The thread's panics are silent until this is dropped.
+/// The thread's panics are not printed until this is dropped.
 struct Quiet {
     before: bool,
 }
@@ -44,10 +45,10 @@ fn install() {
     });
 }
 
-/// Runs `body`; an error or a panic in it is trouble that nobody has heard of yet.
-pub(crate) fn guarded_quietly<T>(body: impl FnOnce() -> Result<T, Cause>) -> Result<T, Trouble> {
+/// Runs `body`. An error or a panic in it is a failure that was not printed yet.
+pub(crate) fn guarded_quietly<T>(body: impl FnOnce() -> Result<T, Cause>) -> Result<T, LocalFailure> {
     let _quiet = Quiet::begin();
-    guarded(body).map_err(Trouble::untold)
+    guarded(body).map_err(LocalFailure::still_to_show)
 }
 
 #[cfg(test)]
@@ -56,30 +57,34 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::shared_failure::SharedFailure;
+    use crate::comm::shared_failure::SharedFailure;
 
-    // One test: the hook is the whole process's.
+    // There is only one test, because the hook belongs to the whole process.
     #[test]
     fn only_this_threads_panics_are_silent_and_only_meanwhile() {
-        let heard: Arc<Mutex<Vec<String>>> = Arc::default();
-        let (ear, before) = (Arc::clone(&heard), take_hook());
+        let printed: Arc<Mutex<Vec<String>>> = Arc::default();
+        let (sink, before) = (Arc::clone(&printed), take_hook());
         set_hook(Box::new(move |info| {
             match info.payload_as_str().filter(|text| text.starts_with("quiet test: ")) {
-                Some(text) => ear.lock().unwrap().push(text.to_owned()),
-                None => before(info), // Of another test.
+                Some(text) => sink.lock().unwrap().push(text.to_owned()),
+                None => before(info), // from another test
             }
         }));
-        let trouble = guarded_quietly::<()>(|| {
+        let failure = guarded_quietly::<()>(|| {
             let other = thread::spawn(|| panic!("quiet test: of another thread"));
             assert!(other.join().is_err());
             let inner = guarded_quietly::<()>(|| panic!("quiet test: within"));
             assert_eq!(inner.unwrap_err().text, "panicked: quiet test: within");
             panic!("quiet test: expected")
         });
-        let trouble = trouble.unwrap_err();
-        assert_eq!(trouble.text, "panicked: quiet test: expected");
-        assert_eq!(SharedFailure::of(&[Some(trouble)]).unwrap().teller(), Some(0), "it is still to be told");
+        let failure = failure.unwrap_err();
+        assert_eq!(failure.text, "panicked: quiet test: expected");
+        assert_eq!(
+            SharedFailure::of(&[Some(failure)]).unwrap().reporting_rank(),
+            Some(0),
+            "it was not shown yet"
+        );
         assert!(guarded::<()>(|| panic!("quiet test: afterwards")).is_err());
-        assert_eq!(*heard.lock().unwrap(), ["quiet test: of another thread", "quiet test: afterwards"]);
+        assert_eq!(*printed.lock().unwrap(), ["quiet test: of another thread", "quiet test: afterwards"]);
     }
 }

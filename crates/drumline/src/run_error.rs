@@ -1,39 +1,106 @@
-//! Why work that all ranks do together ended before its time: one error for the trainer, the accelerator and `main_first`, so that whoever shows it
-//! (`ending`) need not ask where it comes from.
+//! Why work that all ranks do together failed: one error for the trainer, the accelerator and `main_first`, so that the
+//! code that shows it (`launch/ending.rs`) need not know where it comes from.
 
 use drumline_comm::CommError;
 use drumline_parallel::ParallelError;
 use drumline_torch::TorchError;
 
 use crate::checkpoint::CheckpointError;
-use crate::shared_failure::SharedFailure;
+use crate::comm::shared_failure::{SharedFailure, with_causes};
+use crate::data::loader::Cause;
 
-/// Work of all ranks that failed.
+/// Why work of all ranks failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
-    /// Something went wrong on one rank or several: bad input, a callback, a batch, a checkpoint. All ranks know of it, with the same text, and the group can
-    /// still be used. A trainer has saved the state after its last step where there is a `save_path`.
+    /// Something went wrong on one rank or several: bad input, a callback, a batch, a checkpoint. All ranks have this
+    /// error with the same text, and the group can still be used. A trainer with a `save_path` has saved the state
+    /// after its last step.
     #[error(transparent)]
     Failed(#[from] SharedFailure),
     /// A rank was lost, or ranks made different calls.
     #[error(transparent)]
     Comm(Box<CommError>),
-    /// libtorch refused.
+    /// libtorch returned an error.
     #[error(transparent)]
     Torch(Box<TorchError>),
-    /// Something was asked that cannot be done, on this rank.
-    #[error("{0}")]
-    Unfit(String),
+    /// The engine returned an error, on this rank.
+    #[error(transparent)]
+    Parallel(Box<ParallelError>),
+    /// The program made a call that makes no sense, on this rank.
+    #[error(transparent)]
+    Usage(#[from] UsageError),
+    /// The forward of a model whose ranks wait for each other in it failed, on this rank.
+    #[error("step {step}: {cause}")]
+    Forward {
+        /// The step, counted from 1.
+        step: u64,
+        /// What went wrong, with its causes.
+        cause: String,
+    },
+    /// The model or the loss returned an error while a step was recorded as a CUDA graph.
+    #[error("{}", with_causes(cause.as_ref()))]
+    Model {
+        /// The error.
+        cause: Cause,
+    },
+    /// A callback changed what is trained when the other ranks were about to launch a recorded step.
+    #[error(
+        "rank {rank}: a callback has frozen, unfrozen or replaced parameters within step {step}, whose CUDA graph was about to be \
+         launched; try on_step_end or on_epoch_begin for it, or .cuda_graphs(false)"
+    )]
+    ParametersChanged {
+        /// This rank.
+        rank: usize,
+        /// The step, counted from 1.
+        step: u64,
+    },
+    /// A step cannot be recorded on this rank, while the other ranks record it.
+    #[error(
+        "rank {rank} cannot record step {step} as a CUDA graph with the others: {cause}; try .cuda_graphs(false)"
+    )]
+    Recording {
+        /// This rank.
+        rank: usize,
+        /// The step, counted from 1.
+        step: u64,
+        /// What went wrong, in one line.
+        cause: String,
+    },
 }
 
+/// A call of an [`Accelerator`](crate::Accelerator) that makes no sense where it is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum UsageError {
+    /// Backward from a loss that has no gradient.
+    #[error(
+        "the loss does not depend on anything that is trained; try model.forward_t(&x, true), and no no_grad around it"
+    )]
+    LossWithoutGradient,
+    /// A step after a backward inside `no_sync`.
+    #[error(
+        "the optimizer would step with gradients that were not reduced over ranks, as the last backward was inside no_sync; \
+         try a backward outside before the step"
+    )]
+    GradientsNotReduced,
+    /// A backward between clipping and the step.
+    #[error("a backward has added scaled gradients to those that were clipped already; {ORDER}")]
+    BackwardAfterClip,
+    /// A second step after one backward.
+    #[error("there was no backward since the optimizer's last step; {ORDER}")]
+    StepWithoutBackward,
+}
+
+const ORDER: &str = "try backward, clip_grad_norm, step and zero_grad in this order";
+
 impl RunError {
-    /// Whether a new group may do better: nobody made a mistake, a process was lost.
+    /// Whether a new group may succeed: a process was lost, and nobody made a mistake.
     pub fn is_recoverable(&self) -> bool {
         self.comm_error().is_some_and(CommError::is_recoverable)
     }
 
-    /// The error of a group, if it is one.
+    /// The error of the group, if it is one.
     pub fn comm_error(&self) -> Option<&CommError> {
         match self {
             Self::Comm(error) => Some(error),
@@ -41,7 +108,7 @@ impl RunError {
         }
     }
 
-    /// Whether the other ranks know of it, and can still be talked to.
+    /// Whether the other ranks have the same error, and can still be communicated with.
     pub(crate) fn is_agreed(&self) -> bool {
         matches!(self, Self::Failed(_))
     }
@@ -79,21 +146,23 @@ impl From<ParallelError> for RunError {
         match error {
             ParallelError::Comm(error) => Self::Comm(error),
             ParallelError::Torch(error) => error.into(),
-            // All ranks have found out.
-            ParallelError::OtherModel { .. } => SharedFailure::alike(error.to_string()).into(),
-            error => Self::Unfit(error.to_string()),
+            // Every rank has found the same.
+            ParallelError::OtherModel { .. } | ParallelError::NoFirstBatch { .. } => {
+                SharedFailure::on_all_ranks(error.to_string()).into()
+            }
+            error => Self::Parallel(Box::new(error)),
         }
     }
 }
 
-/// What rank 0 ran into is known to all ranks.
+/// Errors of rank 0, which reads and writes for all, are known to all ranks.
 impl From<CheckpointError> for RunError {
     fn from(error: CheckpointError) -> Self {
         match error {
             CheckpointError::Comm(error) => Self::Comm(error),
             CheckpointError::Torch(error) => (*error).into(),
-            CheckpointError::OnRankZero { cause } => SharedFailure::alike(cause).into(),
-            error => SharedFailure::alike(error.to_string()).into(),
+            CheckpointError::OnRankZero { cause } => SharedFailure::on_all_ranks(cause).into(),
+            error => SharedFailure::on_all_ranks(error.to_string()).into(),
         }
     }
 }

@@ -1,10 +1,10 @@
-//! A trace of steps: what this rank computes, each bucket's reduction beside it, and what it waits for.
+//! A trace of steps: this rank's computation, the reduction of each bucket beside it, and waiting.
 //!
 //! ```text
 //!   compute        ▕ forward ▏▕       backward     ▕wait▏▏▕ optimizer ▏
 //!   communication               ▕bucket 0▏▕  bucket 1  ▏
 //! ```
-//! What is seen of a reduction below `wait` was not hidden behind backward.
+//! The part of a reduction below `wait` was not hidden behind backward.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,21 +12,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use drumline_observe::trace::{Trace, TraceError, Track, file_of};
-use drumline_parallel::{DdpObserver, ReducedBucket};
+use drumline_parallel::{ReducedBucket, ReductionObserver};
 
-/// What a [`StepTrace`] keeps.
+/// Whether a [`StepTrace`] records spans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Noting {
-    /// Every span.
-    All,
-    /// No span: between the steps that are looked at.
-    Nothing,
+pub enum Recording {
+    /// It records every span.
+    On,
+    /// It records nothing, between the steps of interest.
+    Off,
 }
 
-/// Collects the spans of a rank; [`Ddp`](crate::Ddp) tells it of buckets, the program of the rest.
+/// Collects the spans of a rank. [`Ddp`](crate::Ddp) reports buckets, the program the rest.
 ///
 /// ```no_run
-/// use drumline::{Ddp, DdpOptions, ProcessGroup, StepTrace, tch};
+/// use drumline::{Ddp, DdpOptions, ProcessGroup, tch};
+/// use drumline::engine::StepTrace;
 /// use tch::{Device, Kind, Tensor, nn};
 ///
 /// let group = ProcessGroup::from_env()?;
@@ -34,7 +35,8 @@ pub enum Noting {
 /// let vs = nn::VarStore::new(Device::Cpu);
 /// let model = nn::linear(vs.root(), 10, 1, Default::default());
 /// let model = Ddp::new(model, &vs, &group, DdpOptions { observer: Some(trace.clone()), ..Default::default() })?;
-/// let loss = trace.over("forward", || model.forward(&Tensor::rand([32, 10], (Kind::Float, Device::Cpu))))?.mean(Kind::Float);
+/// let x = Tensor::rand([32, 10], (Kind::Float, Device::Cpu));
+/// let loss = trace.over("forward", || model.forward(&x))?.mean(Kind::Float);
 /// trace.over("backward", || model.backward(&loss))?;
 /// trace.write("exp/a".as_ref())?; // exp/a/trace/rank-00000.json, for ui.perfetto.dev
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -46,18 +48,27 @@ pub struct StepTrace {
     trace: Mutex<Trace>,
 }
 
+/// A part of the time of a rank.
+#[derive(Clone, Copy)]
+struct Span<'a> {
+    name: &'a str,
+    track: Track,
+    begin: Instant,
+    end: Instant,
+}
+
 impl StepTrace {
-    /// Without spans yet.
+    /// A trace without spans, which records.
     pub fn new(rank: usize) -> Arc<Self> {
         Arc::new(Self { rank, is_off: AtomicBool::new(false), trace: Mutex::new(Trace::new(rank)) })
     }
 
-    /// What is noted from now on; all, at first.
-    pub fn set(&self, noting: Noting) {
-        self.is_off.store(noting == Noting::Nothing, Ordering::Relaxed);
+    /// Turns recording on or off. At first it is on.
+    pub fn set(&self, recording: Recording) {
+        self.is_off.store(recording == Recording::Off, Ordering::Relaxed);
     }
 
-    /// Does some computing, and notes when.
+    /// Runs some computation, and records it as a span.
     pub fn over<T>(&self, name: &str, work: impl FnOnce() -> T) -> T {
         let begin = Instant::now();
         let outcome = work();
@@ -65,9 +76,9 @@ impl StepTrace {
         outcome
     }
 
-    /// Notes what was done, such as the loading of a batch.
+    /// Records a span, such as the loading of a batch.
     pub fn span(&self, name: &str, track: Track, begin: Instant, end: Instant) {
-        self.note((name, track), (begin, end), &[]);
+        self.add(&Span { name, track, begin, end }, &[]);
     }
 
     /// Writes the rank's file, `trace/rank-NNNNN.json` in the folder of the run.
@@ -75,18 +86,14 @@ impl StepTrace {
         self.lock().write(&file_of(out_dir, self.rank))
     }
 
-    /// Forgets all spans.
+    /// Removes all spans.
     pub fn clear(&self) {
         *self.lock() = Trace::new(self.rank);
     }
 
-    fn note(
-        &self,
-        (name, track): (&str, Track),
-        (begin, end): (Instant, Instant),
-        args: &[(&str, serde_json::Value)],
-    ) {
+    fn add(&self, span: &Span<'_>, args: &[(&str, serde_json::Value)]) {
         if !self.is_off() {
+            let Span { name, track, begin, end } = *span;
             self.lock().span(name, track, begin, end, args);
         }
     }
@@ -100,14 +107,15 @@ impl StepTrace {
     }
 }
 
-impl DdpObserver for StepTrace {
+impl ReductionObserver for StepTrace {
     fn bucket_reduced(&self, bucket: ReducedBucket) {
         if self.is_off() {
             return;
         }
         let ReducedBucket { index, bytes, begin, end } = bucket;
         let args = [("bytes", bytes.into())];
-        self.note((&format!("bucket {index}"), Track::Communication), (begin, end), &args);
+        let name = format!("bucket {index}");
+        self.add(&Span { name: &name, track: Track::Communication, begin, end }, &args);
     }
 
     fn waited(&self, begin: Instant, end: Instant) {

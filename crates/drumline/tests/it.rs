@@ -1,4 +1,5 @@
-//! Loading and predicting, checkpoints under fire, programs that spawn their ranks and are asked to stop: as real processes.
+//! Loading and predicting, checkpoints under fire, programs that spawn their ranks and are asked to stop: as real
+//! processes.
 #![allow(clippy::unwrap_used)]
 
 mod it {

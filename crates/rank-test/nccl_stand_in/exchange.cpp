@@ -1,4 +1,5 @@
-// Messages from rank to rank through cells in shared memory. All sends of a step come before its receives, so that no two ranks wait for each other.
+// Messages from rank to rank through cells in shared memory. All sends of a step come before its receives, so that no
+// two ranks wait for each other.
 #include "exchange.h"
 
 #include <fcntl.h>
@@ -41,7 +42,7 @@ bool send(const Comm& comm, const Message& message) {
 
 bool receive(const Comm& comm, const Message& message) {
   Cell& cell = comm.board->cells[message.rank][comm.rank];
-  // A message of another length: NCCL would not come to an end either.
+  // A message of another length never ends, as with NCCL.
   if (!wait(comm, [&] { return cell.sent > cell.taken && cell.bytes == message.bytes; })) return false;
   std::memcpy(comm.in + message.offset, bytes_of(comm, message.rank, comm.rank), message.bytes);
   ++cell.taken;
@@ -70,7 +71,7 @@ bool Comm::join() {
 
 bool Comm::are_all_here() const {
   if (board->joined < size) return false;
-  unlink(path.c_str());  // the memory stays as long as a rank has it
+  unlink(path.c_str());  // the memory stays as long as a rank maps it
   return true;
 }
 

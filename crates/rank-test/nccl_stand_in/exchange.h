@@ -1,4 +1,4 @@
-// What ranks of the stand-in share: a cell in shared memory for each pair of them, which holds one message.
+// The state that ranks of the stand-in share: a cell in shared memory for each pair of them, which holds one message.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@
 namespace stand_in {
 
 constexpr int kMostRanks = 8;
-// The most that a message may have. Longer collectives are made in pieces.
+// The longest message. Longer collectives are split.
 constexpr size_t kCellBytes = 1 << 20;
 
 struct Cell {
@@ -20,7 +20,7 @@ struct Cell {
   uint64_t bytes;
 };
 
-// At the beginning of the shared memory, which begins as zeros; the cells' bytes follow.
+// At the start of the shared memory, which is initially zero; the cells' bytes follow.
 struct Board {
   std::atomic<int> joined;
   Cell cells[kMostRanks][kMostRanks];  // from, to
@@ -44,8 +44,8 @@ struct Comm {
   std::atomic<bool> has_failed{false};
   std::atomic<bool> is_connecting{false};
   // Steps that wait in the GPU's queue.
-  std::atomic<int> under_way{0};
-  // All that were queued: a graph runs them again and again.
+  std::atomic<int> num_pending{0};
+  // All that were queued: a graph runs them repeatedly.
   std::vector<std::unique_ptr<Step>> steps;
 
   Comm();
@@ -55,14 +55,14 @@ struct Comm {
   void leave();
 };
 
-// Bytes of `out` that go to a rank, or of `in` that come from one.
+// Bytes of `out` for a rank, or of `in` from one.
 struct Message {
   int rank;
   size_t offset;
   size_t bytes;
 };
 
-// How what was received from all ranks becomes one; the parts lie end to end.
+// How the parts of all ranks, which are contiguous, are reduced to one.
 struct Reduction {
   bool is_wanted = false;
   int dtype = 0;
@@ -85,7 +85,7 @@ struct Step {
 
 void reduce(char* parts, int num_parts, const Reduction& how);
 
-// Of an `ncclDataType_t`: an element's size, and its value.
+// For an `ncclDataType_t`: an element's size, and its value.
 size_t element_bytes(int dtype);
 double element_value(const void* element, int dtype);
 

@@ -1,17 +1,17 @@
-// A stand-in for NCCL, for tests only: ranks of one machine, which may share a GPU, and faults on demand. It has the functions that
-// drumline-torch opens, and moves data for real, slowly:
+// A stand-in for NCCL, for tests only: for ranks of one machine, which may share a GPU, with faults on demand. It has
+// the functions that drumline-torch loads, and really moves data, slowly:
 //
 //   GPU ──▶ pinned memory ─▶ cells in shared memory (exchange.h) ─▶ pinned memory ──▶ GPU
-//           └── a host function in the stream: it waits for the other ranks, as kernels of NCCL do, until they come or the abort
+//           └── a host function in the stream: like NCCL's kernels, it waits for the other ranks or for an abort
 //
 // NCCL_STAND_IN_FAULT=KIND:RANK@CALL makes a rank's CALL-th group of calls (from 1)
 //   stall    never end on the GPU
-//   error    never end, and the communicator tell of an error when it is asked
+//   error    never end, and the communicator report an error when queried
 //   refuse   be refused
-//   connect  stay in progress, as while a connection is made
+//   connect  stay in progress, as while a connection is opened
 // until the communicator is aborted.
 //
-// Not here: calls outside of a group, two messages from one rank to another in one group, messages of more than a cell.
+// Not here: calls outside a group, two messages from one rank to another in one group, messages longer than a cell.
 #include <unistd.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ using stand_in::kCellBytes;
 using stand_in::kMostRanks;
 using stand_in::Step;
 
-// Of CUDA's runtime, which libtorch has opened.
+// Functions of CUDA's runtime, which libtorch has loaded.
 extern "C" {
 int cudaMemcpyAsync(void* to, const void* from, size_t bytes, int kind, void* stream);
 int cudaLaunchHostFunc(void* stream, void (*function)(void*), void* data);
@@ -44,14 +44,14 @@ namespace {
 // `ncclResult_t`
 enum { kSuccess, kCudaError, kSystemError, kInternalError, kInvalidArgument, kInvalidUsage, kRemoteError, kInProgress };
 
-constexpr int kCopyAnyWay = 4;  // cudaMemcpyDefault
-constexpr int kFirstMadeOp = 5;
+constexpr int kCopyDefault = 4;  // cudaMemcpyDefault
+constexpr int kFirstCustomOp = 5;
 
 struct UniqueId {
   char bytes[128];
 };
 
-// Memory of the GPU, and its place in pinned memory.
+// GPU memory, and its offset in pinned memory.
 struct Copy {
   char* gpu;
   size_t offset;
@@ -64,7 +64,7 @@ struct Exchange {
   std::vector<Copy> ups;
 };
 
-// The calls between start and end, of one thread.
+// The calls of one thread between group start and end.
 struct Group {
   Comm* comm = nullptr;
   void* stream = nullptr;
@@ -79,13 +79,13 @@ thread_local Group group;
 size_t pinned_bytes() { return kMostRanks * kCellBytes; }
 
 bool is_fault(const Comm& comm, const char* kind) {
-  const char* asked = std::getenv("NCCL_STAND_IN_FAULT");
-  if (asked == nullptr) return false;
+  const char* fault = std::getenv("NCCL_STAND_IN_FAULT");
+  if (fault == nullptr) return false;
   char name[16];
   int rank = 0;
   unsigned long long call = 0;
-  if (std::sscanf(asked, "%15[a-z]:%d@%llu", name, &rank, &call) != 3) {
-    std::fprintf(stderr, "NCCL_STAND_IN_FAULT=%s is not KIND:RANK@CALL\n", asked);
+  if (std::sscanf(fault, "%15[a-z]:%d@%llu", name, &rank, &call) != 3) {
+    std::fprintf(stderr, "NCCL_STAND_IN_FAULT=%s is not KIND:RANK@CALL\n", fault);
     std::abort();
   }
   return std::strcmp(name, kind) == 0 && rank == comm.rank && call == comm.num_calls;
@@ -93,9 +93,9 @@ bool is_fault(const Comm& comm, const char* kind) {
 
 void run_step(void* data) {
   Step* step = static_cast<Step*>(data);
-  ++step->comm->under_way;
+  ++step->comm->num_pending;
   step->run();
-  --step->comm->under_way;
+  --step->comm->num_pending;
 }
 
 int queue(const Exchange& exchange, void* stream) {
@@ -104,18 +104,18 @@ int queue(const Exchange& exchange, void* stream) {
   int code = 0;
   for (const Copy& copy : exchange.downs) {
     if (!fits(copy)) return kInvalidArgument;
-    code |= cudaMemcpyAsync(comm->out + copy.offset, copy.gpu, copy.bytes, kCopyAnyWay, stream);
+    code |= cudaMemcpyAsync(comm->out + copy.offset, copy.gpu, copy.bytes, kCopyDefault, stream);
   }
   comm->steps.push_back(std::make_unique<Step>(exchange.step));
   code |= cudaLaunchHostFunc(stream, run_step, comm->steps.back().get());
   for (const Copy& copy : exchange.ups) {
     if (!fits(copy)) return kInvalidArgument;
-    code |= cudaMemcpyAsync(copy.gpu, comm->in + copy.offset, copy.bytes, kCopyAnyWay, stream);
+    code |= cudaMemcpyAsync(copy.gpu, comm->in + copy.offset, copy.bytes, kCopyDefault, stream);
   }
   return code == 0 ? kSuccess : kCudaError;
 }
 
-// Fills an exchange for `bytes` from `start` on, of each rank's part.
+// Fills an exchange for `bytes` of each rank's part, from `start`.
 using Fill = std::function<void(Exchange&, size_t start, size_t bytes)>;
 
 int collective(Comm* comm, void* stream, size_t bytes, const Fill& fill) {
@@ -143,8 +143,8 @@ stand_in::Reduction reduction(const Comm& comm, int dtype, int op, size_t bytes)
   stand_in::Reduction how;
   how.is_wanted = true;
   how.dtype = dtype;
-  how.op = op < kFirstMadeOp ? op : kFirstMadeOp;
-  how.factor = op < kFirstMadeOp ? 1 : comm.factors[op - kFirstMadeOp];
+  how.op = op < kFirstCustomOp ? op : kFirstCustomOp;
+  how.factor = op < kFirstCustomOp ? 1 : comm.factors[op - kFirstCustomOp];
   how.count = bytes / stand_in::element_bytes(dtype);
   return how;
 }
@@ -230,19 +230,19 @@ int ncclCommDestroy(Comm* comm) {
   return kSuccess;
 }
 
-// Ends the steps that wait. The memory stays: copies that come after them may still be on their way.
+// Ends the waiting steps. The memory stays: later copies may still be in progress.
 int ncclCommAbort(Comm* comm) {
   comm->is_aborted = true;
   unlink(comm->path.c_str());
-  for (int round = 0; comm->under_way > 0 && round < 3000; ++round) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (int round = 0; comm->num_pending > 0 && round < 3000; ++round) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return kSuccess;
 }
 
 const char* ncclGetErrorString(int code) {
-  constexpr const char* kWords[] = {"no error",        "unhandled cuda error", "unhandled system error",
+  constexpr const char* kMessages[] = {"no error",        "unhandled cuda error", "unhandled system error",
                                     "internal error",  "invalid argument",     "invalid usage",
                                     "remote process exited or there was a network error", "in progress"};
-  return code >= 0 && code < 8 ? kWords[code] : "unknown result code";
+  return code >= 0 && code < 8 ? kMessages[code] : "unknown result code";
 }
 
 const char* ncclGetLastError(Comm*) { return ""; }
@@ -326,7 +326,7 @@ int ncclRecv(void* data, size_t count, int dtype, int from, Comm* comm, void* st
 
 int ncclRedOpCreatePreMulSum(int* op, void* scalar, int dtype, int, Comm* comm) {
   comm->factors.push_back(stand_in::element_value(scalar, dtype));
-  *op = kFirstMadeOp + static_cast<int>(comm->factors.size()) - 1;
+  *op = kFirstCustomOp + static_cast<int>(comm->factors.size()) - 1;
   return kSuccess;
 }
 

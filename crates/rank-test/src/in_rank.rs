@@ -1,16 +1,16 @@
-//! The rank's side of a test: run the body and end the process with its verdict.
+//! The rank's side of a test: runs the body, and ends the process with its result.
 //!
-//! The test binary is executed again with `--exact` the test's own name, so libtest calls the same function; there
-//! the variable [`NAME`] tells that this process is a rank. It never returns to libtest, which would print a verdict
-//! of its own, and no other test runs.
+//! The test binary is executed again with `--exact` and the test's own name, so libtest calls the same function. The
+//! variable [`NAME`] shows that this process is a rank. It never returns to libtest, which would print its own result,
+//! and no other test runs.
 
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Names the test whose body this process is to run.
+/// The variable with the name of the test whose body this process runs.
 pub(crate) const NAME: &str = "RANK_TEST_NAME";
 
-/// Printed before the body, so that libtest's own words are told apart from the rank's.
+/// Printed before the body, to separate libtest's output from the rank's.
 pub(crate) const START: &str = "rank-test: the body starts here\n";
 
 /// libtest's arguments for running the one test `name` in a rank.
@@ -18,7 +18,7 @@ pub(crate) fn arguments(name: &str) -> [&str; 6] {
     ["--exact", name, "--nocapture", "--quiet", "--include-ignored", "--test-threads=1"]
 }
 
-/// The name by which libtest knows the test `name` of the module `path`: the path without the crate's name.
+/// libtest's name of the test `name` in the module `path`: the path without the crate's name.
 pub(crate) fn libtest_name(path: &str, name: &str) -> String {
     match path.split_once("::") {
         Some((_crate, modules)) => format!("{modules}::{name}"),
@@ -46,18 +46,18 @@ pub(crate) fn run(body: impl FnOnce() -> anyhow::Result<()>) -> ! {
         }
         Err(_already_printed) => 101,
     };
-    // The parent may have closed the pipe; the verdict is the exit code.
+    // The parent may have closed the pipe; the result is the exit code.
     let _ = std::io::stdout().flush();
     std::process::exit(code)
 }
 
-/// What the rank itself printed: without libtest's words before it. `None` if the body never started.
+/// What the rank itself printed, without libtest's output before it. `None` if the body never started.
 pub(crate) fn own_output(stdout: &[u8]) -> Option<Vec<u8>> {
     let at = stdout.windows(START.len()).position(|window| window == START.as_bytes())?;
     Some(stdout[at + START.len()..].to_vec())
 }
 
-/// Whether libtest said that it found nothing to run, which it takes for a success.
+/// Whether libtest reported that it found no test, which it counts as a success.
 pub(crate) fn found_no_test(stdout: &[u8]) -> bool {
     String::from_utf8_lossy(stdout).contains("running 0 tests")
 }
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libtest_knows_a_test_without_the_crate() {
+    fn libtest_names_have_no_crate_name() {
         assert_eq!(libtest_name("it", "works"), "works");
         assert_eq!(libtest_name("it::faults", "works"), "faults::works");
         assert_eq!(libtest_name("drumline_comm::ring::tests", "works"), "ring::tests::works");

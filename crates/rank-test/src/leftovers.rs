@@ -1,8 +1,8 @@
-//! What a job leaves behind: processes, the sockets they hold, names in /dev/shm.
+//! Finds what a job leaves behind: processes, the sockets they hold, names in /dev/shm.
 //!
-//! A process belongs to the job if it has the job's mark in its environment or is in the session of one of its ranks
+//! A process belongs to the job if it has the job's mark in its environment, or is in the session of one of its ranks
 //! (each rank leads one). Sockets, memfds and mappings end with the last process that holds them, so they are listed
-//! with the process; only a name in /dev/shm can outlive them all.
+//! with the process. Only a name in /dev/shm can outlive them all.
 //!
 //! Every run of [`Ranks`](crate::Ranks) is checked like this; [`Watch`] is for tests that start processes themselves.
 
@@ -17,7 +17,7 @@ use anyhow::{Result, bail};
 /// The variable that marks the processes of a job.
 pub const MARK: &str = "RANK_TEST_MARK";
 
-/// Names in /dev/shm with this in them are ours.
+/// Names in /dev/shm that contain this are ours.
 const OUR_NAME: &str = "drumline";
 
 /// Something that should be gone.
@@ -48,7 +48,7 @@ impl fmt::Display for Leftover {
     }
 }
 
-/// Looks for what a job leaves behind. Made before the job.
+/// Looks for what a job leaves behind. Create it before the job.
 #[derive(Debug, Clone)]
 pub struct Watch {
     mark: String,
@@ -63,7 +63,7 @@ impl Default for Watch {
 }
 
 impl Watch {
-    /// A watch with a mark of its own.
+    /// A watch with its own mark.
     pub fn new() -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -76,12 +76,12 @@ impl Watch {
         (MARK, &self.mark)
     }
 
-    /// Also counts every process in the session led by `pid` as one of the job's.
+    /// Also counts every process in the session led by `pid` as part of the job.
     pub fn add_session(&mut self, pid: u32) {
         self.sessions.push(pid);
     }
 
-    /// What is there at this moment.
+    /// What exists at this moment.
     pub fn now(&self) -> Vec<Leftover> {
         let processes = pids().filter(|pid| self.is_ours(*pid)).map(|pid| {
             let command = read(pid, "cmdline").replace('\0', " ").trim_end().to_string();
@@ -91,7 +91,7 @@ impl Watch {
         processes.chain(new.into_iter().map(|name| Leftover::SharedMemory { name })).collect()
     }
 
-    /// Waits until nothing is left; an error that lists what is still there after `within`.
+    /// Waits until nothing is left; an error that lists what still exists after `within`.
     pub fn none_within(&self, within: Duration) -> Result<()> {
         let deadline = Instant::now() + within;
         loop {
@@ -107,7 +107,7 @@ impl Watch {
         }
     }
 
-    /// A zombie counts only if it is our own child: others wait for a parent that is not ours to reap them.
+    /// A zombie counts only if it is our own child: other zombies wait for another parent.
     fn is_ours(&self, pid: u32) -> bool {
         let Some(stat) = Stat::of(pid) else { return false };
         if stat.state == "Z" && stat.parent != std::process::id() {
@@ -128,14 +128,14 @@ struct Stat {
 impl Stat {
     fn of(pid: u32) -> Option<Self> {
         let stat = read(pid, "stat");
-        // The name, in brackets, may hold anything; the fields after it are plain: state, parent, group, session.
+        // The name, in parentheses, may contain anything; the fields after it are plain: state, parent, group, session.
         let fields: Vec<_> = stat.rsplit_once(") ")?.1.split(' ').collect();
         let number = |index: usize| fields.get(index)?.parse().ok();
         Some(Self { state: fields.first()?.to_string(), parent: number(1)?, session: number(3)? })
     }
 }
 
-/// Whether a process stands still for SIGSTOP.
+/// Whether a process is stopped by SIGSTOP.
 pub(crate) fn is_stopped(pid: u32) -> bool {
     Stat::of(pid).is_some_and(|stat| stat.state == "T")
 }
@@ -145,7 +145,7 @@ fn pids() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// A file of /proc/PID; empty if it is gone or not ours to read.
+/// A file of /proc/PID; empty if it is gone or not readable for us.
 fn read(pid: u32, file: &str) -> String {
     let bytes = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()
@@ -169,7 +169,7 @@ fn sockets(pid: u32) -> Vec<String> {
     all.filter(|(inode, _)| held.contains(inode)).map(|(_, name)| name).collect()
 }
 
-/// (inode, "tcp port N") of each listening socket in a table of /proc/net/tcp's form.
+/// (inode, "tcp port N") of each listening socket in a table in the format of /proc/net/tcp.
 pub(crate) fn listening(table: &str) -> Vec<(String, String)> {
     const LISTEN: &str = "0A";
     let line = |line: &str| {
@@ -180,7 +180,7 @@ pub(crate) fn listening(table: &str) -> Vec<(String, String)> {
     table.lines().filter_map(line).collect()
 }
 
-/// (inode, "@name") of each abstract socket in a table of /proc/net/unix's form.
+/// (inode, "@name") of each abstract socket in a table in the format of /proc/net/unix.
 fn abstract_names(table: &str) -> Vec<(String, String)> {
     let line = |line: &str| {
         let fields: Vec<_> = line.split_whitespace().collect();
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(watch.now(), []);
         let (name, mark) = watch.mark();
         let mut child = Command::new("sleep").arg("60").env(name, mark).spawn().unwrap();
-        // In the midst of exec it has no environment to be read.
+        // During exec its environment cannot be read.
         let start = Instant::now();
         while watch.now().is_empty() && start.elapsed() < Duration::from_secs(10) {}
         let found = watch.none_within(Duration::from_millis(50));
@@ -213,11 +213,11 @@ mod tests {
         let error = found.unwrap_err().to_string();
         assert!(error.contains(&format!("process {} `sleep 60`", child.id())), "{error}");
         watch.none_within(Duration::from_secs(1)).unwrap();
-        a_name_in_shared_memory_outlives_its_maker(&watch);
+        a_name_in_shared_memory_outlives_its_creator(&watch);
     }
 
-    // Part of the test above, as tests run side by side and each sees the machine's /dev/shm.
-    fn a_name_in_shared_memory_outlives_its_maker(watch: &Watch) {
+    // Part of the test above, because tests run in parallel and all see the machine's /dev/shm.
+    fn a_name_in_shared_memory_outlives_its_creator(watch: &Watch) {
         let path = format!("/dev/shm/drumline-leftover-test-{}", std::process::id());
         fs::write(&path, b"x").unwrap();
         let error = watch.none_within(Duration::ZERO).unwrap_err().to_string();

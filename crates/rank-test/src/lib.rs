@@ -1,9 +1,9 @@
-//! Tests that run as N real processes, and faults in them.
+//! Tests that run as N real processes, with fault injection.
 //!
 //! ```text
 //!   #[test] ─▶ Ranks ─start─▶ this test binary, N times (`drumline-launch`) ─▶ the body, as RANK 0 … N-1
 //!     │                            ▲ kill, stop, wait for a line                     │
-//!     └── verdict: every rank's exit and output ◀────────────────────────────────────┘
+//!     └── result: every rank's exit and output ◀─────────────────────────────────────┘
 //! ```
 //!
 //! Start with [`ranks_test!`].
@@ -31,3 +31,8 @@ pub use running::RunningRanks;
 #[cfg(feature = "nccl-stand-in")]
 pub use stand_in::StandIn;
 pub use tools::{REQUIRE_ALL, python_with_tensorboard, python_with_torch, require_tool, skipped};
+
+// Compiles and runs the README's example.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

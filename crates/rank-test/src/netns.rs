@@ -1,13 +1,13 @@
-//! Hosts made of network namespaces: several machines on this one, with a cable that can be cut.
+//! Simulated hosts from network namespaces: several machines on this one, with cables that can be cut.
 //!
 //! ```text
 //!   host 0 (10.77.0.1) eth0 ──── port0 ┐
-//!   host 1 (10.77.0.2) eth0 ──── port1 ┴ bridge, in a namespace of its own; nothing appears in the machine's network
+//!   host 1 (10.77.0.2) eth0 ──── port1 ┴ bridge, in its own namespace; nothing appears in the machine's network
 //! ```
 //!
-//! A cut takes down the port on the bridge's side: packets vanish, as with a pulled cable, and nobody is told.
-//! Each host also has a host name of its own. Needs root's rights, `ip` and `unshare`. What a test that was
-//! killed has left is removed by the next one.
+//! A cut takes down the port on the bridge's side: packets vanish, as with a pulled cable, and no side is notified.
+//! Each host also has its own host name. Needs root, `ip` and `unshare`. What a killed test has left is removed by the
+//! next one.
 
 use std::ffi::OsString;
 use std::fs;
@@ -22,10 +22,10 @@ use rustix::process::Pid;
 
 use crate::{leftovers, tools};
 
-/// Namespaces are called PREFIX-PID-NUMBER-…, with the pid of the test that made them.
+/// Namespaces are named PREFIX-PID-NUMBER-…, with the pid of the test that created them.
 const PREFIX: &str = "rank-test";
 
-/// Sets the host name of a fresh UTS namespace to the first argument and becomes the rest.
+/// Sets the host name of a new UTS namespace to the first argument, and executes the rest.
 const WITH_HOST_NAME: &str = r#"echo "$0" >/proc/sys/kernel/hostname && exec "$@""#;
 
 /// Hosts that can reach each other and nothing else. Removed when dropped.
@@ -36,17 +36,17 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// Makes `num_hosts` hosts (1 to 200); `None`, with a `SKIPPED: …` line, where this machine cannot.
+    /// Creates `num_hosts` hosts (1 to 200); `None`, with a `SKIPPED: …` line, if this machine cannot.
     pub fn new(num_hosts: usize) -> Result<Option<Self>> {
-        ensure!((1..=200).contains(&num_hosts), "1 to 200 hosts can be made, got {num_hosts}");
+        ensure!((1..=200).contains(&num_hosts), "1 to 200 hosts can be created, got {num_hosts}");
         if !tools::require_tool("ip") || !tools::require_tool("unshare") {
             return Ok(None);
         }
         if !Command::new("unshare").args(["--net", "--uts", "true"]).output()?.status.success() {
-            tools::skipped("this user may not make network namespaces; try root");
+            tools::skipped("this user may not create network namespaces; try root");
             return Ok(None);
         }
-        // One at a time: `ip` sets up the folder of namespaces when it makes the first one.
+        // One at a time: `ip` sets up the folder of namespaces when it creates the first one.
         static COUNT: Mutex<u32> = Mutex::new(0);
         let mut count = COUNT.lock().unwrap_or_else(PoisonError::into_inner);
         let number = *count;
@@ -66,7 +66,9 @@ impl Hosts {
     }
 
     fn build_host(&self, host: usize) -> Result<()> {
-        let (switch, name, port) = (self.switch(), self.name(host), port(host));
+        let switch = self.switch();
+        let name = self.name(host);
+        let port = port(host);
         let address = format!("{}/24", self.address(host));
         ip(&["netns", "add", &name])?;
         ip(&[
@@ -88,15 +90,16 @@ impl Hosts {
         Ipv4Addr::new(10, 77, 0, host as u8 + 1)
     }
 
-    /// What to put before a command line to run it on a host. The process started is the command itself.
+    /// What to put before a command line to run it on a host. The started process is the command itself.
     pub fn prefix(&self, host: usize) -> Vec<OsString> {
-        let (name, host_name) = (self.name(host), format!("host{host}"));
+        let name = self.name(host);
+        let host_name = format!("host{host}");
         let words =
             ["ip", "netns", "exec", &name, "unshare", "--uts", "--", "sh", "-c", WITH_HOST_NAME, &host_name];
         words.map(OsString::from).to_vec()
     }
 
-    /// A command to be run on a host.
+    /// A command that runs on a host.
     pub fn command(&self, host: usize, program: &str) -> Command {
         let prefix = self.prefix(host);
         let mut command = Command::new(&prefix[0]);
@@ -104,7 +107,7 @@ impl Hosts {
         command
     }
 
-    /// Pulls a host's cable: what it sends and what is sent to it is lost.
+    /// Pulls a host's cable: messages from it and to it are lost.
     pub fn cut(&self, host: usize) -> Result<()> {
         ip(&["-n", &self.switch(), "link", "set", &port(host), "down"])
     }
@@ -148,11 +151,11 @@ impl Hosts {
     }
 }
 
-/// The processes inside are their starter's to end; the network goes with the last of them.
+/// Whoever started the processes inside must end them; the network ends with the last of them.
 impl Drop for Hosts {
     fn drop(&mut self) {
         let names = (0..self.num_hosts).map(|host| self.name(host)).chain([self.switch()]);
-        // One that could not be made is not there to be removed.
+        // A namespace that could not be created cannot be removed.
         names.for_each(|name| drop(ip(&["netns", "delete", &name])));
     }
 }
@@ -170,16 +173,16 @@ fn ip(args: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Removes the namespaces of tests that are no more.
+/// Removes the namespaces of tests that have ended.
 fn remove_stale() {
     let entries = fs::read_dir("/run/netns").into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    names.filter(|name| maker_is_gone(name)).for_each(|name| drop(ip(&["netns", "delete", &name])));
+    names.filter(|name| creator_has_ended(name)).for_each(|name| drop(ip(&["netns", "delete", &name])));
 }
 
-fn maker_is_gone(name: &str) -> bool {
-    let maker = || name.strip_prefix(PREFIX)?.strip_prefix('-')?.split('-').next()?.parse::<u32>().ok();
-    maker().is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists())
+fn creator_has_ended(name: &str) -> bool {
+    let creator = || name.strip_prefix(PREFIX)?.strip_prefix('-')?.split('-').next()?.parse::<u32>().ok();
+    creator().is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists())
 }
 
 #[cfg(test)]
@@ -188,9 +191,9 @@ mod tests {
 
     #[test]
     fn only_namespaces_of_dead_tests_are_stale() {
-        assert!(!maker_is_gone(&format!("rank-test-{}-0-1", std::process::id())));
-        assert!(maker_is_gone("rank-test-4194305-0-switch"), "no pid is that high");
-        assert!(!maker_is_gone("rank-test-x-0"));
-        assert!(!maker_is_gone("somebody-4194305-0"));
+        assert!(!creator_has_ended(&format!("rank-test-{}-0-1", std::process::id())));
+        assert!(creator_has_ended("rank-test-4194305-0-switch"), "no pid is that high");
+        assert!(!creator_has_ended("rank-test-x-0"));
+        assert!(!creator_has_ended("somebody-4194305-0"));
     }
 }

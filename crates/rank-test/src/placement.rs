@@ -1,4 +1,4 @@
-//! Ranks spread over hosts: without a launcher's store, which other hosts could not reach, so rank 0 hosts it.
+//! Ranks on several hosts. Other hosts could not reach a launcher's store, so rank 0 hosts it.
 
 use std::ffi::OsString;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use drumline_rendezvous::JobKey;
 
 use crate::netns::Hosts;
 
-/// Which ranks run where.
+/// Which ranks run on which host.
 #[derive(Debug, Clone)]
 pub(crate) struct Placement {
     hosts: Vec<Host>,
@@ -24,7 +24,7 @@ struct Host {
 }
 
 impl Placement {
-    /// The n-th list holds the ranks of the n-th host; together they are 0, 1, … each once.
+    /// The n-th list has the ranks of the n-th host; together they are 0, 1, … each once.
     pub(crate) fn new(hosts: &Hosts, ranks: &[&[usize]]) -> Self {
         assert!(
             ranks.len() <= hosts.num_hosts(),
@@ -50,21 +50,24 @@ impl Placement {
     /// What to execute for each rank: `program` with `args` on its host.
     pub(crate) fn specs(&self, program: &OsString, args: &[&str]) -> Result<Vec<WorkerSpec>> {
         ensure!(self.world_size() > 0, "no host has a rank");
-        let (meeting, key) = (self.meeting(), KeyMemory::new(&JobKey::random())?);
+        let meeting = self.meeting();
+        let key = KeyMemory::new(&JobKey::random())?;
         let words: Vec<_> = [program.clone()].into_iter().chain(args.iter().map(OsString::from)).collect();
         let spec = |place: Place| {
             let mut line = self.hosts[place.node_rank].prefix.iter().chain(&words).cloned();
             let program = line.next().unwrap_or_default();
             let mut env = worker_environment(&place, &meeting);
             env.extend(key.environment());
-            let (args, kept) = (line.collect(), vec![key.descriptor()]);
+            let args = line.collect();
+            let kept = vec![key.descriptor()];
             WorkerSpec { rank: place.rank, program, args, env, stdin: None, kept, cores: None }
         };
         Ok(self.places().map(spec).collect())
     }
 
     fn places(&self) -> impl Iterator<Item = Place> {
-        let (world_size, num_nodes) = (self.world_size(), self.hosts.len());
+        let world_size = self.world_size();
+        let num_nodes = self.hosts.len();
         self.hosts.iter().enumerate().flat_map(move |(node_rank, host)| {
             let local_world_size = host.ranks.len();
             host.ranks.iter().enumerate().map(move |(local_rank, rank)| Place {
@@ -78,7 +81,7 @@ impl Placement {
         })
     }
 
-    /// Where rank 0 is to host the store: another port for each run, as the hosts may serve several.
+    /// Where rank 0 hosts the store: a different port for each run, as the hosts may serve several.
     fn meeting(&self) -> Meeting {
         static PORTS: AtomicU16 = AtomicU16::new(0);
         let master_port = 20_000 + PORTS.fetch_add(1, Ordering::Relaxed) % 10_000;

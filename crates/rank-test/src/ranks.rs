@@ -1,4 +1,4 @@
-//! A test's ranks before they run: how many, with what environment, for how long at most.
+//! A test's ranks before they run: their number, their environment, and their time limit.
 
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
@@ -17,13 +17,13 @@ use crate::netns::Hosts;
 use crate::placement::Placement;
 use crate::running::RunningRanks;
 
-/// When a test is stopped unless it says otherwise.
+/// The default time limit of a test.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Time between SIGTERM and SIGKILL for ranks of a test.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// The ranks of one test, not started yet. A test may start them several times, say with and without a fault.
+/// The ranks of one test, not started yet. A test may start them several times, for example with and without a fault.
 #[derive(Debug, Clone)]
 pub struct Ranks {
     name: String,
@@ -34,7 +34,7 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// `nproc` ranks of the test `name` in the module `path` (what `module_path!()` says).
+    /// `nproc` ranks of the test `name` in the module `path` (the value of `module_path!()`).
     pub fn of_test(path: &str, name: &str, nproc: usize) -> Self {
         let name = in_rank::libtest_name(path, name);
         Self { name, nproc, env: Vec::new(), timeout: DEFAULT_TIMEOUT, placement: None }
@@ -51,13 +51,14 @@ impl Ranks {
         self
     }
 
-    /// All ranks are stopped when they have run this long; [`DEFAULT_TIMEOUT`] otherwise.
+    /// Stops all ranks when they have run this long; [`DEFAULT_TIMEOUT`] by default.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Faults that ranks do to themselves, such as `rank=2,step=5,kill` (see [`fault`](crate::fault)). Panics on nonsense.
+    /// Sets faults that ranks inject into themselves, such as `rank=2,step=5,kill` (see [`fault`](crate::fault)).
+    /// Panics on an invalid text.
     pub fn fault(self, spec: &str) -> Self {
         parse_faults(spec).unwrap_or_else(|error| panic!("{error}"));
         self.env([(worker_env::DRUMLINE_FAULTS, spec)])
@@ -71,18 +72,18 @@ impl Ranks {
         self
     }
 
-    /// Another number of ranks.
+    /// Changes the number of ranks.
     pub fn nproc(mut self, nproc: usize) -> Self {
         self.nproc = nproc;
         self
     }
 
-    /// Starts the ranks. One that fails does not stop the others: what they make of it is the test's business.
+    /// Starts the ranks. A failing rank does not stop the others: the test decides what that means.
     pub fn start(&self) -> Result<RunningRanks> {
         self.start_with(OnFailure::LetOthersRun)
     }
 
-    /// Runs the ranks to their end; an error with the output of those that failed unless all succeed.
+    /// Runs the ranks to their end; an error with the output of those that failed, unless all succeed.
     pub fn pass(&self) -> Result<JobReport> {
         let report = self.start_with(OnFailure::StopOthers)?.wait()?;
         if report.is_success() { Ok(report) } else { Err(anyhow!("{}", self.failure(&report))) }

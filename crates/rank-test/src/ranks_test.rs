@@ -4,10 +4,10 @@ use anyhow::Result;
 
 use crate::{Ranks, in_rank};
 
-/// Makes a `#[test]` whose body runs in N processes: the test binary, executed again N times.
+/// Defines a `#[test]` whose body runs in N processes: the test binary, executed again N times.
 ///
-/// The body may use `?` (with `anyhow`). The test fails, with the output of each rank that failed, if one returns an
-/// error or panics, or after 60 s; `timeout = …` and `env = […]` are methods of [`Ranks`] and may stand before the
+/// The body may use `?` (with `anyhow`). The test fails, with the output of each rank that failed, if a rank returns an
+/// error or panics, or after 60 s. `timeout = …` and `env = […]` are methods of [`Ranks`], and may come before the
 /// body.
 ///
 /// ```
@@ -24,7 +24,7 @@ use crate::{Ranks, in_rank};
 /// });
 /// ```
 ///
-/// With a second block the test decides itself how the ranks are started and what is done to them:
+/// With a second block, the test itself decides how the ranks are started and what is done to them:
 ///
 /// ```
 /// # use rank_test::ranks_test;
@@ -70,7 +70,8 @@ macro_rules! ranks_test {
     };
 }
 
-/// What a [`ranks_test!`] function does: in a rank the body, and in the test's own process `control`.
+/// The implementation of a [`ranks_test!`] function: it runs the body in a rank, and `control` in the test's own
+/// process.
 #[track_caller]
 pub fn run_test(ranks: Ranks, body: impl FnOnce() -> Result<()>, control: impl FnOnce(Ranks) -> Result<()>) {
     if in_rank::is_rank_of(ranks.name()) {

@@ -1,4 +1,4 @@
-//! A test's ranks while they run: what the test may do to them, and what it may ask.
+//! A test's ranks while they run: what the test can do to them, and what it can query.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ pub struct RunningRanks {
     watch: Watch,
 }
 
-/// What a test leaves must be gone this long after its end.
+/// Everything a test leaves must be gone this long after its end.
 const CLEAN_WITHIN: Duration = Duration::from_secs(1);
 
 impl RunningRanks {
@@ -29,7 +29,7 @@ impl RunningRanks {
         Ok(self.job.pid(rank)?)
     }
 
-    /// Waits until a rank prints a line with `marker` in it, and returns the line.
+    /// Waits until a rank prints a line that contains `marker`, and returns the line.
     pub fn wait_for_line(&self, rank: usize, marker: &str, within: Duration) -> Result<String> {
         Ok(self.job.wait_for_line(rank, marker, Instant::now() + within)?)
     }
@@ -39,33 +39,31 @@ impl RunningRanks {
         Ok(self.job.signal(rank, signal)?)
     }
 
-    /// SIGKILL.
+    /// Kills a rank with SIGKILL.
     pub fn kill(&self, rank: usize) -> Result<()> {
         self.signal(rank, Signal::KILL)
     }
 
-    /// SIGSTOP: the rank stands still and is not dead.
+    /// Stops a rank with SIGSTOP: it is frozen, not dead.
     pub fn stop(&self, rank: usize) -> Result<()> {
         self.signal(rank, Signal::STOP)
     }
 
-    /// Waits until a rank stands still, after [`stop`](Self::stop) or a fault of its own: a SIGCONT before that has no
-    /// effect, and the rank would stand still for good.
+    /// Waits until a rank is stopped, after [`stop`](Self::stop) or a fault of its own. A SIGCONT before that would
+    /// have no effect, and the rank would stay stopped forever.
     pub fn wait_until_stopped(&self, rank: usize, within: Duration) -> Result<()> {
-        let (pid, deadline) = (self.pid(rank)?, Instant::now() + within);
+        let pid = self.pid(rank)?;
+        let deadline = Instant::now() + within;
         while !is_stopped(pid) {
             if Instant::now() >= deadline {
-                bail!(
-                    "rank {rank} does not stand still after {within:?}; it printed:\n{}",
-                    self.printed(rank)
-                );
+                bail!("rank {rank} is not stopped after {within:?}; it printed:\n{}", self.printed(rank));
             }
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(())
     }
 
-    /// SIGCONT: a stopped rank goes on.
+    /// Resumes a stopped rank with SIGCONT.
     pub fn resume(&self, rank: usize) -> Result<()> {
         self.signal(rank, Signal::CONT)
     }
@@ -85,13 +83,14 @@ impl RunningRanks {
         String::from_utf8_lossy(&[stdout, stderr].concat()).into_owned()
     }
 
-    /// Finds what the ranks leave behind; [`wait_all`](Self::wait_all) and [`wait`](Self::wait) look by themselves.
+    /// The watch that finds what the ranks leave behind; [`wait_all`](Self::wait_all) and [`wait`](Self::wait) check it
+    /// themselves.
     pub fn watch(&self) -> Watch {
         self.watch.clone()
     }
 
-    /// Every rank's end and output, whether it succeeded or not; an error if one still runs after `within`
-    /// (all are killed then).
+    /// Every rank's exit and output, whether it succeeded or not; an error if one still runs after `within` (all are
+    /// killed then).
     pub fn wait_all(self, within: Duration) -> Result<JobReport> {
         if self.job.wait_all(Instant::now() + within) {
             return self.wait();
@@ -104,8 +103,8 @@ impl RunningRanks {
         bail!("ranks {late:?} of `{}` still run after {within:?}; they printed:\n{printed}", self.name)
     }
 
-    /// Like [`wait_all`](Self::wait_all) with the time-out of the whole test, which stops them all.
-    /// Both fail if anything of theirs is left a second after the end.
+    /// Like [`wait_all`](Self::wait_all), with the time limit of the whole test, which stops them all.
+    /// Both fail if anything of the ranks is left a second after the end.
     pub fn wait(self) -> Result<JobReport> {
         let mut report = self.job.wait();
         for rank in &mut report.ranks {

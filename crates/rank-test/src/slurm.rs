@@ -1,12 +1,12 @@
-//! A real Slurm of two nodes, for the time of a test.
+//! Runs a real Slurm of two nodes for the duration of a test.
 //!
 //! ```text
 //!   host0: login node, munged, slurmctld ──┐
-//!   host1: slurmd                          ├─ hosts of `netns`, which know each other by name
+//!   host1: slurmd                          ├─ hosts of `netns`, with names
 //!   host2: slurmd                          ┘
 //! ```
-//! All of it lives in network namespaces and in one folder: several can run side by side and none touches a Slurm that
-//! the machine may have. They run one at a time all the same, as the machine has only so many cores. Needs root's rights.
+//! All of it runs in network namespaces and in one folder: several can run in parallel, and none affects a Slurm of the
+//! machine. They still run one at a time, because the machine has a limited number of cores. Needs root.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
@@ -22,20 +22,20 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::netns::Hosts;
 use crate::tools;
 
-/// What must be installed.
+/// The programs that must be installed.
 const TOOLS: [&str; 9] =
     ["munged", "mungekey", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "setpriv", "sinfo"];
-/// Where a thing runs: the login node, and the nodes that have jobs.
+/// The hosts of the login node, and of the nodes that run jobs.
 const LOGIN: usize = 0;
 const NODES: [usize; 2] = [1, 2];
-/// Cores that each node claims to have, whatever the machine has.
+/// The number of cores that each node claims to have, whatever the machine has.
 const CORES: usize = 4;
 const START_WITHIN: Duration = Duration::from_secs(60);
 const STOP_WITHIN: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_millis(20);
 
-/// Gives a host its own /etc/hosts, which is the first argument, and becomes the rest. `ip netns exec` has made
-/// the mounts of the process its own.
+/// Gives a host its own /etc/hosts, which is the first argument, and executes the rest. `ip netns exec` has given the
+/// process its own mounts.
 const WITH_NAMES: &str = r#"mount --bind "$0" /etc/hosts && exec "$@""#;
 
 /// A Slurm whose two nodes are idle. Dropping it ends all its jobs and daemons.
@@ -44,12 +44,12 @@ pub struct Slurm {
     daemons: Vec<Child>,
     hosts: Hosts,
     folder: Folder,
-    // Last: the next one may begin when all of this is gone.
+    // Dropped last: the next Slurm may start when all of this is gone.
     _turn: File,
 }
 
 impl Slurm {
-    /// Starts one; `None`, with a `SKIPPED: …` line, where this machine cannot.
+    /// Starts one; `None`, with a `SKIPPED: …` line, if this machine cannot.
     pub fn new() -> Result<Option<Self>> {
         if !TOOLS.iter().all(|tool| tools::require_tool(tool)) {
             return Ok(None);
@@ -63,7 +63,7 @@ impl Slurm {
         Ok(Some(slurm))
     }
 
-    /// A command to be run on the login node.
+    /// A command that runs on the login node.
     pub fn command(&self, program: &str) -> Command {
         let mut command = self.on(LOGIN);
         command.arg(program);
@@ -75,7 +75,7 @@ impl Slurm {
         &self.folder.0
     }
 
-    /// What the daemons have to say.
+    /// The logs of the daemons.
     pub fn logs(&self) -> String {
         let files = fs::read_dir(self.path("log")).into_iter().flatten().flatten();
         let text = |path: PathBuf| format!("---- {}\n{}", path.display(), read(&path));
@@ -90,7 +90,7 @@ impl Slurm {
             (0..self.hosts.num_hosts()).map(|host| format!("{} host{host}\n", self.hosts.address(host)));
         fs::write(self.path("hosts"), names.collect::<String>() + "127.0.0.1 localhost\n")?;
         fs::write(self.path("slurm.conf"), self.configuration())?;
-        // `ip netns exec` mounts a /sys without cgroups, and slurmd would look there which version they are.
+        // `ip netns exec` mounts a /sys without cgroups, in which slurmd would look for their version.
         fs::write(self.path("cgroup.conf"), "CgroupPlugin=cgroup/v1\n")?;
         let key = self.path("munge/key");
         succeed(Command::new("mungekey").args(["--create", "--keyfile"]).arg(key))?;
@@ -157,7 +157,7 @@ impl Slurm {
         wait_until(deadline, "the nodes are not idle", || self.are_idle())
     }
 
-    /// A daemon that ends with this test, even if nobody is left to drop anything.
+    /// Starts a daemon that ends with this test, even if nothing is dropped.
     fn daemon(&mut self, host: usize, command: &[&str]) -> Result<()> {
         let mut daemon = self.on(host);
         daemon.args(["setpriv", "--pdeathsig", "KILL"]).args(command);
@@ -165,8 +165,8 @@ impl Slurm {
     }
 
     fn spawn(&mut self, mut command: Command, name: &str) -> Result<()> {
-        let said = File::create(self.path("log").join(format!("{name}.stderr")))?;
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said).spawn();
+        let stderr = File::create(self.path("log").join(format!("{name}.stderr")))?;
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr).spawn();
         self.daemons.push(child.with_context(|| format!("cannot start {name}"))?);
         Ok(())
     }
@@ -182,9 +182,9 @@ impl Slurm {
         let mut words = self.hosts.prefix(host);
         words.extend(["sh", "-c", WITH_NAMES].map(OsString::from).into_iter().chain([names]));
         let mut command = Command::new(&words[0]);
-        // Inside somebody else's Slurm job, its variables would speak to ours.
-        let theirs = std::env::vars_os().map(|(name, _)| name);
-        theirs.filter(|name| name.to_string_lossy().starts_with("SLURM")).for_each(|name| {
+        // Inside another Slurm job, its variables would affect ours.
+        let inherited = std::env::vars_os().map(|(name, _)| name);
+        inherited.filter(|name| name.to_string_lossy().starts_with("SLURM")).for_each(|name| {
             command.env_remove(name);
         });
         command.args(&words[1..]).env("SLURM_CONF", self.path("slurm.conf")).current_dir(self.folder());
@@ -195,7 +195,7 @@ impl Slurm {
         self.folder.0.join(name)
     }
 
-    /// Every process in the namespaces: only ours are there.
+    /// All processes in the namespaces; all of them are ours.
     fn processes(&self) -> Vec<Pid> {
         (0..self.hosts.num_hosts()).flat_map(|host| self.hosts.pids(host)).collect()
     }
@@ -216,7 +216,7 @@ impl Slurm {
     }
 }
 
-/// Jobs first, then who runs them, then whoever is still there.
+/// Ends the jobs first, then the daemons, then whatever is left.
 impl Drop for Slurm {
     fn drop(&mut self) {
         let _ = self.command("scancel").args(["--quiet", "--user=root"]).output();
@@ -235,11 +235,11 @@ impl Drop for Slurm {
     }
 }
 
-/// SIGTERM, and some time to end.
+/// Sends SIGTERM, and waits until the deadline.
 fn end(daemon: &mut Child, deadline: Instant) {
     let is_over = |daemon: &mut Child| matches!(daemon.try_wait(), Ok(Some(_)));
     if let Some(pid) = Pid::from_raw(daemon.id().cast_signed()).filter(|_| !is_over(daemon)) {
-        // Not reaped yet, so the number is still its own.
+        // It is not reaped yet, so the pid is still its own.
         let _ = kill_process(pid, Signal::TERM);
     }
     while Instant::now() < deadline && !is_over(daemon) {
@@ -247,7 +247,7 @@ fn end(daemon: &mut Child, deadline: Instant) {
     }
 }
 
-/// A folder of its own that everybody may enter; removed when dropped.
+/// A new folder that all users may enter; removed when dropped.
 #[derive(Debug)]
 struct Folder(PathBuf);
 
@@ -255,7 +255,7 @@ impl Folder {
     fn new() -> Result<Self> {
         let made =
             Command::new("mktemp").args(["--directory", "--tmpdir", "rank-test-slurm.XXXXXX"]).output()?;
-        ensure!(made.status.success(), "cannot make a folder: {}", String::from_utf8_lossy(&made.stderr));
+        ensure!(made.status.success(), "cannot create a folder: {}", String::from_utf8_lossy(&made.stderr));
         let path = PathBuf::from(String::from_utf8(made.stdout)?.trim_end());
         fs::set_permissions(&path, Permissions::from_mode(0o755))?;
         Ok(Self(path))

@@ -1,9 +1,9 @@
-//! A real `sshd` with keys of its own, for tests that start something on another host.
+//! A real `sshd` with its own keys, for tests that start something on another host.
 //!
 //! ```text
 //!   Ssh (a folder: host key, user's key, known hosts) ─serve─▶ Sshd on a host's address ◀─ ssh with client_args()
 //! ```
-//! The machine's own configuration, keys and services are neither read nor touched.
+//! The machine's own configuration, keys and services are neither read nor changed.
 
 use std::ffi::OsString;
 use std::fs;
@@ -17,10 +17,10 @@ use tempfile::TempDir;
 
 use crate::tools;
 
-/// Where every [`Sshd`] listens, on its own address.
+/// The port on which every [`Sshd`] listens, on its own address.
 pub const PORT: u16 = 22_022;
 
-/// `sshd` gives up its rights in this folder, which the service's own start would make.
+/// `sshd` needs this folder for privilege separation; normally the service's start script creates it.
 const EMPTY_FOLDER: &str = "/run/sshd";
 
 /// Keys for any number of servers and their one user.
@@ -30,23 +30,23 @@ pub struct Ssh {
     server: PathBuf,
 }
 
-/// A running server; ended when dropped. What it has started ends with the one who asked for it.
+/// A running server, killed when dropped. What it has started ends with the client that requested it.
 #[derive(Debug)]
 pub struct Sshd {
     child: Child,
 }
 
 impl Ssh {
-    /// Makes keys; `None`, with a `SKIPPED: …` line, where this machine cannot.
+    /// Creates keys; `None`, with a `SKIPPED: …` line, if this machine cannot.
     pub fn new() -> Result<Option<Self>> {
         if !["ssh", "ssh-keygen", "sshd"].into_iter().all(tools::require_tool) {
             return Ok(None);
         }
         if fs::create_dir_all(EMPTY_FOLDER).is_err() {
-            tools::skipped(&format!("this user may not make {EMPTY_FOLDER}; try root"));
+            tools::skipped(&format!("this user may not create {EMPTY_FOLDER}; try root"));
             return Ok(None);
         }
-        // It starts itself anew for each connection, and wants its full path for that.
+        // It executes itself again for each connection, for which it needs its full path.
         let server = tools::find("sshd").context("sshd is gone")?;
         let ssh = Self { folder: TempDir::with_prefix("rank-test-ssh")?, server };
         ["host_key", "user_key"].into_iter().try_for_each(|name| ssh.make_key(name))?;
@@ -68,7 +68,7 @@ impl Ssh {
         Ok(())
     }
 
-    /// Starts a server for `address`; `prefix` stands before its command line, to start it on another host.
+    /// Starts a server for `address`; `prefix` comes before its command line, to start it on another host.
     pub fn serve(&self, prefix: &[OsString], address: IpAddr) -> Result<Sshd> {
         let config = self.path(&format!("config-{address}"));
         fs::write(&config, self.config(address))?;
@@ -95,7 +95,7 @@ impl Ssh {
             format!("Port {PORT}"),
             format!("HostKey {}", path("host_key")),
             format!("AuthorizedKeysFile {}", path("authorized_keys")),
-            // The folder of keys lies in one that all may write to.
+            // The folder of keys is in a folder that all may write to.
             "StrictModes no".to_string(),
             "PidFile none".to_string(),
             "UsePAM no".to_string(),
@@ -115,7 +115,7 @@ impl Ssh {
         Ok(fs::write(known, format!("{before}[{address}]:{PORT} {key}"))?)
     }
 
-    /// What `ssh` must be given to get into the servers, and nowhere else.
+    /// The arguments with which `ssh` reaches these servers, and no others.
     pub fn client_args(&self) -> Vec<String> {
         let path = |name| self.path(name).display().to_string();
         vec![
@@ -134,14 +134,14 @@ impl Sshd {
     fn wait_until_it_listens(&mut self, log: &Path) -> Result<()> {
         let begin = Instant::now();
         loop {
-            let said = fs::read_to_string(log)?;
-            if said.contains("Server listening on") {
+            let output = fs::read_to_string(log)?;
+            if output.contains("Server listening on") {
                 return Ok(());
             }
             if let Some(status) = self.child.try_wait()? {
-                bail!("sshd ended with {status}: {said}");
+                bail!("sshd ended with {status}: {output}");
             }
-            ensure!(begin.elapsed() < Duration::from_secs(20), "sshd does not listen: {said}");
+            ensure!(begin.elapsed() < Duration::from_secs(20), "sshd does not listen: {output}");
             std::thread::sleep(Duration::from_millis(10));
         }
     }

@@ -1,4 +1,4 @@
-//! A library in the place of NCCL, which lets ranks share a GPU and fails on demand; what it does says `nccl_stand_in/nccl.cpp`.
+//! A library that replaces NCCL, lets ranks share a GPU, and fails on demand; `nccl_stand_in/nccl.cpp` describes it.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use crate::ranks::Ranks;
 
-/// As the build script made it.
+/// The library, as the build script compiled it.
 static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libnccl_stand_in.so"));
 
 /// The library as a file, until this is dropped.
@@ -15,14 +15,14 @@ static LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libnccl_stand_
 pub struct StandIn(TempDir);
 
 impl StandIn {
-    /// Writes it to a folder for files that pass.
+    /// Writes it to a temporary folder.
     pub fn new() -> Result<Self> {
         let folder = tempfile::tempdir()?;
         fs::write(folder.path().join("libnccl_stand_in.so"), LIBRARY)?;
         Ok(Self(folder))
     }
 
-    /// The ranks, with it instead of NCCL.
+    /// The ranks, with this library instead of NCCL.
     pub fn with(&self, ranks: &Ranks) -> Ranks {
         ranks.clone().env([("DRUMLINE_TEST_NCCL", self.0.path().join("libnccl_stand_in.so"))])
     }

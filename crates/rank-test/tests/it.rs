@@ -1,4 +1,4 @@
-//! `rank-test` tried on itself.
+//! Tests of `rank-test` itself.
 #![allow(clippy::unwrap_used)]
 
 mod it {

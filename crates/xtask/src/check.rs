@@ -3,15 +3,20 @@
 mod arrows;
 mod headers;
 mod lexer;
-mod named_files;
+pub(crate) mod named_files;
+mod named_keys;
 mod named_tests;
+mod pages;
+mod phrases;
+mod translations;
 mod unsafe_code;
 
 use crate::step::{Outcome, Step, everything};
 use crate::summary;
-use crate::workspace::{Workspace, cargo};
+use crate::workspace::{Source, Workspace, cargo};
 use anyhow::Context;
-use std::path::{Path, PathBuf};
+use phrases::Prose;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -29,6 +34,11 @@ pub(crate) fn steps(workspace: &Workspace) -> Vec<Outcome> {
         Outcome::of("headers", || Ok(headers::problems(&workspace.sources()?))),
         Outcome::of("named tests", || named_tests(workspace)),
         Outcome::of("named files", || named_files(workspace)),
+        Outcome::of("named keys", || {
+            Ok(named_keys::problems(&pages::all(&workspace.root)?, &named_keys::known(&workspace.root)?))
+        }),
+        Outcome::of("phrases", || phrases(workspace)),
+        Outcome::of("translations", || Ok(translations::problems(&pages::all(&workspace.root)?))),
         clippy(workspace),
     ]
 }
@@ -56,39 +66,53 @@ fn named_tests(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     Ok(problems)
 }
 
-/// In all pages at the top and below `docs/`.
+/// In all pages, in the comments and strings of all sources, and in the configurations.
 fn named_files(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
-    let (root, mut folders, mut problems) = (&workspace.root, vec![workspace.root.join("docs")], Vec::new());
-    let mut pages = pages_in(root, |_| ())?;
-    while let Some(folder) = folders.pop() {
-        pages.extend(pages_in(&folder, |inner| folders.push(inner))?);
+    let (sources, mut problems) = (workspace.sources()?, Vec::new());
+    let paths: Vec<_> = sources.iter().map(|source| source.path.as_str()).collect();
+    let read = |path: &Path| {
+        let path = workspace.root.join(path);
+        path.exists().then(|| std::fs::read_to_string(&path).unwrap_or_default())
+    };
+    for page in pages::all(&workspace.root)? {
+        problems.extend(named_files::problems(&page.path, &page.text, &paths, read));
     }
-    for path in pages {
-        let text =
-            std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        let page = path.strip_prefix(root)?.to_string_lossy().into_owned();
-        let read = |path: &Path| {
-            let path = root.join(path);
-            path.exists().then(|| std::fs::read_to_string(&path).unwrap_or_default())
-        };
-        problems.extend(named_files::problems(&page, &text, read));
+    // The tests of our own commands have names that lead nowhere.
+    let others = prose_of_sources(&sources).filter(|prose| !prose.path.starts_with("crates/xtask/"));
+    for prose in others.chain(configurations(workspace)?) {
+        problems.extend(named_files::problems_of_source(&prose.path, &prose.text, read));
     }
     Ok(problems)
 }
 
-/// The pages of a folder; what it has of folders is handed on.
-fn pages_in(folder: &Path, mut inner: impl FnMut(PathBuf)) -> anyhow::Result<Vec<PathBuf>> {
-    let mut pages = Vec::new();
-    for entry in std::fs::read_dir(folder)? {
+/// In all pages and configurations, and in the comments and strings of all sources but tests.
+fn phrases(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
+    let (sources, pages) = (workspace.sources()?, pages::all(&workspace.root)?);
+    let mut proses: Vec<_> = pages.iter().map(|page| Prose::of_page(&page.path, &page.text)).collect();
+    proses.extend(prose_of_sources(&sources).filter(|prose| !prose.path.contains("/tests/")));
+    proses.extend(configurations(workspace)?);
+    Ok(phrases::problems(&proses))
+}
+
+fn prose_of_sources(sources: &[Source]) -> impl Iterator<Item = Prose> {
+    sources.iter().map(|source| Prose::of_source(&source.path, &source.text))
+}
+
+/// The YAML files of `config/`.
+fn configurations(workspace: &Workspace) -> anyhow::Result<Vec<Prose>> {
+    let (folder, mut proses) = (workspace.root.join("config"), Vec::new());
+    for entry in std::fs::read_dir(&folder).context("cannot list config/")? {
         let path = entry?.path();
-        match path.extension() {
-            _ if path.is_dir() => inner(path),
-            Some(end) if end == "md" => pages.push(path),
-            _ => {}
+        if path.extension().is_some_and(|end| end == "yaml") {
+            let text =
+                std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            proses.push(Prose {
+                path: path.strip_prefix(&workspace.root)?.to_string_lossy().into_owned(),
+                text,
+            });
         }
     }
-    pages.sort();
-    Ok(pages)
+    Ok(proses)
 }
 
 fn format(workspace: &Workspace) -> Outcome {

@@ -4,7 +4,7 @@
 //!   build ─▶ drumline data synth-cifar ─▶ drumline train --nproc-per-node 2 ─▶ what to try next
 //! ```
 
-use crate::bench::build_package;
+use crate::bench::{DRUMLINE, DRUMLINE_TRAIN, release};
 use crate::workspace::{self, Workspace};
 use anyhow::{Context, bail};
 use std::fs;
@@ -18,8 +18,7 @@ const FOLDER: &str = "demo";
 /// Build, make pictures, train; what is printed goes straight to the terminal.
 pub(crate) fn run() -> anyhow::Result<()> {
     eprintln!("== set-up: the first time it takes about ten minutes on two cores, half of them tch's C++ ==");
-    let drumline = build_package("drumline-cli", "drumline")?;
-    build_package("drumline-zoo", "drumline-train")?;
+    let [drumline, _train] = release([DRUMLINE, DRUMLINE_TRAIN])?;
     let folder = Workspace::load()?.target_dir.join(FOLDER);
     let (data, out) = (folder.join("cifar"), folder.join("run"));
     for folder in [&out, &data] {

@@ -6,7 +6,7 @@
 //! ```
 //! The GPU machine needs PyTorch 2.11 with CUDA 13, which is libtorch as well as the peer, and nothing of Rust.
 
-use crate::bench::build_package;
+use crate::bench::{BENCHED, DRUMLINE, DRUMLINE_TRAIN, release};
 use crate::workspace::{self, Workspace};
 use anyhow::{Context, bail};
 use serde_json::Value;
@@ -38,8 +38,9 @@ pub(crate) fn run(args: &GpuTestArgs) -> anyhow::Result<()> {
     for (crate_name, program) in tests()? {
         stripped(&program, &pack.join(format!("test-{crate_name}")))?;
     }
-    for (package, binary) in [("drumline-cli", "drumline"), ("drumline-zoo", "drumline-train")] {
-        stripped(&build_package(package, binary)?, &pack.join(binary))?;
+    let binaries = [DRUMLINE, DRUMLINE_TRAIN, BENCHED];
+    for (program, binary) in release(binaries)?.iter().zip(binaries) {
+        stripped(program, &pack.join(binary.name))?;
     }
     for folder in ALONG {
         copy_folder(&workspace::root().join(folder), &pack.join(folder))?;
@@ -80,10 +81,10 @@ fn tests() -> anyhow::Result<Vec<(String, PathBuf)>> {
         bail!("cargo: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr).trim_end());
     }
     let found: Vec<_> = String::from_utf8_lossy(&output.stdout).lines().filter_map(test_program).collect();
-    match found.len() == TESTED.len() {
-        true => Ok(found),
-        false => bail!("cargo built {} test programs, expected {}", found.len(), TESTED.len()),
+    if found.len() != TESTED.len() {
+        bail!("cargo built {} test programs, expected {}", found.len(), TESTED.len());
     }
+    Ok(found)
 }
 
 /// The crate and the program of a line of cargo's, if it is about a test.

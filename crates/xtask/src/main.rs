@@ -3,10 +3,12 @@
 //! ```text
 //!   demo       train a ResNet-18 on two processes                demo.rs
 //!   check      format, lints, arrows, unsafe, headers           check.rs   ─┐ steps run by step.rs,
-//!   test       check + docs + tests + loom + fuzz               test.rs    ─┘ added up by summary.rs
+//!   test       check + docs + book + tests + loom + fuzz        test.rs    ─┘ added up by summary.rs
+//!   test --quick   check + unit tests + two ranks that train    test/two_ranks.rs
+//!   book       the pages as a site                              book.rs
 //!   bench      ours and the peers in one run                    bench/
-//!   outages    training while the cable is pulled              outages.rs ─┐ both over two hosts,
-//!   soak       training under random faults, for hours          soak.rs    ─┘ by training.rs
+//!   outages    training while the cable is pulled               faults.rs
+//!   soak       training under random faults, for hours          faults.rs
 //!   gpu-test   what needs a GPU, packed for one                 gpu_test.rs
 //!   libtorch   fetch the pinned libtorch once per user          libtorch.rs
 //!   python     make a Python with that PyTorch once per user    python.rs
@@ -15,17 +17,18 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod book;
 mod check;
 mod demo;
+mod family;
+#[cfg_attr(not(feature = "faults"), path = "faults_by_cargo.rs")]
+mod faults;
 mod gpu_test;
 mod libtorch;
-mod outages;
 mod python;
-mod soak;
 mod step;
 mod summary;
 mod test;
-mod training;
 mod workspace;
 
 use clap::Parser;
@@ -38,14 +41,15 @@ use workspace::Workspace;
 enum Xtask {
     /// Set up, make pictures, and train a ResNet-18 on two processes (the first time about seven minutes, then two)
     Demo,
-    /// The quick part of the tests: format, lints, arrows between crates, unsafe code, file headers
+    /// The quick part of the tests: format, lints, arrows between crates, unsafe code, file headers, names and phrases of pages
     Check,
-    /// Everything: check, docs, all tests, loom, short fuzz runs; one summary at the end
-    Test,
+    /// Everything: check, docs, the book, all tests, loom, short fuzz runs; one summary at the end
+    Test(test::TestArgs),
     /// Compare with the peers, interleaved in one run (most of an hour; `--quick` for a try)
     Bench(bench::BenchArgs),
-    Outages(outages::OutagesArgs),
-    Soak(soak::SoakArgs),
+    Book(book::BookArgs),
+    #[command(flatten)]
+    Faults(faults::Faults),
     GpuTest(gpu_test::GpuTestArgs),
     /// Fetch the pinned libtorch into a cache folder and link it from `.libtorch/`; the others do that by themselves
     Libtorch(libtorch::LibtorchArgs),
@@ -65,16 +69,16 @@ fn main() -> ExitCode {
 }
 
 fn run(xtask: Xtask) -> anyhow::Result<ExitCode> {
-    if !matches!(xtask, Xtask::Libtorch(_) | Xtask::Python { .. }) {
+    if !matches!(xtask, Xtask::Libtorch(_) | Xtask::Python { .. } | Xtask::Book(_)) {
         libtorch::ensure()?;
     }
     match xtask {
         Xtask::Demo => demo::run()?,
         Xtask::Check => return Ok(check::run(&Workspace::load()?)),
-        Xtask::Test => return Ok(test::run(&Workspace::load()?)),
+        Xtask::Test(args) => return Ok(test::run(&Workspace::load()?, &args)),
         Xtask::Bench(args) => bench::run(args)?,
-        Xtask::Outages(args) => return outages::run(&args),
-        Xtask::Soak(args) => return soak::run(&args),
+        Xtask::Book(args) => return book::run(&Workspace::load()?, &args),
+        Xtask::Faults(faults) => return faults.run(),
         Xtask::GpuTest(args) => gpu_test::run(&args)?,
         Xtask::Libtorch(args) => libtorch::run(&args)?,
         Xtask::Python { module } => println!("{}", python::with(module)?.display()),

@@ -4,7 +4,7 @@
 //!   venv + pip ──▶ CACHE/python-torch-2.11.0.part/site ──import tried, renamed──▶ CACHE/python-torch-2.11.0
 //! ```
 //! CACHE is that of `cargo xtask libtorch`, and an interrupted run is continued in the same way. A user's
-//! `PEER_PYTHON` or `TENSORBOARD_PYTHON` wins; tests are told of a Python through the same variable.
+//! `PEER_PYTHON` or `TENSORBOARD_PYTHON` wins; tests find a Python through the same variable.
 
 use crate::libtorch::{VERSION, cache, pip};
 use anyhow::{Context, bail};
@@ -50,8 +50,8 @@ impl Module {
     fn probe(self) -> &'static str {
         match self {
             Self::Torch => {
-                "import sys, numpy, safetensors, torch, torch.distributed as d; print(torch.__version__); \
-                 sys.exit(not d.is_gloo_available())"
+                "import sys, numpy, safetensors, torch, torch.distributed as d, torch.distributed.checkpoint; \
+                 print(torch.__version__); sys.exit(not d.is_gloo_available())"
             }
             Self::Tensorboard => "import tensorboard, tensorboard.program; print(tensorboard.__version__)",
         }

@@ -7,8 +7,8 @@
 //! In: a command. Out: an [`Outcome`]. The command shares our terminal's process group, so that
 //! Ctrl-C reaches all of it; at the deadline it is killed with everything it started.
 
+use crate::family::kill_with_descendants;
 use anyhow::Context;
-use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
@@ -153,36 +153,6 @@ fn follow(
             }
         }
     }
-}
-
-/// Kill a process and all it started, as far as /proc shows them.
-fn kill_with_descendants(pid: u32) {
-    let mut doomed = vec![pid];
-    let parents = parents();
-    let mut next = 0;
-    while let Some(&parent) = doomed.get(next) {
-        doomed.extend(parents.iter().filter(|(_, p)| *p == parent).map(|(child, _)| *child));
-        next += 1;
-    }
-    for pid in doomed {
-        if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-            // It may have ended by itself meanwhile.
-            let _ = kill_process(pid, Signal::KILL);
-        }
-    }
-}
-
-/// (pid, parent) of every process.
-fn parents() -> Vec<(u32, u32)> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter_map(|pid: u32| {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name, in brackets, may itself hold brackets and spaces: what counts comes after the last one.
-        let parent = stat.rsplit(')').next()?.split_whitespace().nth(1)?.parse().ok()?;
-        Some((pid, parent))
-    })
-    .collect()
 }
 
 fn report(name: &str, failure: Option<&str>) {

@@ -33,6 +33,12 @@ pub(crate) fn conclude(outcomes: &[Outcome]) -> ExitCode {
         println!("\nleft out, {} in all:", left_out.len());
         left_out.iter().for_each(|line| println!("  {line}"));
     }
+    let longest =
+        longest(outcomes.iter().map(|outcome| outcome.output.as_str()).collect::<String>().as_str());
+    if !longest.is_empty() {
+        println!("\nthe longest test programs:");
+        longest.iter().for_each(|Program { seconds, name }| println!("  {seconds:>6.1} s  {name}"));
+    }
     // The test program counted them as passed.
     total.passed = total.passed.saturating_sub(left_out.len());
     if require_all && !left_out.is_empty() {
@@ -91,6 +97,45 @@ pub(crate) fn count_tests(output: &str) -> Counts {
         }
     }
     total
+}
+
+/// How many of the longest programs are listed.
+const LISTED: usize = 8;
+
+/// A test program and how long its tests took.
+#[derive(Debug, PartialEq)]
+struct Program {
+    seconds: f64,
+    name: String,
+}
+
+/// The programs whose tests took longest, at least a second, the longest first.
+fn longest(output: &str) -> Vec<Program> {
+    let mut name = None;
+    let mut programs = Vec::new();
+    for line in output.lines() {
+        if let Some(running) = line.trim_start().strip_prefix("Running ") {
+            // `unittests src/lib.rs (target/debug/deps/drumline_comm-1)`
+            let file = running.rsplit('/').next().unwrap_or_default();
+            let crate_name = file.rsplit_once('-').map_or(file, |(name, _)| name);
+            name = Some(format!("{crate_name} ({})", running.split(" (").next().unwrap_or_default()));
+        } else if let Some(crate_name) = line.trim_start().strip_prefix("Doc-tests ") {
+            name = Some(format!("{crate_name} (documentation)"));
+        } else if let Some(seconds) = line.strip_prefix("test result: ").and_then(seconds)
+            && let Some(name) = &name
+        {
+            programs.push(Program { seconds, name: name.clone() });
+        }
+    }
+    programs.retain(|program| program.seconds >= 1.0);
+    programs.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    programs.truncate(LISTED);
+    programs
+}
+
+/// S of `…; finished in S s`.
+fn seconds(result: &str) -> Option<f64> {
+    result.rsplit_once("finished in ")?.1.strip_suffix('s')?.parse().ok()
 }
 
 /// N of `running N tests`.
@@ -181,6 +226,16 @@ test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; 
         assert_eq!(count_tests(TWO_PROGRAMS), Counts { passed: 3, failed: 0, ignored: 1 });
         assert_eq!(count_tests(""), Counts::default());
         assert_eq!(count_tests("test result: what"), Counts::default());
+    }
+
+    #[test]
+    fn the_longest_programs_come_first() {
+        let slow = TWO_PROGRAMS.replace("in 0.00s", "in 2.50s").replace("in 0.10s", "in 61.00s");
+        let found: Vec<_> =
+            longest(&slow).into_iter().map(|program| (program.seconds, program.name)).collect();
+        let expected = [(61.0, "a (documentation)".to_owned()), (2.5, "a (unittests src/lib.rs)".to_owned())];
+        assert_eq!(found, expected);
+        assert!(longest(TWO_PROGRAMS).is_empty());
     }
 
     #[test]

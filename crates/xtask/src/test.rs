@@ -1,12 +1,15 @@
 //! `cargo xtask test`: everything that must hold before a change is kept.
 //!
 //! ```text
-//!   check ─▶ docs ─▶ tests ─▶ loom ─▶ fuzz ─▶ summary      a failed step does not stop the next
+//!   check ─▶ docs ─▶ book ─▶ tests ─▶ loom ─▶ fuzz ─▶ summary      a failed step does not stop the next
+//!   check ─▶ unit tests ─▶ two ranks that train ─▶ summary    with --quick, for people at work
 //! ```
 
 mod filter;
 mod fuzz;
+mod two_ranks;
 
+use crate::book;
 use crate::check;
 use crate::python;
 use crate::step::{Outcome, Step, everything};
@@ -16,14 +19,35 @@ use filter::Filter;
 use std::process::ExitCode;
 use std::time::Duration;
 
+/// Everything: check, docs, all tests, loom, short fuzz runs; one summary at the end
+#[derive(clap::Args, Debug)]
+pub(crate) struct TestArgs {
+    /// Only check, unit tests and a short training on two ranks: some minutes once everything was built before
+    #[arg(long)]
+    quick: bool,
+}
+
 /// Run the steps and print their summary.
-pub(crate) fn run(workspace: &Workspace) -> ExitCode {
+pub(crate) fn run(workspace: &Workspace, args: &TestArgs) -> ExitCode {
     let mut outcomes = check::steps(workspace);
-    outcomes.push(docs(workspace));
-    outcomes.push(tests(workspace));
-    outcomes.extend(loom(workspace));
-    outcomes.extend(fuzz::steps(workspace));
+    if args.quick {
+        outcomes.push(unit_tests(workspace));
+        outcomes.extend(two_ranks::steps(workspace));
+    } else {
+        outcomes.push(docs(workspace));
+        outcomes.push(book::step(workspace));
+        outcomes.push(tests(workspace));
+        outcomes.extend(loom(workspace));
+        outcomes.extend(fuzz::steps(workspace));
+    }
     summary::conclude(&outcomes)
+}
+
+fn unit_tests(workspace: &Workspace) -> Outcome {
+    let mut command = cargo();
+    command.args(["test", "--workspace", "--lib", "--bins", "--no-fail-fast", "--", "--show-output"]);
+    let deadline = Duration::from_secs(20 * 60);
+    Step { name: "unit tests", command, deadline, logs: &workspace.logs(), shown: quietly() }.run()
 }
 
 fn docs(workspace: &Workspace) -> Outcome {

@@ -1,4 +1,4 @@
-//! The loop of `plain_loop` for any number of processes: four lines of `train` differ.
+//! The loop of `plain_loop` on any number of processes: four lines of `train` differ.
 //!
 //! ```text
 //!   target/release/accelerated --batch-size 32
@@ -10,9 +10,10 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use drumline::Accelerator;
+use drumline::LogOptions;
+use drumline::data::{Dataset, DistributedSampler, Loader, LoaderOptions, SamplerOptions};
+use drumline::optim::{Sgd, SgdOptions, parameters};
 use drumline::tch::nn::VarStore;
-use drumline::{Dataset, DistributedSampler, Loader, LoaderOptions, LogOptions, SamplerOptions};
-use drumline::{Sgd, SgdOptions, parameters};
 use drumline_examples::{Args, norm_of};
 use drumline_zoo::data::{Cifar, Split};
 use drumline_zoo::models::{ModelOptions, build};

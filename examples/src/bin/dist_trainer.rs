@@ -1,4 +1,4 @@
-//! fastNLP's distributed training script: the master prepares the data, two kinds of callbacks, one trainer.
+//! fastNLP's distributed training script: rank 0 prepares the data, two kinds of callbacks, one trainer.
 //!
 //! ```text
 //!   drumline run --nproc-per-node 2 target/release/dist_trainer --epochs 3 --update 2
@@ -9,14 +9,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use drumline::data::{Cause, ImageBatch};
+use drumline::metrics::TopK;
+use drumline::optim::{AdamOptions, AdamW, parameters};
+use drumline::schedule::Warmup;
 use drumline::tch::nn::VarStore;
-use drumline::trainer::{
-    Callback, CallbackResult, CrossEntropy, DistTrainer, LoadBestModel, TrainState, Warmup,
-};
-use drumline::{
-    AdamOptions, AdamW, Cause, ImageBatch, LogOptions, ProcessGroup, TopK, local_device, main_first,
-    parameters,
-};
+use drumline::trainer::{Callback, CallbackResult, CrossEntropy, DistTrainer, LoadBestModel, TrainState};
+use drumline::{LogOptions, ProcessGroup, local_device, main_first};
 use drumline_examples::{Args, FitLog};
 use drumline_zoo::data::{Cifar, Split};
 use drumline_zoo::models::{Model, ModelOptions, build};
@@ -41,7 +40,7 @@ struct Options {
     save: PathBuf,
 }
 
-/// On all ranks: no more than so many steps.
+/// On all ranks: stops after this many steps.
 struct Enough(usize);
 
 impl Callback for Enough {
@@ -58,16 +57,16 @@ fn main() -> ExitCode {
 }
 
 fn train(options: &Options) -> anyhow::Result<()> {
-    // set up the group; from here on the master's INFO and all ranks' WARN are shown
+    // set up logging and the group; rank 0 shows INFO, the other ranks WARN
     drumline::init_logging(LogOptions::default())?;
     let group = ProcessGroup::from_env()?;
 
-    // read the data: the master downloads and processes it, the others wait and then read what it has left
+    // read the data: rank 0 downloads and processes it, the others wait and then read the result
     let (train_set, dev_set) = main_first(&group, "preparing the data", || processed_data(options))?;
     let store = VarStore::new(local_device(&group));
     let model = model(options, &store)?;
 
-    // the trainer; each rank has its own, and all are the same
+    // the trainer; each rank creates the same one
     let optimizer = AdamW::new(parameters(&store), AdamOptions { lr: options.lr, ..Default::default() })?;
     let trainer = DistTrainer::<_, ImageBatch>::new(&group, &model, &store, train_set)
         .save_path(&options.save)
@@ -76,9 +75,9 @@ fn train(options: &Options) -> anyhow::Result<()> {
         .metric("acc", TopK::new(1))
         .metric_key("acc")
         .optimizer(optimizer)
-        .callback(Warmup::steps(options.warmup)) // on all ranks: what changes the training
-        .callback(Enough(options.args.steps))
-        .master_callback(FitLog::in_folder(&options.save)) // on the master: what writes
+        .schedule(Warmup::steps(options.warmup))
+        .callback(Enough(options.args.steps)) // on all ranks: what changes the training
+        .master_callback(FitLog::in_folder(&options.save)) // on rank 0: what writes
         .batch_size_per_gpu(options.args.batch_size)
         .update_every(options.update)
         .n_epochs(options.args.epochs)

@@ -1,4 +1,4 @@
-//! What goes between two replicas of ResNet-18 in one training step on 64 images, stage by stage: DataParallel beside Ddp.
+//! What two replicas of ResNet-18 exchange in one training step on 64 images, stage by stage: DataParallel beside Ddp.
 //!
 //! ```text
 //!   cargo run -p drumline-examples --bin dp_vs_ddp
@@ -9,10 +9,11 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use drumline::{
-    CommHook, DataParallel, Ddp, DdpOptions, GradBucket, LocalGroup, ProcessGroup, ReduceOp, StageBytes,
-    TorchError, buffers, parameters,
-};
+use drumline::comm::LocalGroup;
+use drumline::engine::{CommHook, DataParallel, GradBucket, StageBytes};
+use drumline::optim::{buffers, parameters};
+use drumline::torch::TorchError;
+use drumline::{Ddp, DdpOptions, ProcessGroup, ReduceOp};
 use drumline_zoo::models::{Model, ModelOptions, build};
 use tch::nn::{Path, VarStore};
 use tch::{Device, Kind, Tensor};
@@ -45,13 +46,13 @@ fn main() -> anyhow::Result<()> {
 
 /// One step of one process with two replicas.
 fn data_parallel() -> anyhow::Result<StageBytes> {
-    let mut model = DataParallel::new(&[Device::Cpu; REPLICAS], resnet18)?;
+    let mut model = DataParallel::new(&[Device::Cpu; REPLICAS], |path| resnet18(&path))?;
     let loss = model.forward_t(&images(BATCH), true)?.cross_entropy_for_logits(&labels(BATCH));
     model.backward(&loss)?;
     Ok(model.traffic())
 }
 
-/// What a rank of Ddp counts, in bytes.
+/// The bytes of a rank with Ddp.
 struct Counted {
     parameters: usize,
     buffers: usize,
@@ -61,12 +62,12 @@ struct Counted {
     in_buckets: usize,
 }
 
-/// Two steps of one of two ranks: in the second the buckets have their final order.
+/// Two steps of one of two ranks. In the second the buckets have their final order.
 fn distributed(group: &ProcessGroup) -> anyhow::Result<Counted> {
     let store = VarStore::new(Device::Cpu);
     let hook = Watch::default();
     let options = DdpOptions { hook: Box::new(hook.clone()), ..Default::default() };
-    let model = Ddp::new(resnet18(store.root()), &store, group, options)?;
+    let model = Ddp::new(resnet18(&store.root()), &store, group, options)?;
     let own = BATCH / group.size() as i64;
     for _ in 0..2 {
         hook.reduced().clear();
@@ -87,7 +88,7 @@ fn distributed(group: &ProcessGroup) -> anyhow::Result<Counted> {
     })
 }
 
-/// Reduces as usual, and remembers which memory it was.
+/// Reduces as usual, and records the memory of each bucket.
 #[derive(Clone, Default)]
 struct Watch(Arc<Mutex<Vec<Range<usize>>>>);
 
@@ -105,9 +106,9 @@ impl CommHook for Watch {
     }
 }
 
-fn resnet18(path: Path<'_>) -> Model {
+fn resnet18(path: &Path<'_>) -> Model {
     let options = ModelOptions { num_classes: CLASSES, ..Default::default() };
-    build("resnet18", &path, &options).expect("the zoo has it")
+    build("resnet18", path, &options).expect("the zoo has it")
 }
 
 fn images(count: i64) -> Tensor {

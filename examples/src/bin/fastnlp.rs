@@ -1,4 +1,4 @@
-//! fastNLP's distributed training script, line for line: each line of Python stands above its own in Rust.
+//! fastNLP's distributed training script, line for line: each line of Python is above its Rust counterpart.
 //!
 //! ```text
 //!   python -m torch.distributed.launch --nproc_per_node=2 train_script.py --args
@@ -13,26 +13,27 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
+use drumline::data::Cause;
+use drumline::metrics::TopK;
+use drumline::optim::{AdamOptions, AdamW, parameters};
+use drumline::schedule::Warmup;
 use drumline::tch::{self, nn::ModuleT, nn::VarStore};
-use drumline::trainer::{CrossEntropy, DistTrainer, LoadBestModel, Warmup};
-use drumline::{
-    AdamOptions, AdamW, Cause, LogOptions, ProcessGroup, TopK, is_master, local_device, main_first,
-    parameters,
-};
+use drumline::trainer::{CrossEntropy, DistTrainer, LoadBestModel};
+use drumline::{LogOptions, ProcessGroup, is_master, local_device, main_first};
 use drumline_examples::FitLog;
 use drumline_text::synth_text::{self, SynthTextOptions};
 use drumline_text::{Labels, Vocabulary};
 use drumline_zoo::models::text::{TextClassifier, TextNet, TextOptions};
-use drumline_zoo::text::config::Text;
-use drumline_zoo::text::{Lexicon, Task, TextData, Texts};
+use drumline_zoo::text::config::{Text, TextLabels};
+use drumline_zoo::text::{Lexicon, TextData, TextTask, Texts};
 
 /// Train a classifier of texts by DistTrainer, in the processes that a launcher has started
 #[derive(Parser)]
 struct Options {
-    /// Folder with train.csv and dev.csv, of columns text and label; texts are made by rule where none is given
+    /// Folder with train.csv and dev.csv, with columns text and label; by default synthetic texts are made
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// Folder of checkpoints, of the log and of what the master prepares
+    /// Folder of checkpoints, of the log and of the data that rank 0 prepares
     #[arg(long, default_value = "save", value_name = "DIR")]
     save: PathBuf,
     /// Seed of the weights
@@ -41,7 +42,7 @@ struct Options {
     /// Learning rate
     #[arg(long, default_value_t = 5e-3, value_name = "LR")]
     lr: f64,
-    /// Part of all steps in which the learning rate grows
+    /// Fraction of all steps in which the learning rate grows
     #[arg(long, default_value_t = 0.1, value_name = "PART")]
     warmup: f64,
     /// Texts in a batch of each rank
@@ -50,7 +51,7 @@ struct Options {
     /// Batches of a step on each rank
     #[arg(long, default_value_t = 2, value_name = "N")]
     update: usize,
-    /// Times that all of the data is seen
+    /// Number of epochs
     #[arg(long, default_value_t = 5, value_name = "N")]
     epochs: u64,
 }
@@ -61,7 +62,7 @@ fn main() -> ExitCode {
 
 // def main(options):
 fn run(options: &Options) -> anyhow::Result<()> {
-    drumline::init_logging(LogOptions::default())?; // the master's INFO and all ranks' WARN, as DistTrainer's logger
+    drumline::init_logging(LogOptions::default())?; // INFO of rank 0 and WARN of all ranks, as DistTrainer's logger
 
     // set_seed(options.seed)
     tch::manual_seed(options.seed);
@@ -99,7 +100,7 @@ fn run(options: &Options) -> anyhow::Result<()> {
         // callbacks_master = [fnlp.FitlogCallback()]
         .master_callback(FitLog::in_folder(&options.save))
         // callbacks_all = [fnlp.WarmupCallback(warmup=options.warmup)]
-        .callback(Warmup::fraction(options.warmup))
+        .schedule(Warmup::fraction(options.warmup))
         // batch_size_per_gpu=options.batch_size,
         .batch_size_per_gpu(options.batch_size)
         // update_every=options.update,
@@ -119,22 +120,22 @@ fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Who does what in `get_processed_data`.
+/// What a rank does in `get_processed_data`.
 #[derive(Clone, Copy)]
 enum Role {
-    /// Makes what is missing and leaves it for the others.
+    /// Makes the data and writes it to disk for the others.
     Prepares,
-    /// Reads what the master has left.
+    /// Reads what rank 0 has written.
     Reads,
 }
 
-/// What fastNLP calls a `DataBundle`.
+/// The counterpart of fastNLP's `DataBundle`.
 struct Processed {
     folder: PathBuf,
     lexicon: Lexicon,
 }
 
-/// The master makes the texts and counts the words, and leaves both on disk; the others read them.
+/// Rank 0 makes the texts and counts the words, and writes both to disk; the others read them.
 fn get_processed_data(options: &Options, role: Role) -> Result<Processed, Cause> {
     let folder = options.data.clone().unwrap_or_else(|| options.save.join("data"));
     if let Role::Reads = role {
@@ -143,7 +144,8 @@ fn get_processed_data(options: &Options, role: Role) -> Result<Processed, Cause>
     if options.data.is_none() {
         synth_text::write(&folder, &SynthTextOptions::default())?;
     }
-    let lexicon = Lexicon::of(&Texts::read(&folder.join("train.csv"), &Text::default())?, &Text::default());
+    let texts = Texts::read(&folder.join("train.csv"), &Text::default(), &TextLabels::default())?;
+    let lexicon = Lexicon::of(&texts, &Text::default());
     lexicon.write(&options.save)?;
     Ok(Processed { folder, lexicon })
 }
@@ -162,8 +164,8 @@ impl Processed {
     /// `get_dataset(name)`
     fn dataset(&self, name: &str) -> anyhow::Result<TextData> {
         let path = self.folder.join(Path::new(name).with_extension("csv"));
-        let texts = Texts::read(&path, &Text::default())?;
-        Ok(TextData::new(&texts, &self.lexicon, Task::Classify, None)?)
+        let texts = Texts::read(&path, &Text::default(), &TextLabels::default())?;
+        Ok(TextData::new(&texts, &self.lexicon, TextTask::Classify, None)?)
     }
 }
 

@@ -1,22 +1,23 @@
-//! ImageNet's way: pictures from folders, random parts of them, a learning rate that warms up and falls, and an evaluation after each
-//! epoch. Any launcher will do, and so does Slurm without one: `from_env` finds out who has started this.
+//! Training on ImageNet: images from folders, random crops, a learning rate with warm-up and decay, and an evaluation
+//! after each epoch. Any launcher works, and so does Slurm without one: `from_env` detects it.
 //!
 //! ```text
-//!   drumline run --nproc-per-node 8 target/release/imagenet --data /data/imagenet --arch resnet50 --im-size 224 --batch-size 256
+//!   drumline run --nproc-per-node 8 target/release/imagenet \
+//!       --data /data/imagenet --arch resnet50 --im-size 224 --batch-size 256
 //!   srun --ntasks 32 --ntasks-per-node 8 target/release/imagenet --data /data/imagenet …
 //! ```
-//! `DIR/train/<class>/*.jpg` and `DIR/val/<class>/*.jpg`; where CIFAR's files lie in DIR, those are taken. The ready program with checkpoints
-//! and a configuration file is `drumline train`.
+//! The images are `DIR/train/<class>/*.jpg` and `DIR/val/<class>/*.jpg`; if DIR has CIFAR's files, those are used. The
+//! ready program with checkpoints and a configuration file is `drumline train`.
 #![forbid(unsafe_code)]
 
 use clap::Parser;
+use drumline::data::{Dataset, DistributedSampler, EvalSampler, Loader, LoaderOptions, SamplerOptions};
+use drumline::metrics::{MeanLoss, Metric, TopK, reduce_metrics};
+use drumline::optim::{Optimizer, Sgd, SgdOptions, parameters};
+use drumline::schedule::{At, Distribuuuu, LrPolicy, LrSchedule, Schedule};
 use drumline::tch::nn::VarStore;
 use drumline::tch::{Device, Tensor};
-use drumline::{
-    At, Dataset, Ddp, DdpOptions, DistributedSampler, Distribuuuu, EvalSampler, Loader, LoaderOptions,
-    LrPolicy, LrSchedule, MeanLoss, Metric, Optimizer, ProcessGroup, SamplerOptions, Schedule, Sgd,
-    SgdOptions, TopK, local_device, parameters, reduce_metrics,
-};
+use drumline::{Ddp, DdpOptions, ProcessGroup, local_device};
 use drumline_examples::Args;
 use drumline_zoo::data::Images;
 use drumline_zoo::models::{Model, ModelOptions, build};
@@ -27,7 +28,7 @@ use drumline_zoo::transforms::Transform;
 struct Cli {
     #[command(flatten)]
     args: Args,
-    /// Width and height of what the network sees
+    /// Width and height of the network's input
     #[arg(long, default_value_t = 32, value_name = "PIXELS")]
     im_size: usize,
 }
@@ -41,7 +42,7 @@ fn main() -> anyhow::Result<()> {
     let device = local_device(&group);
     println!("[init] == local rank: {local_rank}, global rank: {rank} ==");
 
-    // 1. define the data loaders; each image is evaluated once, whatever the number of ranks
+    // 1. define the data loaders; each image is evaluated once, on any number of ranks
     let data = args.data()?;
     let trainset = Images::open(&data, "train", Transform::imagenet_train(im_size))?;
     let valset = Images::open(&data, "val", Transform::imagenet_test(im_size * 8 / 7, im_size))?;
@@ -73,7 +74,7 @@ fn main() -> anyhow::Result<()> {
     // 4. train
     let (epochs, steps) = (args.epochs, args.steps_of(train_loader.num_batches()));
     for epoch in 1..=epochs {
-        optimizer.set_lr(schedule.lr(At { epoch: (epoch - 1) as f64, step: 0 }));
+        optimizer.set_lr(schedule.lr(At { epoch: (epoch - 1) as f64, ..At::default() }));
         let (mut train_loss, mut acc1) = (MeanLoss::default(), TopK::new(1));
         for (step, batch) in (1..=steps).zip(train_loader.epoch(epoch)) {
             let batch = batch?.to_device(device)?;
@@ -103,7 +104,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How many are right at the first and within five guesses, of all ranks' images.
+/// The top-1 and top-5 accuracy, over the images of all ranks.
 fn evaluate(
     net: &Ddp<Model>,
     loader: &Loader<Images>,

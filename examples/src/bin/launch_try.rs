@@ -1,12 +1,12 @@
-//! What a launcher gives its ranks, and what it does when one fails: the last rank fails once on purpose.
+//! Shows what a launcher sets for its ranks, and what it does when one fails: the last rank fails once on purpose.
 //!
 //! ```text
 //!   drumline run --nproc-per-node 2 --max-restarts 1 target/release/launch_try
 //!
-//!   attempt 0: every rank tells who it is, meets the others; the last one fails ─▶ all are stopped
+//!   attempt 0: every rank prints its settings and joins the group; the last one fails ─▶ all are stopped
 //!   attempt 1: the same ranks again; this time all succeed
 //! ```
-//! A job of your own would load its last checkpoint where this one says "again".
+//! A real job would load its last checkpoint where this one prints "again".
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
@@ -15,7 +15,7 @@ use anyhow::{Context, bail};
 use drumline_comm::{ProcessGroup, ReduceOp};
 use drumline_rendezvous::{error_file, worker_env};
 
-/// What is told of, in this order. All of it is what torchrun sets as well.
+/// The variables to print, in this order. torchrun sets them as well.
 const VARIABLES: [&str; 12] = [
     worker_env::RANK,
     worker_env::WORLD_SIZE,
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
-            // So that the launcher's report can quote it; it is told above in any case.
+            // The launcher's report quotes it. It is printed above in any case.
             let _ = error_file::record_error(error.as_ref());
             ExitCode::FAILURE
         }
@@ -46,13 +46,13 @@ fn main() -> ExitCode {
 
 fn run() -> anyhow::Result<()> {
     let attempt = restarts().context("no launcher has started this; try `drumline run launch_try`")?;
-    println!("{}", VARIABLES.map(told).join(" "));
+    println!("{}", VARIABLES.map(setting).join(" "));
 
     let group = ProcessGroup::from_env()?;
     let mut ones = [1_u32];
     group.all_reduce(&mut ones, ReduceOp::Sum)?;
     println!("rank {}: {} ranks have met in attempt {attempt}", group.rank(), ones[0]);
-    group.barrier()?; // so that all have said it before one fails
+    group.barrier()?; // so that all have printed it before one fails
 
     let is_last = group.rank() + 1 == group.size();
     if attempt == 0 && is_last {
@@ -67,6 +67,6 @@ fn restarts() -> Option<usize> {
     std::env::var(worker_env::TORCHELASTIC_RESTART_COUNT).ok()?.parse().ok()
 }
 
-fn told(name: &str) -> String {
+fn setting(name: &str) -> String {
     format!("{name}={}", std::env::var(name).unwrap_or_else(|_| "(not set)".to_owned()))
 }

@@ -1,21 +1,21 @@
-//! Multiple nodes, multiple cards, by `Ddp` and a launcher: a process for each card. Compare with `snsc`: there is a group, the
-//! network is wrapped, the sampler shares the data out, and rank 0 prints.
+//! Multiple nodes, multiple cards, with `Ddp` and a launcher: a process for each card. Compare with `snsc`: there is a
+//! group, the network is wrapped, the sampler divides the data, and rank 0 prints.
 //!
 //! ```text
-//!   drumline run --nproc-per-node 2 target/release/mnmc_ddp_launch
+//!  drumline run --nproc-per-node 2 target/release/mnmc_ddp_launch
 //!
-//!   drumline run --nproc-per-node 8 --nnodes 2 --node-rank 0 --master-addr 10.198.189.10 target/release/mnmc_ddp_launch
-//!   drumline run --nproc-per-node 8 --nnodes 2 --node-rank 1 --master-addr 10.198.189.10 target/release/mnmc_ddp_launch
+//!  drumline run --nproc-per-node 8 --nnodes 2 --node-rank 0 --master-addr 10.198.189.10 target/release/mnmc_ddp_launch
+//!  drumline run --nproc-per-node 8 --nnodes 2 --node-rank 1 --master-addr 10.198.189.10 target/release/mnmc_ddp_launch
 //! ```
 #![forbid(unsafe_code)]
 
 use clap::Parser;
+use drumline::data::{Dataset, DistributedSampler, Loader, LoaderOptions, SamplerOptions};
+use drumline::metrics::{MeanLoss, Metric, TopK, reduce_metrics};
+use drumline::optim::{Optimizer, Sgd, SgdOptions, parameters};
 use drumline::tch::Tensor;
 use drumline::tch::nn::VarStore;
-use drumline::{
-    Dataset, Ddp, DdpOptions, DistributedSampler, Loader, LoaderOptions, MeanLoss, Metric, Optimizer,
-    ProcessGroup, SamplerOptions, Sgd, SgdOptions, TopK, local_device, parameters, reduce_metrics,
-};
+use drumline::{Ddp, DdpOptions, ProcessGroup, local_device};
 use drumline_examples::Args;
 use drumline_zoo::data::{Cifar, Split};
 use drumline_zoo::models::{ModelOptions, build};
@@ -48,7 +48,7 @@ fn main() -> anyhow::Result<()> {
     let options = LoaderOptions { batch_size: args.batch_size, pin_memory: true, ..Default::default() };
     let train_loader = Loader::new(trainset, sampler, options)?;
 
-    // 3. define loss and optimizer; a batch that is larger by so many ranks gets a larger rate
+    // 3. define loss and optimizer; the learning rate grows with the total batch size
     let criterion = |outputs: &Tensor, labels: &Tensor| outputs.cross_entropy_for_logits(labels);
     let lr = 0.01 * group.size() as f64;
     let options = SgdOptions { lr, momentum: 0.9, weight_decay: 1e-4, nesterov: true, ..Default::default() };

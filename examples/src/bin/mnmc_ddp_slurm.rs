@@ -1,22 +1,22 @@
-//! Multiple nodes, multiple cards, by `Ddp` under Slurm: each task of `srun` is a rank. Compare with `mnmc_ddp_launch`: nothing differs
-//! but the end that Slurm may ask for.
+//! Multiple nodes, multiple cards, with `Ddp` under Slurm: each task of `srun` is a rank. The only difference to
+//! `mnmc_ddp_launch` is that it stops when Slurm asks for it.
 //!
 //! ```text
 //!   srun --nodes 1 --ntasks 2 target/release/mnmc_ddp_slurm
-//!   srun --nodes 4 --ntasks-per-node 8 --gpus-per-node 8 target/release/mnmc_ddp_slurm     (with DRUMLINE_JOB_KEY_FILE set)
+//!   srun --nodes 4 --ntasks-per-node 8 --gpus-per-node 8 target/release/mnmc_ddp_slurm    (set DRUMLINE_JOB_KEY_FILE)
 //! ```
-//! Slurm has set SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID and the list of nodes, the first of which hosts the meeting: `from_env` reads
-//! them, so there is no address to look up. `drumline sbatch` writes a batch script that does all this; see `docs/slurm.md`.
+//! Slurm sets SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID and the list of nodes, the first of which hosts the store.
+//! `from_env` reads them, so no address is needed. `drumline sbatch` writes a batch script that does all this; see
+//! `docs/slurm.md`.
 #![forbid(unsafe_code)]
 
 use clap::Parser;
+use drumline::data::{Dataset, DistributedSampler, Loader, LoaderOptions, SamplerOptions};
+use drumline::metrics::{MeanLoss, Metric, TopK, reduce_metrics};
+use drumline::optim::{Optimizer, Sgd, SgdOptions, parameters};
 use drumline::tch::Tensor;
 use drumline::tch::nn::VarStore;
-use drumline::{
-    Dataset, Ddp, DdpOptions, DistributedSampler, Loader, LoaderOptions, MeanLoss, Metric, Optimizer,
-    ProcessGroup, SamplerOptions, Sgd, SgdOptions, StopRequest, TopK, local_device, parameters,
-    reduce_metrics,
-};
+use drumline::{Ddp, DdpOptions, ProcessGroup, StopRequest, local_device};
 use drumline_examples::Args;
 use drumline_zoo::data::{Cifar, Split};
 use drumline_zoo::models::{ModelOptions, build};
@@ -50,7 +50,7 @@ fn main() -> anyhow::Result<()> {
     let options = LoaderOptions { batch_size: args.batch_size, pin_memory: true, ..Default::default() };
     let train_loader = Loader::new(trainset, sampler, options)?;
 
-    // 3. define loss and optimizer; a batch that is larger by so many ranks gets a larger rate
+    // 3. define loss and optimizer; the learning rate grows with the total batch size
     let criterion = |outputs: &Tensor, labels: &Tensor| outputs.cross_entropy_for_logits(labels);
     let lr = 0.01 * group.size() as f64;
     let options = SgdOptions { lr, momentum: 0.9, weight_decay: 1e-4, nesterov: true, ..Default::default() };

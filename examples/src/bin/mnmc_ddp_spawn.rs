@@ -1,19 +1,19 @@
-//! Multiple cards by `Ddp`, without a launcher: the program starts itself once for each rank. Compare with `mnmc_ddp_launch`: `main`
-//! calls `spawn`, and the rest is the same in a function.
+//! Multiple cards with `Ddp`, without a launcher: the program starts itself once for each rank. Compare with
+//! `mnmc_ddp_launch`: `main` calls `spawn`, and the rest is the same in a function.
 //!
 //! ```text
 //!   cargo run --release -p drumline-examples --bin mnmc_ddp_spawn -- --nproc 2
 //! ```
-//! For several nodes start the same program by `drumline run`: `spawn` then takes the ranks that are there.
+//! For several nodes start the same program with `drumline run`: `spawn` then uses the launcher's ranks.
 #![forbid(unsafe_code)]
 
 use clap::Parser;
+use drumline::data::{Dataset, DistributedSampler, Loader, LoaderOptions, SamplerOptions};
+use drumline::metrics::{MeanLoss, Metric, TopK, reduce_metrics};
+use drumline::optim::{Optimizer, Sgd, SgdOptions, parameters};
 use drumline::tch::Tensor;
 use drumline::tch::nn::VarStore;
-use drumline::{
-    Dataset, Ddp, DdpOptions, DistributedSampler, Loader, LoaderOptions, MeanLoss, Metric, Optimizer,
-    SamplerOptions, Sgd, SgdOptions, TopK, Worker, local_device, parameters, reduce_metrics, spawn,
-};
+use drumline::{Ddp, DdpOptions, Worker, local_device, spawn};
 use drumline_examples::Args;
 use drumline_zoo::data::{Cifar, Split};
 use drumline_zoo::models::{ModelOptions, build};
@@ -32,7 +32,7 @@ struct Cli {
 fn main() -> anyhow::Result<()> {
     let Cli { args, nproc } = Cli::parse();
     spawn(nproc, |worker| train(&worker, &args))?;
-    // Only the process that you started comes here.
+    // Only the parent process gets here.
     Ok(())
 }
 
@@ -55,7 +55,7 @@ fn train(worker: &Worker, args: &Args) -> anyhow::Result<()> {
     let options = LoaderOptions { batch_size: args.batch_size, pin_memory: true, ..Default::default() };
     let train_loader = Loader::new(trainset, sampler, options)?;
 
-    // 3. define loss and optimizer; a batch that is larger by so many ranks gets a larger rate
+    // 3. define loss and optimizer; the learning rate grows with the total batch size
     let criterion = |outputs: &Tensor, labels: &Tensor| outputs.cross_entropy_for_logits(labels);
     let lr = 0.01 * group.size() as f64;
     let options = SgdOptions { lr, momentum: 0.9, weight_decay: 1e-4, nesterov: true, ..Default::default() };

@@ -1,4 +1,4 @@
-//! A training loop for one device, as everybody writes it. Compare with `accelerated`: four lines of `train` differ.
+//! A plain training loop for one device. Compare with `accelerated`: four lines of `train` differ.
 //!
 //! ```text
 //!   target/release/plain_loop --batch-size 32
@@ -8,9 +8,10 @@
 use std::process::ExitCode;
 
 use clap::Parser;
+use drumline::LogOptions;
+use drumline::data::{Dataset, DistributedSampler, Loader, LoaderOptions, SamplerOptions};
+use drumline::optim::{Optimizer, Sgd, SgdOptions, parameters};
 use drumline::tch::nn::{ModuleT, VarStore};
-use drumline::{Dataset, DistributedSampler, Loader, LoaderOptions, LogOptions, SamplerOptions};
-use drumline::{Optimizer, Sgd, SgdOptions, parameters};
 use drumline_examples::{Args, norm_of};
 use drumline_zoo::data::{Cifar, Split};
 use drumline_zoo::models::{ModelOptions, build};

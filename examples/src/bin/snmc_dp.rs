@@ -1,18 +1,19 @@
-//! Single node, multiple cards, by `DataParallel`: one process, and a replica of the network on each device. Compare with `snsc`:
-//! the network is wrapped, and it has the backward.
+//! Single node, multiple cards, with `DataParallel`: one process, and a replica of the network on each device. Compare
+//! with `snsc`: the network is wrapped, and backward is a method of the wrapper.
 //!
 //! ```text
 //!   cargo run --release -p drumline-examples --bin snmc_dp -- --devices 2
 //! ```
-//! Where there is no GPU, devices are replicas that share the processor.
+//! Without a GPU, the devices are replicas that share the CPU.
 #![forbid(unsafe_code)]
 
 use clap::Parser;
+use drumline::data::{Dataset, DistributedSampler, Loader, LoaderOptions, SamplerOptions};
+use drumline::engine::DataParallel;
+use drumline::metrics::{MeanLoss, Metric, TopK};
+use drumline::optim::{Optimizer, Sgd, SgdOptions, parameters};
 use drumline::tch::{Device, Tensor};
-use drumline::{
-    DataParallel, Dataset, DistributedSampler, Loader, LoaderOptions, MeanLoss, Metric, Optimizer,
-    SamplerOptions, Sgd, SgdOptions, TopK, gpu_or_cpu, parameters,
-};
+use drumline::torch::gpu_or_cpu;
 use drumline_examples::Args;
 use drumline_zoo::data::{Cifar, Split};
 use drumline_zoo::models::{ModelOptions, build};
@@ -31,7 +32,7 @@ struct Cli {
 fn main() -> anyhow::Result<()> {
     let Cli { args, devices } = Cli::parse();
 
-    // 0. set up the devices; the first has inputs, outputs and the loss
+    // 0. set up the devices; inputs, outputs and the loss are on the first
     let devices: Vec<Device> = (0..devices).map(gpu_or_cpu).collect();
     println!("[init] == {} devices ==", devices.len());
 

@@ -1,4 +1,4 @@
-//! Single node, single card: the loop that all others are made of. Compare with `snmc_dp` and `mnmc_ddp_launch`.
+//! Single node, single card: the loop on which the other examples build. Compare with `snmc_dp` and `mnmc_ddp_launch`.
 //!
 //! ```text
 //!   cargo run --release -p drumline-examples --bin snsc
@@ -6,12 +6,11 @@
 #![forbid(unsafe_code)]
 
 use clap::Parser;
+use drumline::data::{Dataset, DistributedSampler, Loader, LoaderOptions, SamplerOptions};
+use drumline::metrics::{MeanLoss, Metric, TopK};
+use drumline::optim::{Optimizer, Sgd, SgdOptions, parameters};
 use drumline::tch::nn::{ModuleT, VarStore};
 use drumline::tch::{Device, Tensor};
-use drumline::{
-    Dataset, DistributedSampler, Loader, LoaderOptions, MeanLoss, Metric, Optimizer, SamplerOptions, Sgd,
-    SgdOptions, TopK, parameters,
-};
 use drumline_examples::Args;
 use drumline_zoo::data::{Cifar, Split};
 use drumline_zoo::models::{ModelOptions, build};

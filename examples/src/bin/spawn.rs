@@ -1,14 +1,15 @@
-//! Fits a line through points on several processes of this very program: each rank has points of its own, and their
-//! gradients are averaged in every step, so that all ranks hold the same line.
+//! Fits a line through points on several processes of this program: each rank has points of its own, and gradients are
+//! averaged in every step, so that all ranks have the same line.
 //!
 //! ```text
 //!   cargo run --release -p drumline-examples --bin spawn           4 ranks
 //!   cargo run --release -p drumline-examples --bin spawn -- 2      2 ranks
 //! ```
-//! Ctrl-C stops all ranks after the same step. Under `drumline run --nproc-per-node 4` the launcher's ranks are taken.
+//! Ctrl-C stops all ranks after the same step. Under `drumline run --nproc-per-node 4` the launcher's ranks are used.
 #![forbid(unsafe_code)]
 
-use drumline::{CommError, ReduceOp, Spawn, StopRequest, Worker};
+use drumline::launch::Spawn;
+use drumline::{CommError, ReduceOp, StopRequest, Worker};
 
 const POINTS_EACH: usize = 100;
 const STEPS: usize = 2000;
@@ -17,8 +18,8 @@ const LEARNING_RATE: f64 = 0.5;
 fn main() -> anyhow::Result<()> {
     let ranks = std::env::args().nth(1).map_or(Ok(4), |ranks| ranks.parse())?;
     let stop = StopRequest::listen()?;
-    Spawn::new(ranks).hand_on(&stop).run(|worker| fit(&worker, &stop))?;
-    // Only the process that you started comes here.
+    Spawn::new(ranks).forward_stop(&stop).run(|worker| fit(&worker, &stop))?;
+    // Only the parent process gets here.
     Ok(())
 }
 
@@ -49,7 +50,7 @@ fn points(worker: &Worker) -> Vec<(f64, f64)> {
     own.map(|i| i as f64 / all as f64).map(|x| (x, 3.0 * x + 1.0)).collect()
 }
 
-/// Of the mean squared error, by slope and offset.
+/// The gradient of the mean squared error, for slope and offset.
 fn gradient(points: &[(f64, f64)], slope: f64, offset: f64) -> [f64; 2] {
     let errors = points.iter().map(|(x, y)| (x, slope * x + offset - y));
     let sums = errors.fold([0.0, 0.0], |[a, b], (x, error)| [a + 2.0 * error * x, b + 2.0 * error]);

@@ -1,4 +1,4 @@
-//! The demo on one device: train, evaluate, save. `train_dist` does the same on many, with the same result; compare the two.
+//! The demo on one device: train, evaluate, save. `train_dist` does the same on many devices, with the same result.
 //!
 //! ```text
 //!   cargo run --release -p drumline-examples --bin train
@@ -8,12 +8,11 @@
 use std::path::PathBuf;
 
 use clap::Parser;
+use drumline::data::{Dataset, DistributedSampler, EvalSampler, Loader, LoaderOptions, SamplerOptions};
+use drumline::metrics::{MeanLoss, Metric, TopK};
+use drumline::optim::{Optimizer, Sgd, SgdOptions, parameters};
 use drumline::tch::nn::{ModuleT, VarStore};
 use drumline::tch::{self, Device};
-use drumline::{
-    Dataset, DistributedSampler, EvalSampler, Loader, LoaderOptions, MeanLoss, Metric, Optimizer,
-    SamplerOptions, Sgd, SgdOptions, TopK, parameters,
-};
 use drumline_examples::Args;
 use drumline_zoo::data::{Cifar, Split};
 use drumline_zoo::models::{ModelOptions, build};

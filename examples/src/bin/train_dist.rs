@@ -1,23 +1,23 @@
-//! The demo on many processes, with the result of `train`: the same images make a step, the same losses are averaged.
+//! The demo on many processes, with the result of `train`: a step has the same images, and the losses are the same.
 //!
 //! ```text
 //!   drumline run --nproc-per-node 2 target/release/train_dist
 //! ```
-//! `--batch-size` is that of all ranks together here. Who divides by what: each rank has the mean loss of its images, and `Ddp` the mean
-//! of the ranks' gradients, so nothing is left to be divided. Metrics are sums and counts until the last moment.
+//! `--batch-size` is that of all ranks together here. Each rank has the mean loss of its images, and `Ddp` averages the
+//! ranks' gradients, so the program divides by nothing. Metrics are sums and counts until the end.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
 
 use anyhow::ensure;
 use clap::Parser;
+use drumline::data::{Dataset, DistributedSampler, EvalSampler, Loader, LoaderOptions, SamplerOptions};
+use drumline::engine::SyncGroup;
+use drumline::metrics::{MeanLoss, Metric, TopK, reduce_metrics};
+use drumline::optim::{Optimizer, Sgd, SgdOptions, parameters};
 use drumline::tch;
 use drumline::tch::nn::VarStore;
-use drumline::{
-    Dataset, Ddp, DdpOptions, DistributedSampler, EvalSampler, Loader, LoaderOptions, MeanLoss, Metric,
-    Optimizer, ProcessGroup, SamplerOptions, Sgd, SgdOptions, SyncGroup, TopK, local_device, parameters,
-    reduce_metrics,
-};
+use drumline::{Ddp, DdpOptions, ProcessGroup, local_device};
 use drumline_examples::Args;
 use drumline_zoo::data::{Cifar, Split};
 use drumline_zoo::models::{ModelOptions, Norm, build};
@@ -42,7 +42,7 @@ fn main() -> anyhow::Result<()> {
     let (rank, size) = (group.rank(), group.size());
     println!("[init] == local rank: {}, global rank: {rank} ==", group.local_rank());
 
-    // data: the sampler shuffles, not the loader, and the loader tells it the epoch
+    // data: the sampler shuffles, and the loader passes it the epoch
     ensure!(
         args.batch_size.is_multiple_of(size),
         "--batch-size: {} images do not divide by {size} ranks",
@@ -85,7 +85,7 @@ fn main() -> anyhow::Result<()> {
         }
     }
 
-    // infer: no image twice, and the mean is over images
+    // infer: each image once, and the mean is over images
     let (mut test_loss, mut accuracy) = (MeanLoss::default(), TopK::new(1));
     for batch in test_loader.epoch(0) {
         let batch = batch?.to_device(device)?;
@@ -98,7 +98,7 @@ fn main() -> anyhow::Result<()> {
         println!("test: loss {test_loss:.7}, accuracy {accuracy:.5}");
     }
 
-    // save: all have the same weights, one writes them
+    // save: all ranks have the same weights, and one writes them
     if let Some(file) = save.filter(|_| rank == 0) {
         weights::save(&store, &file)?;
     }

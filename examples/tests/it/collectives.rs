@@ -74,7 +74,7 @@ fn the_pictures_of_four_ranks_are_right() {
         disagreement.contains("made different calls") && disagreement.contains("disagreement.rs:"),
         "{disagreement}"
     );
-    assert_eq!(below(&text, "barrier").iter().filter(|line| line.contains("went on at")).count(), 4);
+    assert_eq!(below(&text, "barrier").iter().filter(|line| line.contains("left at")).count(), 4);
 }
 
 #[test]

@@ -1,34 +1,34 @@
 //! One core for each rank of a node, where there are enough, as Open MPI does by default.
 //!
-//! In: the local rank, how many ranks the node has, the cores that it and its neighbours may use. Out: the core, bound to
-//! or not. What a launcher has bound is left as it is.
+//! In: the local rank, how many ranks the node has, the cores that it and its neighbours may use. Out: the core, if this rank
+//! was bound to one. Ranks that a launcher has bound are left alone.
 
 use std::io;
 
 use drumline_launch::placing::{Cores, Cpu};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// Who says where a rank runs.
+/// What decides where a rank runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Binding {
-    /// We: each rank has a core of its own.
+    /// This command: each rank has a core of its own.
     OwnCore,
-    /// Whoever started the ranks has given them different cores.
+    /// The launcher: it has given the ranks different cores.
     Launcher,
     /// The scheduler.
     Free,
 }
 
 impl Binding {
-    /// What was so before we did anything, from the cores that each rank of this node may use.
+    /// What holds before we bind anything, from the cores that each rank of this node may use.
     pub(super) fn found<'a>(mut allowed: impl Iterator<Item = &'a Cores>) -> Self {
         let first = allowed.next();
         if allowed.any(|other| Some(other) != first) { Self::Launcher } else { Self::Free }
     }
 }
 
-/// Binds the calling thread to one of the CPUs it may use. [`Binding::Free`]: there are fewer than ranks, and nothing was
-/// done.
+/// Binds the calling thread to one of the CPUs that it may use. Returns [`Binding::Free`], and does nothing, if there are fewer
+/// CPUs than ranks.
 pub(super) fn bind_to_core(local_rank: usize, local_ranks: usize, allowed: &[Cpu]) -> io::Result<Binding> {
     let Some(core) = core_of(local_rank, local_ranks, &real_cores_first(allowed)) else {
         return Ok(Binding::Free);
@@ -43,7 +43,7 @@ fn core_of(local_rank: usize, local_ranks: usize, cpus: &[usize]) -> Option<usiz
     if local_ranks > cpus.len() { None } else { cpus.get(local_rank).copied() }
 }
 
-/// One hardware thread of each real core, then their siblings.
+/// One hardware thread of each physical core, then their siblings.
 fn real_cores_first(cpus: &[Cpu]) -> Vec<usize> {
     let mut cpus: Vec<_> = cpus.iter().map(|cpu| (cpu.core != cpu.id, cpu.id)).collect();
     cpus.sort_unstable();
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn real_cores_come_before_their_second_threads() {
+    fn physical_cores_come_before_their_second_threads() {
         let cpus = |core_of: fn(usize) -> usize| {
             let cpu = |id| Cpu { id, core: core_of(id), cache: 0, node: 0, socket: 0 };
             real_cores_first(&(0..6).map(cpu).collect::<Vec<_>>())

@@ -10,16 +10,16 @@ use super::values::Value;
 const PAGE: usize = 4096;
 const CACHE_IF_UNKNOWN: usize = 64 << 20;
 
-/// Where buffers lie.
+/// Where buffers are allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Memory {
     /// Ordinary memory of each rank
     Private,
-    /// The symmetric heap, which the other ranks of the node reach without a copy (what gradient buckets use)
+    /// The symmetric heap, which the other ranks of the node access without a copy (gradient buckets use it)
     Heap,
 }
 
-/// Memory that begins at a page and has been written to.
+/// Memory that begins at a page boundary and has been written to.
 #[derive(Debug)]
 pub(super) enum Buffer<T> {
     Private { data: Vec<T>, range: Range<usize> },
@@ -59,7 +59,7 @@ impl<T: Value> DerefMut for Buffer<T> {
     }
 }
 
-/// How many buffers of `bytes` are in rotation, and from one to the next how many bytes.
+/// How many buffers are in rotation, and the distance in bytes from one to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Slots {
     pub(super) count: usize,
@@ -71,14 +71,14 @@ impl Slots {
         Self { count: 1, stride: bytes.next_multiple_of(PAGE).max(PAGE) }
     }
 
-    /// So many that a slot has left a cache of that size between its rewriting and its use.
+    /// So many that a slot has left a cache of that size between rewriting and use.
     pub(super) fn cold(bytes: usize, cache: usize) -> Self {
         let stride = Self::hot(bytes).stride;
         Self { count: (2 * cache / stride).max(2), stride }
     }
 }
 
-/// Bytes of the last-level cache. Asked of the C library's own tool, so that we and the peers believe the same.
+/// Bytes of the last-level cache, from the C library's own tool, so that we and the peers use the same number.
 pub(super) fn last_level_cache() -> usize {
     let printed = Command::new("getconf").arg("LEVEL3_CACHE_SIZE").output().map(|output| output.stdout);
     let bytes = printed.ok().and_then(|text| String::from_utf8(text).ok()?.trim().parse().ok());

@@ -1,40 +1,66 @@
-//! What can be measured, and what each operation counts as moved.
+//! What can be measured: the call that each operation makes, what must come of it, and what it counts as moved. All that
+//! `drumline bench` knows of an operation is here.
 
 use std::fmt;
 
-/// An operation of a process group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+use clap::builder::PossibleValue;
+use drumline_comm::{CommError, Element, Op as Call, ProcessGroup, ReduceOp, Source};
+
+const TAG: u64 = 7;
+
+/// An operation of a process group. Its name is that of the call, with hyphens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Op {
-    #[value(alias = "all_reduce")]
     AllReduce,
-    #[value(alias = "all_gather")]
     AllGather,
-    #[value(alias = "reduce_scatter")]
     ReduceScatter,
     Broadcast,
-    #[value(alias = "all_to_all")]
     AllToAll,
     Reduce,
     Gather,
     Scatter,
     Barrier,
-    #[value(alias = "send_recv")]
+    /// A message, and one back.
     SendRecv,
 }
 
+impl clap::ValueEnum for Op {
+    fn value_variants<'a>() -> &'a [Self] {
+        use Op::*;
+        &[
+            AllReduce,
+            AllGather,
+            ReduceScatter,
+            Broadcast,
+            AllToAll,
+            Reduce,
+            Gather,
+            Scatter,
+            Barrier,
+            SendRecv,
+        ]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        let name = self.to_string();
+        let alias = name.replace('-', "_");
+        Some(PossibleValue::new(name).alias(alias))
+    }
+}
+
 impl Op {
-    /// Whether the result takes the place of the input.
+    /// Whether the result replaces the input.
     pub(super) fn is_in_place(self) -> bool {
         matches!(self, Self::AllReduce | Self::Reduce | Self::Broadcast)
     }
 
-    /// Whether the bytes are dealt out among the ranks, and so must be divisible by their number.
-    pub(super) fn is_dealt_out(self) -> bool {
+    /// Whether the bytes are divided among the ranks, so that their number must divide them.
+    pub(super) fn is_divided(self) -> bool {
         use Op::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
         matches!(self, AllGather | AllToAll | Gather | ReduceScatter | Scatter)
     }
 
-    /// Bus rate over algorithm rate, as nccl-tests defines it: what makes rates comparable between operations and worlds.
+    /// Bus rate over algorithm rate, as nccl-tests defines it: it makes rates of different operations and worlds comparable.
     pub(super) fn bus_factor(self, world: usize) -> f64 {
         let n = world as f64;
         match self {
@@ -45,20 +71,110 @@ impl Op {
     }
 }
 
+/// A rank's place in the group, and the elements of the bytes that count.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    pub(super) rank: usize,
+    pub(super) world: usize,
+    pub(super) len: usize,
+}
+
+/// Where an element of a result comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// There is no result.
+    Nothing,
+    /// The sum of all ranks' elements there.
+    Sum { at: usize },
+    /// One rank's element there.
+    Given { rank: usize, at: usize },
+}
+
+/// What each operation does, and what must come of it.
+impl Op {
+    /// Makes the call once; the root is rank 0.
+    #[inline]
+    pub(super) fn perform<T: Element>(
+        self,
+        group: &ProcessGroup,
+        input: &mut [T],
+        output: &mut [T],
+    ) -> Result<(), CommError> {
+        let (is_root, part) = (group.rank() == 0, input.len() / group.size());
+        match self {
+            Self::AllReduce => group.all_reduce(input, ReduceOp::Sum),
+            Self::Reduce => group.reduce(input, 0, ReduceOp::Sum),
+            Self::Broadcast => group.broadcast(input, 0),
+            Self::AllGather => group.all_gather(&input[..part], output),
+            Self::Gather => group.gather(&input[..part], is_root.then_some(output), 0),
+            Self::ReduceScatter => group.reduce_scatter(input, &mut output[..part], ReduceOp::Sum),
+            Self::Scatter => group.scatter(is_root.then_some(&*input), &mut output[..part], 0),
+            Self::AllToAll => group.all_to_all(input, output),
+            Self::Barrier => group.barrier(),
+            Self::SendRecv => there_and_back(group, input, output),
+        }
+    }
+
+    /// Elements of the result on a rank.
+    pub(super) fn result_len(self, place: Place) -> usize {
+        let Place { rank, world, len } = place;
+        match self {
+            Self::Barrier => 0,
+            Self::Reduce | Self::Gather if rank != 0 => 0,
+            Self::SendRecv if rank > 1 => 0,
+            Self::ReduceScatter | Self::Scatter => len / world,
+            _ => len,
+        }
+    }
+
+    /// Where element `i` of the result on a rank comes from.
+    pub(super) fn origin(self, place: Place, i: usize) -> Origin {
+        let Place { rank, world, len } = place;
+        let part = (len / world).max(1);
+        let mine = rank * part;
+        match self {
+            Self::AllReduce | Self::Reduce => Origin::Sum { at: i },
+            Self::ReduceScatter => Origin::Sum { at: mine + i },
+            Self::Broadcast => Origin::Given { rank: 0, at: i },
+            Self::Scatter => Origin::Given { rank: 0, at: mine + i },
+            Self::AllGather | Self::Gather => Origin::Given { rank: i / part, at: i % part },
+            Self::AllToAll => Origin::Given { rank: i / part, at: mine + i % part },
+            Self::SendRecv => Origin::Given { rank: 1 - rank, at: i },
+            Self::Barrier => Origin::Nothing,
+        }
+    }
+}
+
+/// The other ranks have nothing to do.
+fn there_and_back<T: Element>(group: &ProcessGroup, input: &[T], output: &mut [T]) -> Result<(), CommError> {
+    match group.rank() {
+        0 => {
+            group.send(input, 1, TAG)?;
+            group.recv(output, Source::Rank(1), TAG).map(drop)
+        }
+        1 => {
+            group.recv(output, Source::Rank(0), TAG)?;
+            group.send(input, 0, TAG)
+        }
+        _ => Ok(()),
+    }
+}
+
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::AllReduce => "all-reduce",
-            Self::AllGather => "all-gather",
-            Self::ReduceScatter => "reduce-scatter",
-            Self::Broadcast => "broadcast",
-            Self::AllToAll => "all-to-all",
-            Self::Reduce => "reduce",
-            Self::Gather => "gather",
-            Self::Scatter => "scatter",
-            Self::Barrier => "barrier",
-            Self::SendRecv => "send-recv",
-        })
+        let call = match self {
+            Self::AllReduce => Call::AllReduce,
+            Self::AllGather => Call::AllGather,
+            Self::ReduceScatter => Call::ReduceScatter,
+            Self::Broadcast => Call::Broadcast,
+            Self::AllToAll => Call::AllToAll,
+            Self::Reduce => Call::Reduce,
+            Self::Gather => Call::Gather,
+            Self::Scatter => Call::Scatter,
+            Self::Barrier => Call::Barrier,
+            Self::SendRecv => return write!(f, "{}-{}", Call::Send, Call::Recv),
+        };
+        f.write_str(&call.name().replace('_', "-"))
     }
 }
 
@@ -68,9 +184,14 @@ mod tests {
     use clap::ValueEnum;
 
     #[test]
-    fn names_are_those_of_the_command_line() {
-        for op in Op::value_variants() {
-            assert_eq!(op.to_possible_value().unwrap().get_name(), op.to_string());
+    fn names_are_those_of_the_calls_with_hyphens_or_without() {
+        let names: Vec<_> = Op::value_variants().iter().map(ToString::to_string).collect();
+        assert_eq!(names[..3], ["all-reduce", "all-gather", "reduce-scatter"]);
+        assert_eq!(names.last().unwrap(), "send-recv");
+        for (op, name) in Op::value_variants().iter().zip(&names) {
+            for spelled in [name.clone(), name.replace('-', "_")] {
+                assert_eq!(Op::from_str(&spelled, false), Ok(*op));
+            }
         }
     }
 

@@ -1,5 +1,5 @@
-//! Starts the ranks: this same command, which finds itself inside a job. What rank 0 prints is passed on as it comes; a
-//! failure is told once, in the words of the rank that failed first.
+//! Starts the ranks: this same command, which finds that it is inside a job. Rank 0's output is printed as it comes; a failure is
+//! reported once, with the message of the rank that failed first.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -8,10 +8,10 @@ use anyhow::{Context, bail};
 use drumline_comm::GroupOptions;
 use drumline_launch::{Exit, JobReport, LocalJob, Output, RankReport, RunningJob};
 
-use super::{BenchArgs, DEFAULT_RANKS, talk};
-use crate::telling::Mistake;
+use super::{BenchArgs, DEFAULT_RANKS, progress};
+use crate::errors::Mistake;
 
-/// Set for the ranks that are started here: `watched` if rank 0 is to say on stderr what it measures.
+/// Set for the ranks that are started here: `watched` if rank 0 is to report on stderr what it measures.
 const STARTED_BY_BENCH: &str = "DRUMLINE_BENCH_RANK";
 const WATCHED: &str = "watched";
 
@@ -23,7 +23,7 @@ pub(super) fn is_one_of_ours() -> bool {
     std::env::var_os(STARTED_BY_BENCH).is_some()
 }
 
-/// Whether somebody watches what this rank measures.
+/// Whether rank 0's progress is shown.
 pub(super) fn is_watched() -> bool {
     std::env::var_os(STARTED_BY_BENCH).is_some_and(|value| value == WATCHED)
 }
@@ -39,29 +39,31 @@ pub(super) fn run(args: &BenchArgs) -> anyhow::Result<()> {
         .env(STARTED_BY_BENCH, if watched { WATCHED } else { "1" })
         .start()?;
     let mut screen = Screen { watched, passed_on: 0 };
-    // JSON comes at the end, so unless somebody watches there is nothing to disturb the ranks for.
+    // JSON comes at the end, so without a terminal there is nothing to poll for.
     let followed = if watched || !args.json { screen.follow(&job) } else { Ok(()) };
     followed.context("cannot print the results")?;
     finish(&job.wait(), &mut screen)
 }
 
-/// Where rank 0's output goes on to.
+/// Where rank 0's output is printed.
 #[derive(Debug)]
 struct Screen {
-    /// Whether somebody sees stderr.
+    /// Whether stderr is a terminal.
     watched: bool,
     /// How many bytes of rank 0's stdout have been printed.
     passed_on: usize,
 }
 
 impl Screen {
-    /// Prints rows as they come and shows the last thing rank 0 said, on a line that is wiped at the end.
+    /// Prints rows as they come, and shows rank 0's last progress message on a line that is erased at the end.
     fn follow(&mut self, job: &RunningJob) -> io::Result<()> {
         while !job.wait_all(Instant::now() + LOOK) {
-            let (stdout, said) = job.output(0);
+            let (stdout, stderr) = job.output(0);
             self.pass_on(&stdout)?;
-            let said = String::from_utf8_lossy(&said);
-            if let Some(line) = said.lines().rfind(|line| self.watched && line.starts_with(talk::MARK)) {
+            let stderr = String::from_utf8_lossy(&stderr);
+            if let Some(line) =
+                stderr.lines().rfind(|line| self.watched && line.starts_with(progress::PREFIX))
+            {
                 eprint!("\r\x1b[K{line}");
             }
         }
@@ -101,22 +103,22 @@ fn finish(report: &JobReport, screen: &mut Screen) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How a rank failed, in its own words if it has left any.
+/// How a rank failed, with its own error message if there is one.
 fn failure(report: &RankReport) -> String {
     let RankReport { rank, pid, exit, .. } = report;
     let how = match exit {
         Exit::Signal(_) => format!("rank {rank} (pid {pid}) was killed by {exit}"),
         _ => format!("rank {rank} (pid {pid}) failed ({exit})"),
     };
-    let said = report.stderr_text();
-    let words: Vec<&str> = said.lines().filter(|line| !line.starts_with(talk::MARK)).collect();
-    let words = words.join("\n");
-    match words.strip_prefix("error: ").unwrap_or(&words).trim_end() {
+    let stderr = report.stderr_text();
+    let lines: Vec<&str> = stderr.lines().filter(|line| !line.starts_with(progress::PREFIX)).collect();
+    let message = lines.join("\n");
+    match message.strip_prefix("error: ").unwrap_or(&message).trim_end() {
         "" if *exit == Exit::Signal(KILL) => {
             format!("{how} and left no message; if nobody did that, try dmesg for the out-of-memory killer")
         }
         "" => format!("{how} and left no message"),
-        words => format!("{how}: {words}"),
+        message => format!("{how}: {message}"),
     }
 }
 
@@ -124,7 +126,7 @@ fn failure(report: &RankReport) -> String {
 mod tests {
     use super::*;
 
-    fn told(exit: Exit, stderr: &str) -> String {
+    fn message(exit: Exit, stderr: &str) -> String {
         let (stdout, ended_after) = (Vec::new(), Duration::ZERO);
         failure(&RankReport {
             rank: 1,
@@ -138,19 +140,19 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_end_is_said_to_be_one() {
+    fn a_rank_without_a_message_is_reported_as_such() {
         assert_eq!(
-            told(Exit::Signal(9), "measuring all-reduce of 4 KiB (1 of 1)\n"),
+            message(Exit::Signal(9), "measuring all-reduce of 4 KiB (1 of 1)\n"),
             "rank 1 (pid 77) was killed by signal 9 (SIGKILL) and left no message; if nobody did that, try dmesg for the \
              out-of-memory killer"
         );
-        assert_eq!(told(Exit::Code(3), ""), "rank 1 (pid 77) failed (exit code 3) and left no message");
+        assert_eq!(message(Exit::Code(3), ""), "rank 1 (pid 77) failed (exit code 3) and left no message");
     }
 
     #[test]
-    fn the_words_of_the_rank_are_passed_on() {
+    fn the_message_of_the_rank_is_passed_on() {
         assert_eq!(
-            told(Exit::Code(1), "measuring x\nerror: lost rank 0\n"),
+            message(Exit::Code(1), "measuring x\nerror: lost rank 0\n"),
             "rank 1 (pid 77) failed (exit code 1): lost rank 0"
         );
     }

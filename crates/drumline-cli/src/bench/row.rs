@@ -1,10 +1,10 @@
-//! One measured size, with the fields of the JSON that we and the peers print.
+//! The results for one size, with the fields of the JSON that we and the peers print.
 
 use serde::Serialize;
 
 use super::op::Op;
 
-/// A row of the table, an object of the array.
+/// A row of the table, or an object of the JSON array.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Row {
     pub(super) op: String,
@@ -16,7 +16,7 @@ pub(super) struct Row {
     pub(super) transport: &'static str,
     pub(super) median_us: f64,
     pub(super) p99_us: f64,
-    /// Bytes over the median, in 10^9 bytes a second.
+    /// Bytes divided by the median, in 10^9 bytes per second.
     pub(super) algbw_gbps: f64,
     /// The same, scaled by the operation's bus factor.
     pub(super) busbw_gbps: f64,
@@ -32,7 +32,7 @@ pub(super) struct Figures {
 }
 
 impl Figures {
-    /// From the microseconds of all turns, of which there is at least one.
+    /// From the microseconds of all turns. There is at least one.
     pub(super) fn of(op: Op, world: usize, bytes: usize, mut micros: Vec<f64>) -> Self {
         micros.sort_by(f64::total_cmp);
         let last = micros.len() - 1;
@@ -43,7 +43,7 @@ impl Figures {
     }
 }
 
-/// Rounded, so that the JSON can be read by people too.
+/// Rounds a value, so that people can read the JSON too.
 pub(super) fn rounded(value: f64, decimals: i32) -> f64 {
     let scale = 10f64.powi(decimals);
     (value * scale).round() / scale

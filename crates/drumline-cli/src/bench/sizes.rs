@@ -1,4 +1,4 @@
-//! Sizes as people write them: `16`, `4K`, `4KiB`, `4KB`, `64M` (powers of 1024), and those measured when none are given.
+//! Sizes as people write them: `16`, `4K`, `4KiB`, `4KB`, `64M` (powers of 1024), and the default sizes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,10 +14,10 @@ pub(super) struct ByteSize(pub(super) usize);
 
 const UNITS: [(char, u32); 3] = [('G', 30), ('M', 20), ('K', 10)];
 
-/// From where calls cost only their latency to where only bandwidth counts.
+/// The default sizes: from where only latency counts to where only bandwidth does.
 const LADDER: [usize; 8] = [16, 256, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
 
-/// The sizes to measure for `op` among `world` ranks: those asked for, if they can be dealt out, or the ladder, rounded up.
+/// The sizes to measure for `op` among `world` ranks: those given, if they can be divided, or the default ones, rounded up.
 pub(super) fn to_measure(
     asked: &[ByteSize],
     op: Op,
@@ -27,7 +27,7 @@ pub(super) fn to_measure(
     if op == Op::Barrier {
         return Ok(vec![0]);
     }
-    let unit = dtype.size() * if op.is_dealt_out() { world } else { 1 };
+    let unit = dtype.size() * if op.is_divided() { world } else { 1 };
     if asked.is_empty() {
         return Ok(LADDER.iter().map(|bytes| bytes.next_multiple_of(unit)).collect());
     }
@@ -43,17 +43,22 @@ pub(super) fn to_measure(
     Ok(asked.iter().map(|size| size.0).collect())
 }
 
-impl FromStr for ByteSize {
-    type Err = String;
+/// A text that is no size.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a size; try 16, 4K, 1M or 1GiB")]
+pub(super) struct BadSize(String);
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl FromStr for ByteSize {
+    type Err = BadSize;
+
+    fn from_str(text: &str) -> Result<Self, BadSize> {
         let upper = text.to_ascii_uppercase();
         let of_unit = |(unit, shift): &(char, u32)| {
             let endings = [format!("{unit}IB"), format!("{unit}B"), unit.to_string()];
             endings.iter().find_map(|ending| upper.strip_suffix(ending)).map(|digits| (digits, *shift))
         };
         let (digits, shift) = UNITS.iter().find_map(of_unit).unwrap_or((&upper, 0));
-        let bad = || format!("`{text}` is not a size; try 16, 4K, 1M or 1GiB");
+        let bad = || BadSize(text.into());
         let number: usize = digits.parse().map_err(|_| bad())?;
         number.checked_mul(1 << shift).map(Self).ok_or_else(bad)
     }

@@ -1,4 +1,4 @@
-//! The results for people: sizes in rows, a bar for the bandwidth.
+//! The results as a table: a row for each size, with a bar for the bandwidth.
 
 use std::io::{self, Write};
 
@@ -11,7 +11,7 @@ const BAR_CELLS: usize = 24;
 const BAR_BEGINS_AT: f64 = 1e-3;
 const EIGHTHS: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
 
-/// What holds for the whole table and is not in its rows.
+/// What is the same for all rows.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Header {
     /// Cores that rank 0 may use.
@@ -22,7 +22,7 @@ pub(super) struct Header {
     pub(super) cold: bool,
 }
 
-/// The rows of one operation, each printed when it is known.
+/// The rows of one operation, each printed as soon as it is known.
 pub(super) struct Table<W> {
     out: W,
     header: Header,
@@ -34,7 +34,7 @@ impl<W: Write> Table<W> {
         Self { out, header, begun: false }
     }
 
-    /// Prints a row, before the first one the title.
+    /// Prints a row, and the title before the first one.
     pub(super) fn print(&mut self, row: &Row) -> io::Result<()> {
         if !self.begun {
             writeln!(self.out, "{}\n\n{}", title(&self.header, row), column_names(row))?;
@@ -49,7 +49,7 @@ fn column_names(row: &Row) -> String {
     match row.bytes {
         0 => format!("{:>12}{:>12}", "median", "p99"),
         _ => format!(
-            "{:>10}{:>12}{:>12}{:>12}{:>12}  a cell more is twice the busbw",
+            "{:>10}{:>12}{:>12}{:>12}{:>12}  one cell more is twice the busbw",
             "size", "median", "p99", "algbw", "busbw"
         ),
     }
@@ -61,7 +61,7 @@ fn line(row: &Row) -> String {
         return format!("{median:>12}{p99:>12}");
     }
     let (size, algbw) = (ByteSize(row.bytes).to_string(), rate(row.algbw_gbps));
-    // A single rank has nobody to move data to.
+    // A single rank moves no data.
     let (busbw, bar) = if row.world == 1 {
         ("–".into(), String::new())
     } else {
@@ -98,7 +98,7 @@ fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Three digits that count, in the unit that suits.
+/// A time with three significant digits, in a suitable unit.
 fn time(micros: f64) -> String {
     match micros {
         us if us < 1e3 => format!("{} µs", digits(us)),
@@ -116,7 +116,7 @@ fn digits(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-/// A bar that grows by a cell when the rate doubles, to an eighth of a cell. So it needs to know of no other row.
+/// A bar that grows by one cell when the rate doubles, in eighths of a cell. So it does not depend on the other rows.
 fn bar(gbps: f64) -> String {
     let cells = (gbps / BAR_BEGINS_AT).log2().clamp(0.0, BAR_CELLS as f64);
     let eighths = (8.0 * cells).round() as usize;
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_title_says_who_bound_the_ranks() {
+    fn the_title_shows_who_bound_the_ranks() {
         let of = |usable, binding| places(&Header { usable, machine: 8, binding, cold: false });
         assert_eq!(of(8, Binding::Free), "8 cores usable");
         assert_eq!(of(2, Binding::Free), "2 of 8 cores usable");

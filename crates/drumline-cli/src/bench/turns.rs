@@ -3,12 +3,12 @@
 //! ```text
 //!   agree on the phase ─▶ check (first and last turn) ─▶ rewrite the buffer ─▶ barrier ─▶ clock, one call, clock
 //! ```
-//! A *turn* is one such round; its time is that of its slowest rank. Warm-up turns are not counted. Nothing between the two
-//! readings of the clock allocates or prints on our side.
+//! A *turn* is one such round; its time is that of its slowest rank. Warm-up turns are not counted. This program neither
+//! allocates nor prints between the two readings of the clock.
 
 use std::time::{Duration, Instant};
 
-use drumline_comm::{CommError, ProcessGroup, ReduceOp, Source};
+use drumline_comm::{CommError, ProcessGroup};
 
 use super::buffers::{Buffer, Memory, Slots};
 use super::op::Op;
@@ -19,7 +19,6 @@ const SMALL_BYTES: usize = 64 << 10;
 const SMALL_TURNS: usize = 200;
 const LARGE_TURNS: usize = 5;
 const WARM_UP_TURNS: usize = 3;
-const TAG: u64 = 7;
 
 /// What is measured, and how.
 #[derive(Debug, Clone, Copy)]
@@ -27,7 +26,7 @@ pub(super) struct Plan {
     pub(super) op: Op,
     pub(super) memory: Memory,
     pub(super) per_size: Duration,
-    /// Size of the cache that buffers shall have left; `None`: hot.
+    /// The size of the cache that buffers must have left; `None` measures hot.
     pub(super) cold: Option<usize>,
 }
 
@@ -38,14 +37,15 @@ enum Phase {
     Stop,
 }
 
-/// Measures one size; the slowest rank's microseconds of each turn, on rank 0 only.
+/// Measures one size; returns the slowest rank's microseconds for each turn, on rank 0 only.
 pub(super) fn measure<T: Value>(group: &ProcessGroup, plan: &Plan, bytes: usize) -> anyhow::Result<Vec<f64>> {
     let mut stage = Stage::<T>::new(group, plan, bytes)?;
     let mut times = Vec::with_capacity(MAX_TURNS);
     let (mut phase, mut began, mut turn) = (Phase::WarmUp, Instant::now(), 0);
     group.barrier()?;
     loop {
-        let next = agree(group, next_phase(phase, began.elapsed(), (turn, times.len()), plan, bytes))?;
+        let done = Done { turns: turn, recorded: times.len() };
+        let next = agree(group, next_phase(phase, began.elapsed(), done, plan, bytes))?;
         if turn == 1 || next == Phase::Stop {
             stage.verify()?;
         }
@@ -68,14 +68,21 @@ pub(super) fn measure<T: Value>(group: &ProcessGroup, plan: &Plan, bytes: usize)
 }
 
 impl Op {
-    /// A message there and back counts half.
+    /// Half of a round trip counts.
     fn share_of_time(self) -> f64 {
         if self == Op::SendRecv { 0.5 } else { 1.0 }
     }
 }
 
-fn next_phase(phase: Phase, elapsed: Duration, done: (usize, usize), plan: &Plan, bytes: usize) -> Phase {
-    let (turns, recorded) = done;
+/// What has been done so far.
+#[derive(Debug, Clone, Copy)]
+struct Done {
+    turns: usize,
+    recorded: usize,
+}
+
+fn next_phase(phase: Phase, elapsed: Duration, done: Done, plan: &Plan, bytes: usize) -> Phase {
+    let Done { turns, recorded } = done;
     if phase == Phase::WarmUp {
         let warm = turns >= WARM_UP_TURNS && elapsed > plan.per_size / 10;
         return if warm { Phase::Measure } else { Phase::WarmUp };
@@ -86,7 +93,7 @@ fn next_phase(phase: Phase, elapsed: Duration, done: (usize, usize), plan: &Plan
     if over { Phase::Stop } else { Phase::Measure }
 }
 
-/// Rank 0 decides for all.
+/// Sends rank 0's decision to all.
 fn agree(group: &ProcessGroup, phase: Phase) -> Result<Phase, CommError> {
     let mut code = [phase as u8];
     group.broadcast(&mut code, 0)?;
@@ -104,7 +111,7 @@ fn slowest(group: &ProcessGroup, times: &[f64]) -> anyhow::Result<Vec<f64>> {
     Ok((0..times.len()).map(of_turn).collect())
 }
 
-/// The buffers of one size and the call on them.
+/// The buffers for one size, and the call on them.
 struct Stage<'a, T> {
     group: &'a ProcessGroup,
     op: Op,
@@ -145,7 +152,7 @@ impl<'a, T: Value> Stage<'a, T> {
         self.stamps[slot] = stamp;
     }
 
-    /// Turns to the next slot and rewrites the one half a rotation ahead of it.
+    /// Selects the next slot, and rewrites the one half a rotation ahead.
     fn prepare(&mut self, turn: usize) {
         self.slot = turn % self.slots.count;
         self.rewrite((self.slot + self.slots.count / 2) % self.slots.count, turn as u32);
@@ -154,39 +161,13 @@ impl<'a, T: Value> Stage<'a, T> {
     #[inline]
     fn perform(&mut self) -> Result<(), CommError> {
         let (group, range) = (self.group, self.range(self.slot));
-        let (is_root, part) = (group.rank() == 0, self.len / group.size());
         let input = &mut self.input[range.clone()];
         let output = if self.op.is_in_place() { &mut [] } else { &mut self.output[range] };
-        match self.op {
-            Op::AllReduce => group.all_reduce(input, ReduceOp::Sum),
-            Op::Reduce => group.reduce(input, 0, ReduceOp::Sum),
-            Op::Broadcast => group.broadcast(input, 0),
-            Op::AllGather => group.all_gather(&input[..part], output),
-            Op::Gather => group.gather(&input[..part], is_root.then_some(output), 0),
-            Op::ReduceScatter => group.reduce_scatter(input, &mut output[..part], ReduceOp::Sum),
-            Op::Scatter => group.scatter(is_root.then_some(&*input), &mut output[..part], 0),
-            Op::AllToAll => group.all_to_all(input, output),
-            Op::Barrier => group.barrier(),
-            Op::SendRecv => there_and_back(group, input, output),
-        }
+        self.op.perform(group, input, output)
     }
 
     fn verify(&self) -> anyhow::Result<()> {
         let buffer = if self.op.is_in_place() { &self.input } else { &self.output };
         self.values.verify(&buffer[self.range(self.slot)], self.stamps[self.slot])
-    }
-}
-
-fn there_and_back<T: Value>(group: &ProcessGroup, input: &[T], output: &mut [T]) -> Result<(), CommError> {
-    match group.rank() {
-        0 => {
-            group.send(input, 1, TAG)?;
-            group.recv(output, Source::Rank(1), TAG).map(drop)
-        }
-        1 => {
-            group.recv(output, Source::Rank(0), TAG)?;
-            group.send(input, 0, TAG)
-        }
-        _ => Ok(()),
     }
 }

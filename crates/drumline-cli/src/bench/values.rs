@@ -1,12 +1,12 @@
-//! What the ranks put into their buffers, and what must come out: small whole numbers, so that every sum is exact.
+//! The values that ranks put into their buffers, and the expected results: small whole numbers, so that every sum is exact.
 //!
-//! In the number of a place each power of two of the place shows, and the rank and the turn too, so that a part in a wrong
-//! place, of a wrong rank or of an earlier turn is seen.
+//! A value depends on its index (on each byte of it), on the rank and on the turn. So a part at a wrong place, of a wrong
+//! rank or of an earlier turn is noticed.
 
 use anyhow::{bail, ensure};
 use drumline_comm::{DType, Element, bf16, f16};
 
-use super::op::Op;
+use super::op::{Op, Origin, Place};
 
 /// A number type whose values can be made from small whole numbers.
 pub(super) trait Value: Element {
@@ -49,9 +49,9 @@ pub(super) struct Values {
     op: Op,
     rank: usize,
     world: usize,
-    /// Elements in the bytes that count.
+    /// The number of elements.
     len: usize,
-    /// Numbers are below this power of two.
+    /// Values are below this power of two.
     span: u32,
 }
 
@@ -78,7 +78,7 @@ impl Values {
         }
     }
 
-    /// Checks a result of the turn `stamp`, found in the input's place (`in_place` operations) or in the output.
+    /// Checks the result of the turn `stamp`: the input buffer of an in-place operation, or else the output.
     pub(super) fn verify<T: Value>(&self, result: &[T], stamp: u32) -> anyhow::Result<()> {
         for (i, got) in result[..self.result_len()].iter().enumerate() {
             let expected: T = self.expected(stamp, i);
@@ -94,28 +94,19 @@ impl Values {
         Ok(())
     }
 
+    fn place(&self) -> Place {
+        Place { rank: self.rank, world: self.world, len: self.len }
+    }
+
     fn result_len(&self) -> usize {
-        match self.op {
-            Op::Barrier => 0,
-            Op::Reduce | Op::Gather if self.rank != 0 => 0,
-            Op::SendRecv if self.rank > 1 => 0,
-            Op::ReduceScatter | Op::Scatter => self.len / self.world,
-            _ => self.len,
-        }
+        self.op.result_len(self.place())
     }
 
     fn expected<T: Value>(&self, stamp: u32, i: usize) -> T {
-        let part = (self.len / self.world).max(1);
-        let mine = self.rank * part;
-        match self.op {
-            Op::AllReduce | Op::Reduce => self.sum(stamp, i),
-            Op::ReduceScatter => self.sum(stamp, mine + i),
-            Op::Broadcast => self.given(0, stamp, i),
-            Op::Scatter => self.given(0, stamp, mine + i),
-            Op::AllGather | Op::Gather => self.given(i / part, stamp, i % part),
-            Op::AllToAll => self.given(i / part, stamp, mine + i % part),
-            Op::SendRecv => self.given(1 - self.rank, stamp, i),
-            Op::Barrier => T::of(0),
+        match self.op.origin(self.place(), i) {
+            Origin::Nothing => T::of(0),
+            Origin::Sum { at } => self.sum(stamp, at),
+            Origin::Given { rank, at } => self.given(rank, stamp, at),
         }
     }
 
@@ -143,7 +134,7 @@ mod tests {
     const WORLD: usize = 4;
     const LEN: usize = 1000;
 
-    /// What the operation should leave on `rank`, built from the buffers of all ranks.
+    /// The result of the operation on `rank`, built from the buffers of all ranks.
     fn carried_out(op: Op, rank: usize, stamp: u32) -> Vec<f32> {
         let buffers: Vec<Vec<f32>> = (0..WORLD)
             .map(|rank| {
@@ -168,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn right_results_pass_and_any_wrong_element_is_named() {
+    fn right_results_pass_and_a_wrong_element_is_named() {
         for &op in Op::value_variants() {
             for rank in 0..WORLD {
                 let values = Values::new::<f32>(op, rank, WORLD, LEN).unwrap();
@@ -186,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn an_old_result_a_wrong_part_and_a_missing_rank_are_seen() {
+    fn an_old_result_a_wrong_part_and_a_missing_rank_are_noticed() {
         let values = Values::new::<f32>(Op::AllReduce, 0, WORLD, LEN).unwrap();
         let result = carried_out(Op::AllReduce, 0, 9);
         assert!(values.verify(&result, 10).is_err());

@@ -1,4 +1,4 @@
-//! One rank's part: join, take a core, measure size by size; rank 0 prints.
+//! One rank's part: join, bind to a core, measure each size; rank 0 prints.
 
 use std::io::{Stdout, Write};
 
@@ -9,18 +9,18 @@ use drumline_launch::placing::{Topology, cpus_of_the_machine};
 use super::BenchArgs;
 use super::binding::{Binding, bind_to_core};
 use super::buffers::{Memory, last_level_cache};
+use super::progress::Progress;
 use super::ranks::is_one_of_ours;
 use super::row::{Figures, Row, rounded};
 use super::sizes::ByteSize;
 use super::table::{Header, Table};
-use super::talk::Talker;
 use super::turns::{Plan, measure};
-use crate::telling::Mistake;
+use crate::errors::Mistake;
 
-/// The checks are left out in one special build, whose figures must not be taken for ours.
+/// One special build leaves out the checks; its results must not be mistaken for ours.
 const BACKEND: &str = if cfg!(feature = "unchecked") { "drumline-unchecked" } else { "drumline" };
 
-/// `variable`: where this process has its rank from.
+/// Runs as a rank. `variable` is the one that holds its rank.
 pub(super) fn run(args: &BenchArgs, variable: &str) -> anyhow::Result<()> {
     let options = GroupOptions::from_env().map_err(Mistake::new)?;
     let member = drumline_rendezvous::from_env().with_context(|| cannot_join(variable))?;
@@ -32,7 +32,7 @@ pub(super) fn run(args: &BenchArgs, variable: &str) -> anyhow::Result<()> {
     };
     let group = ProcessGroup::new(member, GroupOptions { transport: args.transport, ..options })?;
     let sizes = args.sizes_among(group.size())?;
-    // Only now: the group's own threads stay free, and it sees how many cores there are.
+    // Only now: the group's own threads stay unbound, and it sees how many cores there are.
     let binding = here.bind(args, &group)?;
     let machine = cpus_of_the_machine().unwrap_or(usable);
     let table = Table::new(std::io::stdout(), Header { usable, machine, binding, cold: args.cold });
@@ -52,7 +52,7 @@ struct Here {
 }
 
 impl Here {
-    /// Takes a core, unless the launcher has already given one, or the user or the number of cores forbids it.
+    /// Binds this rank to a core, unless the launcher has done so, the user forbids it, or there are too few cores.
     fn bind(&self, args: &BenchArgs, group: &ProcessGroup) -> anyhow::Result<Binding> {
         let topology = Topology::here();
         let of_all = group.all_gather_object(&(self.host.clone(), topology.allowed()))?;
@@ -66,14 +66,14 @@ impl Here {
     }
 }
 
-/// Measures each size; on rank 0 the table grows with them, the JSON comes at the end.
+/// Measures each size. Rank 0 prints a row of the table after each, or JSON at the end.
 fn measure_all(
     args: &BenchArgs,
     group: &ProcessGroup,
     sizes: &[usize],
     mut table: Table<Stdout>,
 ) -> anyhow::Result<()> {
-    let (op, talker) = (args.op, Talker::of_rank(group.rank()));
+    let (op, progress) = (args.op, Progress::of_rank(group.rank()));
     let plan = Plan {
         op,
         memory: args.memory,
@@ -82,9 +82,9 @@ fn measure_all(
     };
     let mut rows = Vec::new();
     for (index, &bytes) in sizes.iter().enumerate() {
-        talker.say(&format!("{op} of {} ({} of {})", ByteSize(bytes), index + 1, sizes.len()));
+        progress.show(&format!("{op} of {} ({} of {})", ByteSize(bytes), index + 1, sizes.len()));
         let measured = measure_as(args.dtype(), group, &plan, bytes);
-        talker.wipe();
+        progress.erase();
         let micros = measured?;
         if group.rank() == 0 {
             let row = row(args, group, bytes, micros);
@@ -94,10 +94,10 @@ fn measure_all(
             rows.push(row);
         }
     }
-    match args.json && group.rank() == 0 {
-        true => print_json(&rows).context("cannot print the results"),
-        false => Ok(()),
+    if args.json && group.rank() == 0 {
+        print_json(&rows).context("cannot print the results")?;
     }
+    Ok(())
 }
 
 fn measure_as(dtype: DType, group: &ProcessGroup, plan: &Plan, bytes: usize) -> anyhow::Result<Vec<f64>> {

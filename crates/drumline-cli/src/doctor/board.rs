@@ -1,4 +1,4 @@
-//! What ranks say to each other through the job's store. It needs no link between them, so that it works where links do not.
+//! Notes that ranks exchange through the job's store. This needs no link between them, so it works where links do not.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use drumline_rendezvous::{Member, Store};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Notes that one reply of the store holds.
+/// The number of notes in one reply of the store.
 const AT_ONCE: usize = 64;
 
 /// Notes of all ranks, by name. Each is written once.
@@ -42,7 +42,7 @@ impl Board {
         Ok(serde_json::from_slice(&note)?)
     }
 
-    /// What each rank has for `name`, in the order of ranks. Called by all of them.
+    /// Each rank's note `name`, in the order of ranks. All ranks call it.
     pub(super) fn gather<T: Serialize + DeserializeOwned>(
         &self,
         name: &str,
@@ -63,7 +63,7 @@ impl Board {
         Ok(all)
     }
 
-    /// This rank's part of what another gathers.
+    /// Writes this rank's note for a `gather` of another.
     pub(super) fn contribute<T: Serialize>(&self, name: &str, own: &T) -> anyhow::Result<()> {
         self.write(&format!("{name} of rank {}", self.rank), own)
     }

@@ -1,18 +1,18 @@
-//! What is wrong, decided purely: from what hosts have and how links are to problems and hints, each with who has it and what to do.
+//! What is wrong, as a pure function: from hosts and links to problems and hints, each with who has it and what to do.
 
 use std::collections::BTreeMap;
 
 use super::host::{Host, Name};
-use super::links::{FailedPair, Link, Measured, Way};
+use super::links::{FailedPair, Link, LinkKind, Measured};
 
-/// Files that a rank has open by itself, and for each other rank.
+/// The number of files that a rank opens, alone and for each other rank.
 const FILES: u64 = 64;
 const FILES_OF_RANK: u64 = 4;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// What was found.
+/// Everything that was found.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Findings {
     /// A job fails, or is far slower than it could be.
@@ -21,7 +21,7 @@ pub(super) struct Findings {
     pub(super) hints: Vec<String>,
 }
 
-/// One finding, before it is known who else has it.
+/// One finding of one host.
 #[derive(Debug, PartialEq)]
 enum Finding {
     Problem(String),
@@ -30,9 +30,9 @@ enum Finding {
 
 use Finding::{Hint, Problem};
 
-/// All of them; the report says one that several hosts have only once.
+/// All findings; one that several hosts have appears once.
 pub(super) fn findings(hosts: &[Host], measured: &Measured) -> Findings {
-    // Ranks of one machine find the same.
+    // Ranks of one machine have the same findings.
     let firsts: Vec<&Host> = hosts
         .iter()
         .enumerate()
@@ -40,7 +40,7 @@ pub(super) fn findings(hosts: &[Host], measured: &Measured) -> Findings {
         .map(|(_, host)| host)
         .collect();
     let several = firsts.len() > 1;
-    let mut told: BTreeMap<(bool, String), Vec<&str>> = BTreeMap::new();
+    let mut by_text: BTreeMap<(bool, String), Vec<&str>> = BTreeMap::new();
     for host in &firsts {
         let ranks = hosts.iter().filter(|other| other.machine == host.machine).count();
         for finding in of_host(host, ranks, hosts.len(), several) {
@@ -48,11 +48,11 @@ pub(super) fn findings(hosts: &[Host], measured: &Measured) -> Findings {
                 Problem(text) => (false, text),
                 Hint(text) => (true, text),
             };
-            told.entry(key).or_default().push(&host.name);
+            by_text.entry(key).or_default().push(&host.name);
         }
     }
     let mut found = Findings::default();
-    for ((is_hint, text), who) in told {
+    for ((is_hint, text), who) in by_text {
         let who = match who.len() {
             _ if !several => String::new(),
             all if all == firsts.len() => "all hosts: ".to_owned(),
@@ -78,7 +78,7 @@ fn of_host(host: &Host, ranks: usize, world: usize, several: bool) -> Vec<Findin
     found.extend(host.names.iter().filter_map(|name| of_name(name, several)));
     if let Some(error) = &host.ports.error {
         found.push(Problem(format!(
-            "no port can be listened on: {error}; try another network namespace, or a look at its sandbox"
+            "no port can be listened on: {error}; try another network namespace, or look at its sandbox"
         )));
     }
     if let Some(holder) = &host.ports.default_taken_by {
@@ -86,7 +86,7 @@ fn of_host(host: &Host, ranks: usize, world: usize, several: bool) -> Vec<Findin
     }
     if !host.unknown_hosts.is_empty() {
         let unknown = host.unknown_hosts.join(", ");
-        found.push(Hint(format!("does not know the names {unknown}; try addresses in hostfiles and MASTER_ADDR, or entries in /etc/hosts")));
+        found.push(Hint(format!("cannot resolve the names {unknown}; try addresses in hostfiles and MASTER_ADDR, or entries in /etc/hosts")));
     }
     let ahead = host.clock_ahead_s.unwrap_or(0.0);
     let clock = format!(
@@ -125,11 +125,11 @@ fn of_cores(host: &Host, ranks: usize) -> Vec<Finding> {
             cores.machine
         )));
     }
-    // The doctor itself is one of them.
+    // The doctor's own ranks are among them.
     let others = cores.load - ranks as f64;
     if others > cores.machine as f64 {
         found.push(Hint(format!(
-            "busy: {:.0} processes on average want {} cores; try it when others are done",
+            "busy: {:.0} processes on average want {} cores; try again when others are done",
             cores.load, cores.machine
         )));
     }
@@ -162,8 +162,7 @@ fn of_memory(host: &Host, ranks: usize) -> Vec<Finding> {
     }
     if let Some(temporary) = host.temporary.as_ref().filter(|space| space.free < 256 * MIB) {
         let path = temporary.path.display();
-        found
-            .push(Problem(format!("{path} has {} free; try TMPDIR in another place", bytes(temporary.free))));
+        found.push(Problem(format!("{path} has {} free; try TMPDIR on another disk", bytes(temporary.free))));
     }
     found
 }
@@ -210,7 +209,7 @@ fn of_name(name: &Name, several: bool) -> Option<Finding> {
     }
     if *seconds > 1.0 {
         let text = format!(
-            "the name {name} took {seconds:.1} s to resolve; try an entry in /etc/hosts, or a look at /etc/resolv.conf"
+            "the name {name} took {seconds:.1} s to resolve; try an entry in /etc/hosts, or look at /etc/resolv.conf"
         );
         return Some(Problem(text));
     }
@@ -225,44 +224,44 @@ fn named(hosts: &[Host], rank: usize) -> String {
     format!("rank {rank} ({})", hosts.get(rank).map_or("?", |host| &host.name))
 }
 
-/// The pair at which measuring ended.
+/// The problem of a pair that could not be measured.
 fn of_failed(hosts: &[Host], failed: &FailedPair) -> Finding {
-    let FailedPair { ranks: [a, b], way, cause, num_left } = failed;
+    let FailedPair { ranks: [a, b], kind, cause, num_left } = failed;
     let left = match num_left {
         0 => String::new(),
         1 => "; 1 more pair was not measured".to_owned(),
         several => format!("; {several} more pairs were not measured"),
     };
     Problem(format!(
-        "between {} and {}, over {way}, messages do not get through: {cause}; try a look at firewalls and routes between the two{left}",
+        "between {} and {}, over {kind}, messages do not get through: {cause}; try looking at firewalls and routes between the two{left}",
         named(hosts, *a),
         named(hosts, *b)
     ))
 }
 
-/// Bytes that change, and links that are far slower than others of their kind.
+/// The problems of links that change bytes, or are far slower than others of their kind.
 fn of_links(hosts: &[Host], links: &[Link]) -> Vec<Finding> {
     let between =
         |link: &Link| format!("{} and {}", named(hosts, link.ranks[0]), named(hosts, link.ranks[1]));
     let mut found = Vec::new();
     for link in links.iter().filter(|link| link.wrong_bytes > 0) {
-        let (bytes, way) = (link.wrong_bytes, link.way);
+        let (bytes, kind) = (link.wrong_bytes, link.kind);
         found.push(Problem(format!(
-            "between {}, over {way}, {bytes} bytes arrived changed; try memtest, and another network card or cable", between(link)
+            "between {}, over {kind}, {bytes} bytes arrived changed; try memtest, and another network card or cable", between(link)
         )));
     }
-    for way in [Way::SharedMemory, Way::Tcp] {
+    for kind in [LinkKind::SharedMemory, LinkKind::Tcp] {
         let mut rates: Vec<f64> =
-            links.iter().filter(|link| link.way == way).map(|link| link.gb_per_s).collect();
+            links.iter().filter(|link| link.kind == kind).map(|link| link.gb_per_s).collect();
         rates.sort_by(f64::total_cmp);
         let Some(median) = rates.get(rates.len() / 2).copied() else { continue };
-        for link in links.iter().filter(|link| link.way == way && link.gb_per_s * 4.0 < median) {
+        for link in links.iter().filter(|link| link.kind == kind && link.gb_per_s * 4.0 < median) {
             let rate = link.gb_per_s;
             found.push(Problem(format!(
-                "between {}, {way} has {rate:.2} GB/s where most have {median:.2}; try a look at the hosts' load, cables and switches", between(link)
+                "between {}, {kind} has {rate:.2} GB/s where most have {median:.2}; try looking at the hosts' load, cables and switches", between(link)
             )));
         }
-        if way == Way::Tcp && median < 0.1 {
+        if kind == LinkKind::Tcp && median < 0.1 {
             found.push(Hint(format!(
                 "TCP between ranks has {median:.3} GB/s, less than gigabit Ethernet; gradients of a large model take long: docs/ddp-hooks.md says how to send fewer bytes"
             )));
@@ -279,7 +278,7 @@ fn of_versions(hosts: &[&Host]) -> Option<Finding> {
     )))
 }
 
-/// Such as 1.5 GiB.
+/// A number of bytes such as `1.5 GiB`.
 pub(super) fn bytes(number: u64) -> String {
     match number {
         small if small < MIB => format!("{:.0} KiB", small as f64 / 1024.0),
@@ -293,8 +292,8 @@ pub(super) mod tests {
     use super::super::host::{Cores, Limits, Memory, Ports, Space};
     use super::*;
 
-    /// A host that lacks nothing.
-    pub(in super::super) fn well(rank: usize, name: &str) -> Host {
+    /// A host without any problem.
+    pub(in super::super) fn healthy(rank: usize, name: &str) -> Host {
         let space = |path: &str| {
             Some(Space { path: path.into(), total: 16 * GIB, free: 15 * GIB, is_writable: true })
         };
@@ -329,8 +328,8 @@ pub(super) mod tests {
         }
     }
 
-    pub(in super::super) fn link(ranks: [usize; 2], way: Way, gb_per_s: f64) -> Link {
-        Link { ranks, way, latency_us: 20.0, gb_per_s, wrong_bytes: 0 }
+    pub(in super::super) fn link(ranks: [usize; 2], kind: LinkKind, gb_per_s: f64) -> Link {
+        Link { ranks, kind, latency_us: 20.0, gb_per_s, wrong_bytes: 0 }
     }
 
     fn of(links: &[Link]) -> Measured {
@@ -339,18 +338,21 @@ pub(super) mod tests {
 
     /// One host, changed.
     fn one(change: impl Fn(&mut Host)) -> Findings {
-        let mut host = well(0, "n1");
+        let mut host = healthy(0, "n1");
         change(&mut host);
         findings(&[host], &Measured::default())
     }
 
     #[test]
-    fn nothing_is_found_where_all_is_well() {
+    fn a_healthy_host_has_no_findings() {
         assert_eq!(one(|_| ()), Findings::default());
-        let links =
-            [link([0, 1], Way::Tcp, 1.1), link([0, 2], Way::Tcp, 1.2), link([1, 2], Way::SharedMemory, 9.0)];
+        let links = [
+            link([0, 1], LinkKind::Tcp, 1.1),
+            link([0, 2], LinkKind::Tcp, 1.2),
+            link([1, 2], LinkKind::SharedMemory, 9.0),
+        ];
         assert_eq!(
-            findings(&[well(0, "n1"), well(1, "n2"), well(2, "n2")], &of(&links)),
+            findings(&[healthy(0, "n1"), healthy(1, "n2"), healthy(2, "n2")], &of(&links)),
             Findings::default()
         );
     }
@@ -390,7 +392,7 @@ pub(super) mod tests {
 
     #[test]
     fn more_ranks_than_cores_are_a_problem() {
-        let ranks = |num: usize| (0..num).map(|rank| well(rank, "n1")).collect::<Vec<_>>();
+        let ranks = |num: usize| (0..num).map(|rank| healthy(rank, "n1")).collect::<Vec<_>>();
         assert_eq!(findings(&ranks(8), &Measured::default()), Findings::default());
         let found = findings(&ranks(9), &Measured::default()).problems;
         assert!(
@@ -432,14 +434,14 @@ pub(super) mod tests {
 
     #[test]
     fn hosts_are_named_where_there_are_several() {
-        let mut hosts = vec![well(0, "n1"), well(1, "n1"), well(2, "n2")];
+        let mut hosts = vec![healthy(0, "n1"), healthy(1, "n1"), healthy(2, "n2")];
         hosts[2].clock_ahead_s = Some(60.0);
         hosts.iter_mut().for_each(|host| host.shm = None);
         let found = findings(&hosts, &Measured::default());
         assert_eq!(found.problems.len(), 2, "{found:?}");
         assert!(found.problems[0].starts_with("all hosts: /dev/shm is missing"), "{found:?}");
         assert!(found.problems[1].starts_with("n2: its clock is ahead by 60.0 s"), "{found:?}");
-        let mut hosts = vec![well(0, "n1"), well(1, "n2")];
+        let mut hosts = vec![healthy(0, "n1"), healthy(1, "n2")];
         hosts[1].names[0].error = Some("unknown".into());
         hosts[1].drumline = "0.0.9".into();
         hosts[0].names.push(Name {
@@ -460,14 +462,17 @@ pub(super) mod tests {
 
     #[test]
     fn links_that_are_slow_or_wrong_are_named() {
-        let hosts = [well(0, "n1"), well(1, "n2"), well(2, "n3")];
-        let mut links =
-            [link([0, 1], Way::Tcp, 1.1), link([0, 2], Way::Tcp, 0.2), link([1, 2], Way::Tcp, 1.2)];
+        let hosts = [healthy(0, "n1"), healthy(1, "n2"), healthy(2, "n3")];
+        let mut links = [
+            link([0, 1], LinkKind::Tcp, 1.1),
+            link([0, 2], LinkKind::Tcp, 0.2),
+            link([1, 2], LinkKind::Tcp, 1.2),
+        ];
         let found = findings(&hosts, &of(&links)).problems;
         assert_eq!(
             found,
             [
-                "between rank 0 (n1) and rank 2 (n3), TCP has 0.20 GB/s where most have 1.10; try a look at the hosts' load, cables and switches"
+                "between rank 0 (n1) and rank 2 (n3), TCP has 0.20 GB/s where most have 1.10; try looking at the hosts' load, cables and switches"
             ]
         );
         links[1].gb_per_s = 1.0;
@@ -479,7 +484,7 @@ pub(super) mod tests {
                     .starts_with("between rank 1 (n2) and rank 2 (n3), over TCP, 3 bytes arrived changed"),
             "{found:?}"
         );
-        let slow = [link([0, 1], Way::Tcp, 0.01)];
+        let slow = [link([0, 1], LinkKind::Tcp, 0.01)];
         assert!(findings(&hosts, &of(&slow)).hints[0].contains("less than gigabit"));
     }
 }

@@ -1,4 +1,4 @@
-//! What a host has: read from the system, judged elsewhere (`findings`).
+//! What a host has, read from the system. `findings` judges it.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use drumline_rendezvous::{port_holder, worker_env};
 use rustix::process::{Resource, getrlimit};
 use serde::{Deserialize, Serialize};
 
-/// How long a name may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long resolving a name may take.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where `drumline run` and torchrun meet by default.
+/// The port at which `drumline run` and torchrun meet by default.
 const DEFAULT_PORT: u16 = 29_500;
 
 /// One host, as the rank on it sees it.
@@ -33,20 +33,20 @@ pub(super) struct Host {
     pub(super) limits: Limits,
     pub(super) names: Vec<Name>,
     pub(super) ports: Ports,
-    /// Seconds by which its clock is ahead of rank 0's, as far as the network lets one see.
+    /// Seconds by which its clock is ahead of rank 0's, as far as the network lets one measure.
     pub(super) clock_ahead_s: Option<f64>,
-    /// Hosts of the job whose names it does not know.
+    /// Hosts of the job whose names it cannot resolve.
     pub(super) unknown_hosts: Vec<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Cores {
     pub(super) machine: usize,
-    /// By affinity; of a machine with several ranks, those of all of them.
+    /// By affinity. If a machine has several ranks, those of all of them.
     pub(super) allowed: Vec<usize>,
-    /// With a cgroup's quota of time.
+    /// Also limited by a cgroup's CPU quota.
     pub(super) usable: usize,
-    /// Processes that wanted a core, on average over a minute.
+    /// The average number of processes that wanted a core, over a minute.
     pub(super) load: f64,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct Cores {
 pub(super) struct Memory {
     pub(super) total: u64,
     pub(super) available: u64,
-    /// Of the cgroup, if it has one, and what it uses.
+    /// The limit of the cgroup, if it has one, and what it uses.
     pub(super) limit: Option<u64>,
     pub(super) limit_used: Option<u64>,
 }
@@ -67,7 +67,7 @@ pub(super) struct Space {
     pub(super) is_writable: bool,
 }
 
-/// Soft limits; `None`: without.
+/// Soft limits; `None` is unlimited.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Limits {
     pub(super) open_files: Option<u64>,
@@ -78,11 +78,11 @@ pub(super) struct Limits {
     pub(super) file_size: Option<u64>,
 }
 
-/// A name, and what became of the attempt to resolve it.
+/// A name, and the result of resolving it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Name {
     pub(super) name: String,
-    /// Who gave it, such as `MASTER_ADDR`.
+    /// Where it comes from, such as `MASTER_ADDR`.
     pub(super) given_by: String,
     pub(super) addresses: Vec<IpAddr>,
     pub(super) error: Option<String>,
@@ -91,16 +91,16 @@ pub(super) struct Name {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Ports {
-    /// Why no port can be listened on, if that is so.
+    /// Why no port can be listened on, if none can.
     pub(super) error: Option<String>,
-    /// Who has the port at which jobs meet by default, if somebody has.
+    /// Which process has the port at which jobs meet by default, if one has.
     pub(super) default_taken_by: Option<String>,
-    /// From which the system takes those of connections.
+    /// The range from which the system takes ports of connections.
     pub(super) range: Option<(u16, u16)>,
 }
 
 impl Host {
-    /// This one.
+    /// This host.
     pub(super) fn here() -> Self {
         let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let master = std::env::var(worker_env::MASTER_ADDR).ok().filter(|name| !name.is_empty());
@@ -125,7 +125,7 @@ impl Host {
     }
 }
 
-/// As groups have it: ranks in other network namespaces, or of other users, share no memory.
+/// Identifies the machine as groups do: ranks in other network namespaces, or of other users, share no memory.
 fn machine(name: &str) -> String {
     let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
     let user = rustix::process::geteuid().as_raw();
@@ -148,7 +148,7 @@ fn allowed() -> Vec<usize> {
     (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
 }
 
-/// A launcher may have bound each rank to cores of its own: what a machine's ranks may use is what any of them may.
+/// A launcher may have bound each rank to its own cores: the ranks of a machine together may use the cores of all of them.
 pub(super) fn share_cores(hosts: &mut [Host]) {
     for at in 0..hosts.len() {
         let same = hosts.iter().filter(|other| other.machine == hosts[at].machine);
@@ -204,7 +204,7 @@ fn limits() -> Limits {
     }
 }
 
-/// A resolver that does not answer may keep its thread for long; this one is left to it.
+/// Resolves a name in a thread of its own. If the resolver does not answer in time, the thread is left behind.
 fn resolve(name: String, given_by: String) -> Name {
     let (began, (answer, answered)) = (Instant::now(), channel());
     let asked = name.clone();
@@ -214,9 +214,9 @@ fn resolve(name: String, given_by: String) -> Name {
     });
     let found = match asking {
         Err(error) => Err(error.to_string()),
-        Ok(_) => match answered.recv_timeout(PATIENCE) {
+        Ok(_) => match answered.recv_timeout(TIMEOUT) {
             Ok(found) => found.map_err(|error| error.to_string()),
-            Err(_) => Err(format!("no answer after {PATIENCE:?}")),
+            Err(_) => Err(format!("no answer after {TIMEOUT:?}")),
         },
     };
     let (mut addresses, error) = found.map_or_else(|error| (Vec::new(), Some(error)), |found| (found, None));
@@ -225,7 +225,7 @@ fn resolve(name: String, given_by: String) -> Name {
     Name { name, given_by, addresses, error, seconds: began.elapsed().as_secs_f64() }
 }
 
-/// Those of the names that cannot be resolved here.
+/// The names that cannot be resolved here.
 pub(super) fn unknown_among(names: &[String]) -> Vec<String> {
     let mut names = names.to_vec();
     names.sort_unstable();
@@ -283,11 +283,11 @@ mod tests {
         assert_eq!(cores(&hosts), [(2, 2), (2, 2), (1, 1)]);
         let mut quota = [bound(&[0, 1, 2, 3], 2), bound(&[0, 1, 2, 3], 2)];
         share_cores(&mut quota);
-        assert_eq!(cores(&quota), [(4, 2), (4, 2)], "of a cgroup, whose time they share");
+        assert_eq!(cores(&quota), [(4, 2), (4, 2)], "they share a cgroup's quota");
     }
 
     #[test]
-    fn names_are_resolved_or_not() {
+    fn names_are_resolved_or_reported() {
         let known = resolve("localhost".into(), "a test".into());
         assert!(known.error.is_none() && known.addresses.iter().all(IpAddr::is_loopback), "{known:?}");
         let names = ["localhost", "no.such.host.invalid", "localhost"].map(str::to_owned);
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_the_port_is_found() {
+    fn the_holder_of_the_port_is_found() {
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, DEFAULT_PORT));
         // Another test, or program, may have it.
         let found = ports();

@@ -1,14 +1,15 @@
-//! Between ranks: how long a message takes, how many bytes a second go through, whether they arrive unchanged, and how far apart clocks are.
+//! Links between ranks: latency, bandwidth, whether bytes arrive unchanged, and how far apart the clocks are.
 //!
 //! ```text
-//!   pair (a, b):   a ── time ─────▶ b ── time ─────▶ a      the quickest of some says how far clocks are apart
+//!   pair (a, b):   a ── time ─────▶ b ── time ─────▶ a      the fastest of several shows how far apart the clocks are
 //!                  a ── 8 bytes ──▶ b ── 8 bytes ──▶ a      half of the median round trip is the latency
 //!                  a ◀── ready ──── b
-//!                  a ── 4 MiB ────▶ b ── 8 bytes ──▶ a      the fastest of some is the bandwidth
-//!                                   b compares each byte, makes room for the next load, and only then is ready again
+//!                  a ── 4 MiB ────▶ b ── 8 bytes ──▶ a      the fastest of several is the bandwidth
+//!                                   b compares each byte, clears the buffer, and only then is ready again
 //! ```
-//! One pair after the other, so that none disturbs another; all ranks go through the same list, and learn from the board what came of each pair. A pair
-//! that fails takes the group with it: the rest of the list is not measured, and what was measured before is reported.
+//! Pairs are measured one after the other, so that none disturbs another. All ranks go through the same list, and read the result
+//! of each pair from the board. A pair that fails ends the group: the rest of the list is not measured, and the results before it
+//! are reported.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -18,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use super::board::Board;
 use super::host::Host;
 
-/// How long others may take for a pair: 32 MiB at half a megabit a second.
+/// How long others may take for a pair: 32 MiB at half a megabit per second.
 const LONGEST_PAIR: Duration = Duration::from_secs(600);
 
 const TAG: u64 = 11;
@@ -27,45 +28,46 @@ const PINGS: usize = 200;
 /// Large messages, and their size.
 const LOADS: usize = 8;
 const LOAD_BYTES: usize = 4 << 20;
-/// Exchanges of times; the quickest counts.
+/// Exchanges of times; the fastest counts.
 const CLOCK_PINGS: usize = 16;
-/// Up to so many ranks, each pair is measured.
+/// Up to this many ranks, each pair is measured.
 const ALL_PAIRS: usize = 8;
 
-/// Two ranks and what is between them.
+/// Two ranks and the link between them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Link {
     pub(super) ranks: [usize; 2],
-    pub(super) way: Way,
+    #[serde(rename = "way")]
+    pub(super) kind: LinkKind,
     pub(super) latency_us: f64,
     pub(super) gb_per_s: f64,
-    /// Of those that were sent, how many arrived changed.
+    /// How many of the sent bytes arrived changed.
     pub(super) wrong_bytes: u64,
 }
 
-/// What was found between ranks.
+/// The results of all pairs.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Measured {
     pub(super) links: Vec<Link>,
     pub(super) failed: Option<FailedPair>,
 }
 
-/// The pair at which measuring ended.
+/// The pair that failed, after which nothing was measured.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct FailedPair {
     pub(super) ranks: [usize; 2],
-    pub(super) way: Way,
+    pub(super) kind: LinkKind,
     pub(super) cause: String,
-    /// Pairs that were to come after it.
+    /// The number of pairs that were to come after it.
     pub(super) num_left: usize,
 }
 
-/// What came of a pair, as its first rank says it.
+/// The result of a pair, as its first rank reports it.
 #[derive(Debug, Serialize, Deserialize)]
 enum Outcome {
-    Whole {
+    Measured {
         link: Link,
-        /// The second rank's clock against the first's.
+        /// How far the second rank's clock is ahead of the first's.
         ahead_s: f64,
     },
     Failed {
@@ -73,21 +75,21 @@ enum Outcome {
     },
 }
 
-/// What messages go through.
+/// What messages travel through.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Way {
+pub(super) enum LinkKind {
     SharedMemory,
     Tcp,
 }
 
-impl std::fmt::Display for Way {
+impl std::fmt::Display for LinkKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(if *self == Self::Tcp { "TCP" } else { "shared memory" })
     }
 }
 
-/// Which pairs are measured: all of few ranks; of many the neighbours, and the first ranks of each two machines. Pure.
+/// Which pairs are measured: all of a few ranks; of many the neighbours, and the first ranks of each two machines.
 fn pairs(machines: &[String]) -> Vec<[usize; 2]> {
     let all = (0..machines.len()).flat_map(|a| (a + 1..machines.len()).map(move |b| [a, b]));
     if machines.len() <= ALL_PAIRS {
@@ -97,46 +99,47 @@ fn pairs(machines: &[String]) -> Vec<[usize; 2]> {
     all.filter(|&[a, b]| b == a + 1 || is_first(a) && is_first(b)).collect()
 }
 
-/// Every pair, one after the other, and the clocks of machines; called by all ranks. An error only if the board is out of reach.
+/// Measures every pair, one after the other, and the clocks of machines. All ranks call it. An error only if the board cannot be
+/// reached.
 pub(super) fn measure_all(
     group: &ProcessGroup,
     board: &Board,
     hosts: &mut [Host],
 ) -> anyhow::Result<Measured> {
-    measure_with(group, board, hosts, |pair, way| {
+    measure_with(group, board, hosts, |pair, kind| {
         if group.rank() == pair[0] {
-            return ask(group, pair, way).map(Some);
+            return ask(group, pair, kind).map(Some);
         }
         answer(group, pair[0]).map(|()| None)
     })
 }
 
-/// `measure` is called by both ranks of a pair; the first returns what came of it.
+/// As [`measure_all`]. Both ranks of a pair call `measure`; the first returns the result.
 fn measure_with(
     group: &ProcessGroup,
     board: &Board,
     hosts: &mut [Host],
-    measure: impl Fn([usize; 2], Way) -> Result<Option<Outcome>, CommError>,
+    measure: impl Fn([usize; 2], LinkKind) -> Result<Option<Outcome>, CommError>,
 ) -> anyhow::Result<Measured> {
     let machines: Vec<String> = hosts.iter().map(|host| host.machine.clone()).collect();
     let (pairs, mut measured) = (pairs(&machines), Measured::default());
     for (number, &ranks) in pairs.iter().enumerate() {
         let is_shared = machines[ranks[0]] == machines[ranks[1]] && group.transport() != "tcp";
-        let way = if is_shared { Way::SharedMemory } else { Way::Tcp };
+        let kind = if is_shared { LinkKind::SharedMemory } else { LinkKind::Tcp };
         let name = format!("the link between ranks {} and {}", ranks[0], ranks[1]);
         if ranks.contains(&group.rank()) {
-            match measure(ranks, way) {
+            match measure(ranks, kind) {
                 Ok(Some(outcome)) => board.write(&name, &outcome)?,
                 Err(error) if group.rank() == ranks[0] => {
                     board.write(&name, &Outcome::Failed { cause: error.to_string() })?;
                 }
-                // The first rank of the pair says it.
+                // The first rank of the pair reports it.
                 Ok(None) | Err(_) => {}
             }
         }
-        // Those that wait do not disturb the pair.
+        // Waiting ranks do not disturb the pair.
         match board.read(&name, LONGEST_PAIR)? {
-            Outcome::Whole { link, ahead_s } => {
+            Outcome::Measured { link, ahead_s } => {
                 measured.links.push(link);
                 if ranks[0] == 0 {
                     hosts[ranks[1]].clock_ahead_s = Some(ahead_s);
@@ -144,7 +147,7 @@ fn measure_with(
             }
             Outcome::Failed { cause } => {
                 let num_left = pairs.len() - number - 1;
-                measured.failed = Some(FailedPair { ranks, way, cause, num_left });
+                measured.failed = Some(FailedPair { ranks, kind, cause, num_left });
                 break;
             }
         }
@@ -152,7 +155,7 @@ fn measure_with(
     Ok(measured)
 }
 
-fn ask(group: &ProcessGroup, ranks: [usize; 2], way: Way) -> Result<Outcome, CommError> {
+fn ask(group: &ProcessGroup, ranks: [usize; 2], kind: LinkKind) -> Result<Outcome, CommError> {
     let to = ranks[1];
     let ahead_s = skew_of(group, to)?;
     let mut trips: Vec<Duration> =
@@ -165,13 +168,13 @@ fn ask(group: &ProcessGroup, ranks: [usize; 2], way: Way) -> Result<Outcome, Com
     group.recv(&mut wrong_bytes, Source::Rank(to), TAG)?;
     let latency_us = trips[trips.len() / 2].as_secs_f64() * 1e6 / 2.0;
     let gb_per_s = LOAD_BYTES as f64 / best / 1e9;
-    Ok(Outcome::Whole {
-        link: Link { ranks, way, latency_us, gb_per_s, wrong_bytes: wrong_bytes[0] },
+    Ok(Outcome::Measured {
+        link: Link { ranks, kind, latency_us, gb_per_s, wrong_bytes: wrong_bytes[0] },
         ahead_s,
     })
 }
 
-/// How long each load took, and nothing else: the other side says when it waits for the next one.
+/// The time of each load, and of nothing else: the other side says when it is ready for the next one.
 fn load_times(group: &ProcessGroup, to: usize, load: &[u8]) -> Result<Vec<Duration>, CommError> {
     let timed = |_| {
         group.recv(&mut [0u8; 8], Source::Rank(to), TAG)?;
@@ -202,11 +205,11 @@ fn answer(group: &ProcessGroup, from: usize) -> Result<(), CommError> {
     group.send(&[wrong], from, TAG)
 }
 
-/// Takes each load when it is ready for it; the sum of what `count` finds in them.
+/// Receives the loads, each when this rank is ready for it. Returns the sum of `count` over them.
 fn take_loads(group: &ProcessGroup, from: usize, count: impl Fn(&[u8]) -> u64) -> Result<u64, CommError> {
     let (mut got, mut sum) = (vec![0u8; LOAD_BYTES], 0);
     for _ in 0..LOADS {
-        // Written over first, so that what stays is seen.
+        // Overwritten first, so that missing bytes are noticed.
         got.fill(!0);
         group.send(&[0u8; 8], from, TAG)?;
         group.recv(&mut got, Source::Rank(from), TAG)?;
@@ -216,7 +219,7 @@ fn take_loads(group: &ProcessGroup, from: usize, count: impl Fn(&[u8]) -> u64) -
     Ok(sum)
 }
 
-/// Bytes that differ from place to place and from rank to rank.
+/// Bytes that depend on their position and on the rank.
 fn load(rank: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_mul(rank as u64 + 1);
     let mut word = || {
@@ -246,7 +249,7 @@ fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |now| now.as_secs_f64())
 }
 
-/// Times of one exchange; the middle one by the other's clock.
+/// The times of one exchange; the middle one is from the other's clock.
 #[derive(Debug, Clone, Copy)]
 struct Exchange {
     sent: f64,
@@ -254,7 +257,7 @@ struct Exchange {
     back: f64,
 }
 
-/// As NTP does it: of the quickest exchange, theirs is taken to be the middle of ours. Off by half its length at most.
+/// As in NTP: in the fastest exchange, their time is taken to be the middle of ours. The error is at most half its length.
 fn skew(exchanges: &[Exchange]) -> f64 {
     let quickest = exchanges.iter().min_by(|a, b| (a.back - a.sent).total_cmp(&(b.back - b.sent)));
     quickest.map_or(0.0, |Exchange { sent, theirs, back }| theirs - (sent + back) / 2.0)
@@ -271,15 +274,15 @@ mod tests {
         (0..num).map(|rank| Host { rank, ..Host::here() }).collect()
     }
 
-    /// What each of three ranks has measured, where the second rank of a pair pulls the cable if it is `broken`.
+    /// The results of three ranks; if a pair is `broken`, its second rank aborts the group.
     fn with_broken(broken: [usize; 2]) -> Vec<Measured> {
         let store = Arc::new(MemoryStore::new());
         let found = LocalGroup::run(3, |group| {
             let board = Board::new(store.clone(), group.rank(), 3);
-            let measure = |pair: [usize; 2], way| match group.rank() {
+            let measure = |pair: [usize; 2], kind| match group.rank() {
                 rank if rank == pair[1] && pair == broken => Err(group.abort("the cable is out")),
                 rank if rank == pair[1] => answer(&group, pair[0]).map(|()| None),
-                _ => ask(&group, pair, way).map(Some),
+                _ => ask(&group, pair, kind).map(Some),
             };
             Ok(measure_with(&group, &board, &mut hosts(3), measure).unwrap())
         });
@@ -287,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_that_fails_is_named_and_those_before_it_are_kept() {
+    fn a_pair_that_fails_is_named_and_results_before_it_are_kept() {
         let pairs = |found: &Measured| found.links.iter().map(|link| link.ranks).collect::<Vec<_>>();
         for (broken, before, num_left) in
             [([0, 1], &[][..], 2), ([0, 2], &[[0, 1]], 1), ([1, 2], &[[0, 1], [0, 2]], 0)]
@@ -319,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn the_quickest_exchange_says_how_far_clocks_are_apart() {
+    fn the_fastest_exchange_shows_how_far_apart_clocks_are() {
         let at = |sent: f64, out: f64, home: f64| Exchange {
             sent,
             theirs: sent + out + 7.0,
@@ -365,7 +368,7 @@ mod tests {
             let (board, mut hosts) = (Board::new(store.clone(), group.rank(), 3), hosts(3));
             let measured = measure_all(&group, &board, &mut hosts).unwrap();
             assert!(hosts.iter().all(|host| host.clock_ahead_s.is_none_or(|ahead| ahead.abs() < 1.0)));
-            assert_eq!(hosts.iter().filter(|host| host.clock_ahead_s.is_some()).count(), 2, "but rank 0's");
+            assert_eq!(hosts.iter().filter(|host| host.clock_ahead_s.is_some()).count(), 2, "all but rank 0");
             assert_eq!(measured.failed, None);
             Ok(measured.links)
         });

@@ -1,4 +1,4 @@
-//! What `drumline doctor` shows: problems first, then hosts and links, as lines for people and as JSON.
+//! What `drumline doctor` prints: problems first, then hosts and links, as text or as JSON.
 
 use std::fmt;
 
@@ -12,14 +12,14 @@ use super::links::{Link, Measured};
 pub(super) struct Report {
     pub(super) problems: Vec<String>,
     hints: Vec<String>,
-    /// One of each machine.
+    /// One host for each machine.
     hosts: Vec<Host>,
     links: Vec<Link>,
     ranks: usize,
 }
 
 impl Report {
-    /// Of what each rank has found of its host, and of the links between them.
+    /// From each rank's view of its host, and the links between ranks.
     pub(super) fn new(ranks: Vec<Host>, measured: Measured) -> Self {
         let found = findings(&ranks, &measured);
         let (num_ranks, mut hosts) = (ranks.len(), Vec::<Host>::new());
@@ -45,13 +45,13 @@ impl fmt::Display for Report {
         if !self.links.is_empty() {
             writeln!(f, "\nlinks between {} ranks          latency      bandwidth", self.ranks)?;
         }
-        for Link { ranks: [a, b], way, latency_us, gb_per_s, wrong_bytes } in &self.links {
+        for Link { ranks: [a, b], kind, latency_us, gb_per_s, wrong_bytes } in &self.links {
             let wrong = if *wrong_bytes > 0 { format!("  {wrong_bytes} bytes wrong") } else { String::new() };
             let pair = format!("{a} – {b}");
             writeln!(
                 f,
                 "  {pair:<9} {:<13} {latency_us:9.1} µs {gb_per_s:9.2} GB/s{wrong}",
-                way.to_string()
+                kind.to_string()
             )?;
         }
         Ok(())
@@ -115,14 +115,14 @@ fn shown(limits: &Limits) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::findings::tests::{link, well};
-    use super::super::links::{FailedPair, Way};
+    use super::super::findings::tests::{healthy, link};
+    use super::super::links::{FailedPair, LinkKind};
     use super::*;
 
     #[test]
     fn problems_come_first_and_each_machine_once() {
-        let mut hosts = vec![well(0, "n1"), well(1, "n1"), well(2, "n2")];
-        let links = vec![link([0, 1], Way::SharedMemory, 8.0), link([0, 2], Way::Tcp, 1.0)];
+        let mut hosts = vec![healthy(0, "n1"), healthy(1, "n1"), healthy(2, "n2")];
+        let links = vec![link([0, 1], LinkKind::SharedMemory, 8.0), link([0, 2], LinkKind::Tcp, 1.0)];
         let measured = Measured { links, failed: None };
         let text = Report::new(hosts.clone(), measured.clone()).to_string();
         assert!(text.starts_with("no problem found\n\nn1   drumline 0.1.0, Linux 6.1\n"), "{text}");
@@ -141,11 +141,11 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_that_failed_is_a_problem_beside_all_that_was_found() {
-        let hosts = vec![well(0, "n1"), well(1, "n2"), well(2, "n3")];
-        let links = vec![link([0, 1], Way::Tcp, 1.0)];
+    fn a_pair_that_failed_is_a_problem_next_to_all_other_results() {
+        let hosts = vec![healthy(0, "n1"), healthy(1, "n2"), healthy(2, "n3")];
+        let links = vec![link([0, 1], LinkKind::Tcp, 1.0)];
         let cause = "connection refused".to_owned();
-        let failed = Some(FailedPair { ranks: [0, 2], way: Way::Tcp, cause, num_left: 1 });
+        let failed = Some(FailedPair { ranks: [0, 2], kind: LinkKind::Tcp, cause, num_left: 1 });
         let text = Report::new(hosts, Measured { links, failed }).to_string();
         let problem = "1 problem:\n  ✗ between rank 0 (n1) and rank 2 (n3), over TCP, messages do not get through: connection refused; ";
         assert!(text.starts_with(problem), "{text}");

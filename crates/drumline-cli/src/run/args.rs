@@ -1,6 +1,6 @@
 //! The flags of `drumline run`: torchrun's, DeepSpeed's, and ours. As typed; what they mean together is in `plan`.
 //!
-//! A flag whose default depends on others is an `Option`, and its default stands in its description.
+//! A flag whose default depends on others is an `Option`, and its description contains the default.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -32,14 +32,14 @@ Examples:
   drumline run --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint node0:29400 train.py
   drumline run -H hosts --include node0@node1:0,1 train.py
 
-Flags come before PROGRAM; all that follows it is the program's own. Every flag can be written with _ for -, be cut short \
-as long as it is clear, and have its default in a variable: --nnodes in PET_NNODES. A flag wins over its variable.
+Flags come before PROGRAM; everything after it is passed to the program. Every flag can be written with _ for -, be abbreviated \
+as long as it is unambiguous, and have its default in a variable: --nnodes in PET_NNODES. A flag wins over its variable.
 
 A .py file is run by $PYTHON_EXEC, or by python3; anything else is executed.
 
 Faults, several as several --fault: rank=N, when (step=N in programs on Drumline's training loops, after=30s in any), and what \
 (kill, stop, stop=5s; with a step also exit=3, panic, sleep=250ms, slow=2, drop=RANK, delay=50ms,peer=RANK). Each happens before \
-the first restart; restart=N or restart=any choose others. More: docs/faults.md.";
+the first restart; restart=N or restart=any choose other times. More: docs/faults.md.";
 
 /// Start this node's ranks of a program: takes torchrun's command lines
 #[derive(Debug, clap::Args)]
@@ -51,24 +51,24 @@ pub(crate) struct RunArgs {
     /// Ranks on each node: a number, gpu or cpu (one for each), or auto (gpu if there are any) [default: 1]
     #[arg(long, value_name = "N|auto|cpu|gpu|xpu", help_heading = NODES)]
     pub(super) nproc_per_node: Option<Nproc>,
-    /// This node among the nodes, for the static way to meet [default: 0]
+    /// Number of this node, for --rdzv-backend static [default: 0]
     #[arg(long, value_name = "N", value_parser = whole, help_heading = NODES)]
     pub(super) node_rank: Option<usize>,
     /// Name of the ranks' role
     #[arg(long, value_name = "NAME", default_value = "default", help_heading = NODES)]
     pub(super) role: String,
 
-    /// Host of node 0, for the static way to meet [default: 127.0.0.1]
+    /// Host of node 0, for --rdzv-backend static [default: 127.0.0.1]
     #[arg(long, value_name = "HOST", help_heading = MEETING)]
     pub(super) master_addr: Option<String>,
-    /// Port on node 0, for the static way to meet [default: 29500, or a free one if there is one node only]
+    /// Port on node 0, for --rdzv-backend static [default: 29500, or a free one if there is only one node]
     #[arg(long, value_name = "PORT", help_heading = MEETING)]
     pub(super) master_port: Option<u16>,
-    /// One node alone, on a free port: jobs side by side never collide
+    /// One node alone, on a free port: concurrent jobs never collide
     #[arg(long, help_heading = MEETING)]
     pub(super) standalone: bool,
-    /// static (each node is given its rank) or c10d (nodes come and go)
-    #[arg(long, value_name = "WAY", default_value = "static", help_heading = MEETING)]
+    /// static (each node is given its rank) or c10d (nodes may join and leave)
+    #[arg(long, value_name = "BACKEND", default_value = "static", help_heading = MEETING)]
     pub(super) rdzv_backend: String,
     /// Where the nodes meet [default: --master-addr and --master-port, or localhost:29400 for c10d]
     #[arg(long, value_name = "HOST:PORT", default_value = "", hide_default_value = true, help_heading = MEETING)]
@@ -79,7 +79,7 @@ pub(crate) struct RunArgs {
     /// Settings such as join_timeout=600,last_call_timeout=30,keep_alive_interval=5,keep_alive_max_attempt=6
     #[arg(long, value_name = "KEY=VALUE,...", default_value = "", hide_default_value = true, help_heading = MEETING)]
     pub(super) rdzv_conf: RdzvConf,
-    /// Address under which other nodes reach this one [default: found out]
+    /// Address at which other nodes reach this one [default: found automatically]
     #[arg(long, value_name = "HOST", help_heading = MEETING)]
     pub(super) local_addr: Option<String>,
 
@@ -89,7 +89,7 @@ pub(crate) struct RunArgs {
     /// Only these hosts and slots
     #[arg(short, long, value_name = "HOST[:SLOT,..]@..", conflicts_with = "exclude", help_heading = HOSTS)]
     pub(super) include: Option<String>,
-    /// All but these hosts and slots
+    /// All except these hosts and slots
     #[arg(short, long, value_name = "HOST[:SLOT,..]@..", help_heading = HOSTS)]
     pub(super) exclude: Option<String>,
     /// The first N hosts only; without a hostfile the same as --nnodes N
@@ -98,7 +98,7 @@ pub(crate) struct RunArgs {
     /// The first N GPUs of each host, with a rank for each
     #[arg(long, alias = "num_accelerators", value_name = "N", conflicts_with = "nproc_per_node", help_heading = HOSTS)]
     pub(super) num_gpus: Option<i64>,
-    /// What starts the launchers of the other hosts [default: ssh]
+    /// What starts the launchers on the other hosts [default: ssh]
     #[arg(long, value_enum, value_name = "WAY", help_heading = HOSTS)]
     pub(super) launcher: Option<Launcher>,
 
@@ -118,24 +118,24 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "RANK", value_parser = whole, help_heading = PROGRAM)]
     pub(super) debug_rank: Option<usize>,
 
-    /// Restarts of all ranks before the job is given up
+    /// How often all ranks are restarted before the job fails
     #[arg(long, value_name = "N", default_value = "0", value_parser = whole, help_heading = LIFE)]
     pub(super) max_restarts: usize,
-    /// How long a silent host is waited for, from 1s; the same on all nodes [default: what --rdzv-conf keep_alive_… or
-    /// $DRUMLINE_HOST_TIMEOUT say, or 30s]
+    /// How long a silent host is waited for, at least 1s; the same on all nodes [default: from --rdzv-conf keep_alive_… or
+    /// $DRUMLINE_HOST_TIMEOUT, or 30s]
     #[arg(long, value_name = "TIME", help_heading = LIFE)]
     pub(super) host_timeout: Option<HostTimeout>,
-    /// Seconds between looks at the nodes' state, at least 0.01; the end of a rank is seen at once
+    /// Seconds between checks of the nodes' state, at least 0.01; the end of a rank is noticed at once
     #[arg(long, value_name = "SECONDS", default_value = "0.1", value_parser = parse_seconds, help_heading = LIFE)]
     pub(super) monitor_interval: Duration,
     /// Seconds between SIGTERM and SIGKILL [default: $TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, help_heading = LIFE)]
     pub(super) shutdown_timeout: Option<Duration>,
-    /// Signals that are handed on to the ranks
+    /// Signals that are passed on to the ranks
     #[arg(long, value_name = "LIST", default_value = "SIGTERM,SIGINT,SIGHUP,SIGQUIT", help_heading = LIFE)]
     pub(super) signals_to_handle: String,
 
-    /// Make this happen, to rehearse it, such as rank=1,step=20,kill [see below]
+    /// Inject a fault, such as rank=1,step=20,kill [see below]
     #[arg(long = "fault", value_name = "FAULT", value_parser = parse_faults, help_heading = LIFE)]
     pub(super) faults: Vec<Vec<Fault>>,
 
@@ -154,10 +154,10 @@ pub(crate) struct RunArgs {
     /// Only rank 0 is shown on the console
     #[arg(long, help_heading = OUTPUT)]
     pub(super) quiet_ranks: bool,
-    /// Copy lines of stdout that hold one of these texts to a file; ,, is a comma
+    /// Copy lines of stdout that contain one of these texts to a file; ,, is a comma
     #[arg(long, value_name = "TEXT,...", default_value = "", hide_default_value = true, help_heading = OUTPUT)]
     pub(super) duplicate_stdout_filters: String,
-    /// Copy lines of stderr that hold one of these texts to a file; ,, is a comma
+    /// Copy lines of stderr that contain one of these texts to a file; ,, is a comma
     #[arg(long, value_name = "TEXT,...", default_value = "", hide_default_value = true, help_heading = OUTPUT)]
     pub(super) duplicate_stderr_filters: String,
 
@@ -171,24 +171,24 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N", value_parser = whole, help_heading = PLACING)]
     pub(super) omp: Option<usize>,
 
-    // Last, as what has no effect stands behind what has.
+    // At the end, since flags without effect are listed last.
     #[command(flatten)]
     pub(super) deepspeed: DeepspeedArgs,
     /// No effect: every rank is a program of its own
     #[arg(long, value_enum, value_name = "HOW", default_value = "spawn", help_heading = ACCEPTED)]
     pub(super) start_method: StartMethod,
-    /// No effect: events are told on stderr
+    /// No effect: events are printed to stderr
     #[arg(long, value_name = "NAME", default_value = "null", help_heading = ACCEPTED)]
     pub(super) event_log_handler: String,
-    /// A plug-in of torchrun: refused
+    /// Not supported: a plug-in of torchrun
     #[arg(long, value_name = "NAME", help_heading = ACCEPTED)]
     pub(super) logs_specs: Option<String>,
 
-    /// Follow the launcher at the other end of stdin
+    /// Take orders from the launcher at the other end of stdin
     #[arg(long, hide = true)]
     pub(super) led: bool,
 
-    /// The program, and its own arguments, passed on untouched
+    /// The program and its arguments, passed on unchanged
     #[arg(required = true, trailing_var_arg = true, value_names = ["PROGRAM", "ARGS"])]
     pub(super) command: Vec<OsString>,
 }

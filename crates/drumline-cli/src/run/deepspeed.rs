@@ -1,5 +1,5 @@
-//! Flags of the `deepspeed` command beyond those that choose hosts: each works, or is said to have no effect, or is
-//! refused with what to use.
+//! Flags of the `deepspeed` command beyond those that choose hosts. Each works, is reported to have no effect, or is an error
+//! that says what to use instead.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ use super::error::PlanError;
 const HOSTS: &str = "Starting on other hosts (as deepspeed)";
 const ACCEPTED: &str = "Accepted from deepspeed's command lines";
 
-/// As typed.
+/// The flags as typed.
 #[derive(Debug, clap::Args)]
 pub(super) struct DeepspeedArgs {
     /// Arguments for ssh, srun or mpirun, with spaces between them
@@ -24,7 +24,7 @@ pub(super) struct DeepspeedArgs {
     /// Start this host's ranks only: every host is started by hand, with its --node-rank
     #[arg(long, help_heading = HOSTS)]
     pub(super) no_ssh: bool,
-    /// Go through --launcher even for a single host
+    /// Use --launcher even for a single host
     #[arg(long, help_heading = HOSTS)]
     pub(super) force_multi: bool,
     /// Slurm's account
@@ -40,7 +40,7 @@ pub(super) struct DeepspeedArgs {
     /// No effect: run passes no --local_rank; drumline launch does
     #[arg(long, help_heading = ACCEPTED)]
     no_local_rank: bool,
-    /// No effect: a host that cannot be reached is told when it is started
+    /// No effect: a host that cannot be reached is reported when it is started
     #[arg(long, help_heading = ACCEPTED)]
     no_ssh_check: bool,
     /// No effect: the ranks end with their launcher
@@ -49,25 +49,25 @@ pub(super) struct DeepspeedArgs {
     /// No effect: ranks are bound to cores where each can have its own
     #[arg(long, help_heading = ACCEPTED)]
     bind_cores_to_rank: bool,
-    /// Refused: try --numa-binding
+    /// Not supported: try --numa-binding
     #[arg(long, value_name = "LIST", help_heading = ACCEPTED)]
     bind_core_list: Option<String>,
-    /// Refused: try --rdzv-backend c10d
+    /// Not supported: try --rdzv-backend c10d
     #[arg(long, help_heading = ACCEPTED)]
     elastic_training: bool,
-    /// Refused: try --nnodes MIN:MAX
+    /// Not supported: try --nnodes MIN:MAX
     #[arg(long, value_name = "N", help_heading = ACCEPTED)]
     min_elastic_nodes: Option<i64>,
-    /// Refused: try --nnodes MIN:MAX
+    /// Not supported: try --nnodes MIN:MAX
     #[arg(long, value_name = "N", help_heading = ACCEPTED)]
     max_elastic_nodes: Option<i64>,
-    /// Refused: deepspeed's own
+    /// Not supported: deepspeed's own
     #[arg(long, value_name = "HOW", help_heading = ACCEPTED)]
     autotuning: Option<String>,
 }
 
 impl DeepspeedArgs {
-    /// An error for a flag that cannot be heeded.
+    /// An error for a flag that is not supported.
     pub(super) fn refused(&self) -> Result<(), PlanError> {
         let elastic = "--nnodes MIN:MAX --rdzv-backend c10d --rdzv-endpoint HOST:PORT on each host";
         // DeepSpeed's own default is -1.
@@ -100,7 +100,7 @@ impl DeepspeedArgs {
         flags.into_iter().filter(|(given, ..)| *given).map(|(_, flag, why)| (flag, why)).collect()
     }
 
-    /// What the starter is given besides what it needs.
+    /// Extra arguments for the starter.
     pub(super) fn starter_args(&self, starter: Starter) -> Vec<String> {
         let slurm = [("account", &self.account), ("comment", &self.comment)];
         let slurm = slurm.into_iter().filter(|_| starter == Starter::Slurm);
@@ -109,7 +109,7 @@ impl DeepspeedArgs {
     }
 }
 
-/// The starter of this name, if there is one.
+/// The starter with this name, if it is supported.
 pub(super) fn starter(launcher: Option<Launcher>) -> Result<Starter, PlanError> {
     match launcher {
         None | Some(Launcher::Ssh) => Ok(Starter::Ssh),

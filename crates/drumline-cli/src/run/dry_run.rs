@@ -11,12 +11,12 @@ use drumline_launch::{
 };
 use drumline_rendezvous::worker_env;
 
-/// What a port or address is called that is known only once the job runs.
+/// Shown for a port or address that is known only once the job runs.
 const LATER: &str = "(when the job starts)";
 /// The round that is shown.
 const FIRST_ROUND: u64 = 1;
 
-/// The plan, as this node would carry it out. `visible` is what `CUDA_VISIBLE_DEVICES` says to the launcher.
+/// The plan, as this node would run it. `visible` is the launcher's `CUDA_VISIBLE_DEVICES`.
 pub(super) fn describe(plan: &LaunchPlan, visible: Option<&str>) -> String {
     let mut text = format!("plan ({} x {} ranks); nothing is started\n", plan.nodes, plan.nproc);
     for (name, value) in facts(plan) {
@@ -49,8 +49,11 @@ pub(super) fn describe_fleet(plan: &LaunchPlan, fleet: &Fleet, site: &Site) -> S
         let last = first + fleet.ranks_on(node_rank) - 1;
         let _ = writeln!(text, "host {host} (node {node_rank}, ranks {first} to {last})");
         let _ = writeln!(text, "  $ {}", line(program, args));
-        let _ =
-            writeln!(text, "  which is told on stdin, with the job key, to run in {}", order.dir.display());
+        let _ = writeln!(
+            text,
+            "  which gets on stdin, with the job key, the order to run in {}",
+            order.dir.display()
+        );
         for (name, value) in &order.env {
             let _ = writeln!(text, "    {}={}", name.display(), value.display());
         }
@@ -95,7 +98,7 @@ fn facts(plan: &LaunchPlan) -> Vec<(&'static str, String)> {
 fn nodes(plan: &LaunchPlan) -> String {
     match plan.rendezvous {
         Rendezvous::Dynamic { .. } => {
-            format!("{}; ranks are given when they meet, here as if all came", plan.nodes)
+            format!("{}; ranks are assigned when the nodes meet, here as if all came", plan.nodes)
         }
         _ if plan.fleet.is_some() => plan.nodes.to_string(),
         _ => {
@@ -118,10 +121,10 @@ fn worker(plan: &LaunchPlan, place: &Place, cores: Option<&Cores>, visible: Opti
     text
 }
 
-/// What is set on top of the launcher's own environment; the last value of each name, in the order of names.
+/// What is set in addition to the launcher's own environment: the last value of each name, sorted by name.
 fn environment(plan: &LaunchPlan, place: &Place, visible: Option<&str>) -> BTreeMap<OsString, OsString> {
     let master = match &plan.rendezvous {
-        // Of several nodes the launchers meet at that port; what rank 0 hosts gets another one there.
+        // The launchers of several nodes meet at that port; what rank 0 hosts gets another one.
         Rendezvous::Static { addr, port } if plan.nodes.max > 1 || *port == 0 => {
             [addr.clone(), LATER.to_string()]
         }

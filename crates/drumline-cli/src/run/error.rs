@@ -1,4 +1,4 @@
-//! Why a command line cannot be carried out, each in one message that names the nearest right flag.
+//! Why a command line cannot be run. Each message names the nearest right flag.
 
 use std::io;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ pub(crate) enum PlanError {
     #[error("--standalone is for one node, but there are {0} hosts; try without --standalone")]
     StandaloneHosts(usize),
     #[error(
-        "--nnodes {0} lets the job grow and shrink, which the static way to meet cannot; \
+        "--nnodes {0} lets the job grow and shrink, which --rdzv-backend static cannot; \
          try --rdzv-backend c10d --rdzv-endpoint HOST:PORT"
     )]
     ElasticStatic(NodeRange),
@@ -46,7 +46,7 @@ pub(crate) enum PlanError {
     FewGpus { asked: usize, found: usize },
     #[error("{flag} {given}: there must be at least one; try {flag} 1, or -1 for all")]
     Zero { flag: &'static str, given: i64 },
-    #[error("-m runs a module by Python and --no-python forbids that; try one of them alone")]
+    #[error("-m runs a module with Python and --no-python forbids that; try one of them alone")]
     ModuleNoPython,
     #[error("--no-python passes no --local-rank to a program that may not know it; try --use-env as well")]
     NoPythonLocalRank,
@@ -84,9 +84,7 @@ pub(crate) enum PlanError {
         "{host} has {slots} slots, --num-gpus asks for {asked}; try --num-gpus {slots}, or --exclude {host}"
     )]
     FewSlots { host: String, slots: usize, asked: usize },
-    #[error(
-        "--hostfile, --include and --exclude say which nodes there are, and --nnodes does too; try --num-nodes"
-    )]
+    #[error("--hostfile, --include and --exclude choose the nodes, and so does --nnodes; try --num-nodes")]
     NodesTwice,
     #[error(
         "srun started {tasks} tasks on {nodes} nodes, and in each a drumline run that wants the whole node; \
@@ -97,7 +95,7 @@ pub(crate) enum PlanError {
     SlurmNodes(NodeListError),
     #[error("{name} is `{value}`, expected a number; try --nnodes, --node-rank and --master-addr")]
     SlurmVariable { name: &'static str, value: String },
-    #[error("there is no file `{0}` to be run by Python; try its full path, or -m for a module")]
+    #[error("there is no file `{0}` to be run with Python; try its full path, or -m for a module")]
     NoScript(String),
     #[error("{flag} is not supported; try {instead}")]
     Refused { flag: &'static str, instead: &'static str },
@@ -106,10 +104,12 @@ pub(crate) enum PlanError {
          copy job.key to every node (scp -p), and set DRUMLINE_JOB_KEY_FILE=job.key there"
     )]
     NoKey,
-    #[error("--no-ssh starts this host's ranks only, and must be told which host that is; try --node-rank N")]
+    #[error(
+        "--no-ssh starts this host's ranks only, and needs to know which host that is; try --node-rank N"
+    )]
     NoSshRank,
     #[error(
-        "the first host is called {first}, which the others take for themselves; try --master-addr with its \
+        "the first host is called {first}, by which each of the others would mean itself; try --master-addr with its \
          address, or that address in the hostfile"
     )]
     FirstIsLoopback { first: String },

@@ -1,4 +1,4 @@
-//! What holds for every flag of `run` and `launch`, said once: both spellings, the variable, prefixes, the last one wins.
+//! What is the same for every flag of `run` and `launch`: both spellings, the variable, prefixes, the last one wins.
 
 use clap::builder::BoolishValueParser;
 use clap::error::{ContextKind, ContextValue};
@@ -11,16 +11,16 @@ pub(crate) fn as_torchrun(command: Command) -> Command {
     command.infer_long_args(true).args_override_self(true).mut_args(both_spellings_and_variable)
 }
 
-/// Flags that are taken for the sake of others' command lines stand under such a heading: each has no effect, or is refused.
+/// The heading of flags that are accepted only for the sake of other launchers' command lines: each has no effect, or is an error.
 pub(super) const ACCEPTED: &str = "Accepted from";
 
-/// Hides a flag without effect where nobody brings torchrun's or deepspeed's command lines.
+/// Hides a flag without effect on commands that nobody uses with torchrun's or deepspeed's command lines.
 pub(crate) fn hidden_if_without_effect(arg: Arg) -> Arg {
     let is_accepted = arg.get_help_heading().is_some_and(|heading| heading.starts_with(ACCEPTED));
     if is_accepted { arg.hide(true) } else { arg }
 }
 
-/// The variable that a wrong value came from, if it did: nobody looks for it in what was not typed.
+/// The variable that a wrong value came from, if it did not come from the command line.
 pub(crate) fn variable_at_fault(error: &clap::Error, env: impl Fn(&str) -> Option<String>) -> Option<String> {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),

@@ -1,4 +1,4 @@
-//! What a plan must know about this node. Gathered once; nothing of it is looked up while planning.
+//! What a plan must know about this node. It is gathered once; planning itself reads nothing.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, UdpSocket};
@@ -15,21 +15,21 @@ use super::error::PlanError;
 pub(crate) struct Host<'a> {
     pub(super) name: String,
     pub(super) cores: usize,
-    /// Whether an address is one of this node's.
+    /// Whether an address belongs to this node.
     pub(super) has_address: fn(IpAddr) -> bool,
     /// The names of the device files.
     pub(super) device_files: Vec<String>,
     pub(super) env: &'a dyn Fn(&str) -> Option<OsString>,
-    /// What the file of `--hostfile` says, if one was given.
+    /// The content of the file of `--hostfile`, if one was given.
     pub(super) hostfile: Option<String>,
-    /// This very program, as it can be started again.
+    /// This program, as it can be started again.
     pub(super) launcher: OsString,
-    /// A name for a job that was given none: never the same twice.
+    /// A name for a job that was given none. It is never used twice.
     pub(super) fresh_id: String,
 }
 
 impl<'a> Host<'a> {
-    /// The node that we run on.
+    /// The node on which this process runs.
     pub(super) fn found(
         hostfile: Option<&Path>,
         env: &'a dyn Fn(&str) -> Option<OsString>,
@@ -42,7 +42,7 @@ impl<'a> Host<'a> {
         Ok(Self {
             name: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             cores: cores.unwrap_or(1),
-            // Only an address of one's own can be taken.
+            // Only an own address can be bound.
             has_address: |address| UdpSocket::bind((address, 0)).is_ok(),
             device_files: names_in("/dev"),
             env,
@@ -65,7 +65,7 @@ impl<'a> Host<'a> {
         installed_gpus(self.device_files.iter().map(String::as_str))
     }
 
-    /// Whether a host of this name in a list is this node: by its name, or by an address that it has.
+    /// Whether a host with this name in a list is this node: by its name, or by an address that it has.
     pub(super) fn is_called(&self, name: &str) -> bool {
         let short = |name: &str| name.split('.').next().unwrap_or_default().to_string();
         let known =
@@ -88,7 +88,7 @@ fn names_in(folder: &str) -> Vec<String> {
 
 fn fresh_id() -> String {
     let mut bytes = [0_u8; 16];
-    // Early in the boot the kernel may have no randomness; a name then still differs from all others on this machine.
+    // Early in the boot the kernel may have no randomness. Then the name still differs from all others on this machine.
     if rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).is_err() {
         bytes[..4].copy_from_slice(&std::process::id().to_ne_bytes());
     }

@@ -1,4 +1,4 @@
-//! The nodes as DeepSpeed's flags give them: a hostfile, filters, and the first so many of them.
+//! The nodes as DeepSpeed's flags give them: a hostfile, filters, and the first N of them.
 //!
 //! ```text
 //!   hostfile, or this node and its GPUs ─▶ --include | --exclude ─▶ --num-nodes ─▶ --num-gpus ─▶ Hosts
@@ -11,7 +11,7 @@ use super::deepspeed::starter;
 use super::error::PlanError;
 use super::host::Host;
 
-/// What those flags say about the plan; all `None` without them.
+/// What those flags mean for the plan; all `None` without them.
 #[derive(Default)]
 pub(super) struct Hosts {
     pub(super) nodes: Option<NodeRange>,
@@ -77,12 +77,12 @@ impl Hosts {
     pub(super) fn first(&self) -> Result<Option<String>, PlanError> {
         let several = self.nodes.is_some_and(|nodes| nodes.max > 1);
         let Some(name) = self.first.as_ref().filter(|_| several) else { return Ok(None) };
-        // A user may stand before the name, for ssh.
+        // The name may begin with a user, for ssh.
         let first = name.rsplit('@').next().unwrap_or(name).to_string();
-        match is_loopback(&first) && !self.only_loopback {
-            true => Err(PlanError::FirstIsLoopback { first }),
-            false => Ok(Some(first)),
+        if is_loopback(&first) && !self.only_loopback {
+            return Err(PlanError::FirstIsLoopback { first });
         }
+        Ok(Some(first))
     }
 }
 
@@ -96,7 +96,7 @@ fn fleet(hosts: Vec<HostSlots>, nproc: Option<usize>, args: &RunArgs) -> Result<
     Ok(Fleet { hosts, nproc, starter, ssh_port: args.deepspeed.ssh_port, starter_args })
 }
 
-/// A negative number is DeepSpeed's way to say "all".
+/// A negative number means "all" in DeepSpeed.
 fn count(flag: &'static str, given: Option<i64>) -> Result<Option<usize>, PlanError> {
     match given {
         Some(0) => Err(PlanError::Zero { flag, given: 0 }),
@@ -147,7 +147,7 @@ fn first_slots(mut hosts: Vec<HostSlots>, asked: Option<usize>) -> Result<Vec<Ho
     Ok(hosts)
 }
 
-/// This node's slots in the words of `CUDA_VISIBLE_DEVICES`: slot 1 of a launcher that sees GPUs 4 and 6 is GPU 6.
+/// This node's slots as `CUDA_VISIBLE_DEVICES` names them: slot 1 of a launcher that sees GPUs 4 and 6 is GPU 6.
 fn devices(this: &HostSlots, host: &Host<'_>) -> Vec<String> {
     let gpus = host.gpus();
     let device = |slot: &usize| gpus.get(*slot).cloned().unwrap_or_else(|| slot.to_string());

@@ -1,17 +1,17 @@
-//! How a Python program wants its local rank: read from its own text, as far as that can be found.
+//! How a Python program gets its local rank: read from its source, if that can be found.
 
 use drumline_launch::{LocalRankArg, Program};
 
 use super::args::RunArgs;
 
 impl RunArgs {
-    /// The spelling of `--local-rank` that the program's text declares.
+    /// The spelling of `--local-rank` that the program's source declares.
     pub(crate) fn declared_local_rank(&self) -> Option<LocalRankArg> {
         LocalRankArg::declared_in(&self.source()?)
     }
 
-    /// What to know about a program that declares the argument, which `drumline run` and torchrun do not pass, and does
-    /// not look for the variable.
+    /// A remark about a program that declares the argument, which `drumline run` and torchrun do not pass, and does not read the
+    /// variable.
     pub(crate) fn local_rank_remark(&self) -> Option<String> {
         let source = self.source()?;
         let given = |word: &std::ffi::OsString| {
@@ -26,7 +26,7 @@ impl RunArgs {
             LocalRankArg::Underscore => "--local_rank",
         };
         let name = self.command[0].to_string_lossy();
-        Some(format!("{name} declares {flag}, which run does not pass, as torchrun; drumline launch does"))
+        Some(format!("{name} declares {flag}, which run does not pass, like torchrun; drumline launch does"))
     }
 
     fn source(&self) -> Option<String> {

@@ -1,4 +1,4 @@
-//! How many ranks a node has: a number, or one for each of something that the node has.
+//! How many ranks a node has: a number, or one for each GPU or core.
 
 use std::str::FromStr;
 
@@ -29,7 +29,7 @@ impl FromStr for Nproc {
     }
 }
 
-/// A mistyped number must not bring the machine down.
+/// A mistyped number must not overload the machine.
 const MOST_RANKS: usize = 65_535;
 
 impl Nproc {

@@ -1,4 +1,4 @@
-//! `drumline on-host`: what a leading launcher starts on each host. Reads its order from stdin and becomes the agent.
+//! `drumline on-host`: what a leading launcher starts on each host. It reads its order from stdin and becomes the agent.
 
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
@@ -11,7 +11,7 @@ pub(crate) fn on_host() -> anyhow::Result<()> {
     if stdin.is_terminal() {
         return Err(OrderError::NoOrder.into());
     }
-    // Not through the buffer of `stdin`, which would take some of what the agent is to read.
+    // Not through the buffer of `stdin`, which would consume some of what the agent must read.
     let order = Order::read(std::fs::File::from(stdin.as_fd().try_clone_to_owned()?))?;
-    match order.become_it()? {}
+    match order.exec()? {}
 }

@@ -1,5 +1,5 @@
-//! From what was typed to what is to be done. Everything is checked and nothing is touched: what the plan must know about
-//! this node comes in as a [`Host`].
+//! From the command line to a plan. Everything is checked and nothing is touched: what the plan must know about this node comes
+//! in as a [`Host`].
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -21,16 +21,16 @@ use super::slurm::Step;
 
 const MASTER_ADDR: &str = "127.0.0.1";
 const MASTER_PORT: u16 = 29_500;
-/// Where the dynamic way meets if no port is given.
+/// The default port of `--rdzv-backend c10d`.
 const C10D_PORT: u16 = 29_400;
-/// What `--rdzv-id` says if nobody gave one.
+/// The default of `--rdzv-id`.
 const NO_ID: &str = "none";
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
-/// Looking at the nodes' state more often than this would only keep a core busy.
+/// Checking the nodes' state more often than this would only keep a core busy.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(10);
 
 impl RunArgs {
-    /// What these arguments mean on this node, or the first thing that is wrong with them.
+    /// What these arguments mean on this node, or the first error in them.
     pub(crate) fn plan(&self, host: &Host<'_>) -> Result<LaunchPlan, PlanError> {
         let hosts = Hosts::chosen(self, host)?;
         let step = Step::taken(self, host)?;
@@ -80,7 +80,7 @@ impl RunArgs {
         })
     }
 
-    /// The same for `drumline launch`, whose programs may be told their local rank as an argument.
+    /// The same for `drumline launch`, whose programs may get their local rank as an argument.
     pub(crate) fn plan_with(
         &self,
         host: &Host<'_>,
@@ -92,7 +92,7 @@ impl RunArgs {
         }
     }
 
-    /// What was given and has no effect here, or hides something.
+    /// Remarks about arguments that have no effect here, or hide something.
     pub(crate) fn remarks(&self) -> Vec<String> {
         let dynamic = self.standalone || self.rdzv_backend != "static";
         let unused = |flag: &str, why: &str| format!("{flag} has no effect: {why}");
@@ -101,19 +101,19 @@ impl RunArgs {
             remarks.push(unused("--start-method", "every rank is a program of its own"));
         }
         if self.event_log_handler != "null" {
-            remarks.push(unused("--event-log-handler", "events are told on stderr"));
+            remarks.push(unused("--event-log-handler", "events are printed to stderr"));
         }
         let all_shown = self.redirects.is_none() && self.local_ranks_filter.is_empty() && !self.quiet_ranks;
         if let Some(rank) = self.debug_rank.filter(|_| !all_shown) {
             remarks.push(format!(
-                "rank {rank} says on its stderr how to attach, and not all ranks are shown here"
+                "rank {rank} prints to its stderr how to attach, and not all ranks are shown here"
             ));
         }
         if dynamic && self.master_addr.is_some() && self.rdzv_endpoint.is_empty() {
             remarks.push(unused("--master-addr", "it is for --rdzv-backend static; try --rdzv-endpoint"));
         }
         if self.hostfile.is_some() && self.local_addr.is_some() && !self.deepspeed.no_ssh {
-            remarks.push(unused("--local-addr", "each host finds out its own"));
+            remarks.push(unused("--local-addr", "each host finds its own"));
         }
         remarks.extend(self.deepspeed.unused().into_iter().map(|(flag, why)| unused(flag, why)));
         remarks
@@ -158,13 +158,13 @@ impl RunArgs {
             Some(given) => given.clone(),
             None => hosts.first()?.unwrap_or_else(|| MASTER_ADDR.to_string()),
         };
-        // An IPv6 address may stand in brackets; put there, any address is told from HOST:PORT.
+        // An IPv6 address may be in brackets; without them, any address can be distinguished from HOST:PORT.
         let bare = addr.trim().trim_start_matches('[').trim_end_matches(']');
         let is_host = bare.parse::<std::net::Ipv6Addr>().is_ok() || !bare.contains([':', '/', ' ']);
         if bare.is_empty() || !is_host {
             return Err(PlanError::MasterAddr(addr));
         }
-        // One node alone has nobody to agree with: any free port will do, and jobs side by side never collide.
+        // One node alone can use any free port, so that concurrent jobs never collide.
         let port = if nodes.max == 1 { 0 } else { MASTER_PORT };
         Ok(Rendezvous::Static { addr: bare.to_string(), port: self.master_port.unwrap_or(port) })
     }
@@ -267,17 +267,17 @@ impl RunArgs {
     }
 }
 
-/// With several nodes the launcher itself speaks while ranks run, and its notes would be drawn over.
+/// With several nodes the launcher itself prints while ranks run, and redrawn bars would overwrite its notes.
 fn bars(nodes: NodeRange) -> Bars {
     if nodes.max == 1 { Bars::Redrawn } else { Bars::Paced }
 }
 
-/// How many ranks there are; `None` where the other nodes may have more or fewer than this one.
+/// The number of ranks; `None` if the other nodes may have more or fewer than this one.
 fn world(nodes: NodeRange, nproc: usize, fleet: Option<&Fleet>) -> Option<usize> {
     fleet.map(Fleet::num_ranks).or_else(|| (nodes.max == 1).then_some(nproc))
 }
 
-/// `a,b` is two texts; two commas are one that belongs to a text.
+/// `a,b` is two texts; a double comma is a comma inside a text.
 fn texts(list: &str) -> Vec<String> {
     const COMMA: &str = "\0";
     let parts = list.replace(",,", COMMA);

@@ -1,4 +1,4 @@
-//! Command lines and what they must mean: torchrun's, with what version 2.11 makes of them, and DeepSpeed's.
+//! Command lines and what they must mean: torchrun's, as version 2.11 handles them, and DeepSpeed's.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -82,7 +82,7 @@ fn defaults_are_those_of_torchrun() {
 }
 
 #[test]
-fn nodes_meet_where_torchrun_would_have_them_meet() {
+fn nodes_meet_where_they_do_with_torchrun() {
     for (line, nodes, rendezvous) in [
         ("--nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --master-port 1234 a", "2", at("10.0.0.1", 1234)),
         ("--nnodes=2 --node_rank=1 --master_addr=[::1] a", "2", at("::1", 29500)),
@@ -133,7 +133,7 @@ fn ranks_are_counted_as_torchrun_does() {
 }
 
 #[test]
-fn programs_are_found_and_their_arguments_left_alone() {
+fn programs_are_found_and_their_arguments_are_unchanged() {
     let words = |node: &Node, line: &str| {
         let plan = node.plan(line).unwrap();
         let (program, args) = plan.command(&plan.place(0, 0, 1));
@@ -183,7 +183,7 @@ fn the_rest_reaches_the_plan() {
 }
 
 #[test]
-fn a_silent_host_is_waited_for_as_long_as_the_nearest_word_says() {
+fn the_host_timeout_comes_from_the_nearest_setting() {
     let patient = Node { variables: &[("DRUMLINE_HOST_TIMEOUT", "45s")], ..BARE };
     for (node, line, seconds, interval) in [
         (&BARE, "a", 30, 500),
@@ -254,7 +254,7 @@ fn under_slurm(variables: &'static [(&'static str, &'static str)]) -> Node {
 }
 
 #[test]
-fn the_nodes_of_a_slurm_step_are_taken_unless_the_command_line_has_them() {
+fn the_nodes_of_a_slurm_step_are_used_unless_the_command_line_gives_them() {
     let plan = under_slurm(STEP).plan("--nproc-per-node gpu a").unwrap();
     assert_eq!((plan.nodes, plan.node_rank, plan.nproc), (NodeRange::exactly(2), 1, 4));
     assert_eq!((plan.rendezvous, plan.run_id.as_str()), (at("gpu07", 27825), "12"));
@@ -282,10 +282,10 @@ fn the_nodes_of_a_slurm_step_are_taken_unless_the_command_line_has_them() {
 }
 
 #[test]
-fn what_slurm_says_and_cannot_be_is_told() {
+fn impossible_slurm_variables_are_errors() {
     let without_job = &STEP[1..];
     let torn = &[("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_STEP_NODELIST", "gpu[07-")];
-    for (variables, said) in [
+    for (variables, expected) in [
         (CROWDED, "started 8 tasks on 2 nodes"),
         (CROWDED, "try srun --ntasks-per-node=1 drumline run"),
         (without_job, "SLURM_JOB_ID is ``, expected a number"),
@@ -293,7 +293,7 @@ fn what_slurm_says_and_cannot_be_is_told() {
         (&[("SLURM_STEP_NUM_TASKS", "many")], "SLURM_STEP_NUM_TASKS is `many`"),
     ] {
         let error = under_slurm(variables).error("a");
-        assert!(error.contains(said), "{error}");
+        assert!(error.contains(expected), "{error}");
     }
 }
 
@@ -326,12 +326,12 @@ fn hosts_are_started_as_deepspeed_would() {
 }
 
 #[test]
-fn what_cannot_be_is_told_with_the_nearest_right_flag() {
+fn impossible_command_lines_are_errors_that_name_the_nearest_right_flag() {
     let listed = Node { gpus: 4, hostfile: Some("node0 slots=4\nnode1 slots=2"), variables: &[] };
     let forever = Node { variables: &[("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1e19")], ..BARE };
     let hurried = Node { variables: &[("DRUMLINE_HOST_TIMEOUT", "x")], ..BARE };
     let mixed = Node { hostfile: Some("localhost slots=1\nnode1 slots=1"), ..BARE };
-    for (node, line, said) in [
+    for (node, line, expected) in [
         (&BARE, "--standalone --nnodes 2 a", "try --nnodes 1, or --rdzv-backend c10d"),
         (&BARE, "--nnodes 1:2 a", "try --rdzv-backend c10d"),
         (&BARE, "--nnodes 2 --node-rank 2 a", "--node-rank is 2, but there are 2 nodes"),
@@ -348,7 +348,7 @@ fn what_cannot_be_is_told_with_the_nearest_right_flag() {
         (&BARE, "--num-gpus 2 a", "try --nproc-per-node 2"),
         (&BARE, "--num-gpus 0 a", "try --num-gpus 1"),
         (&BARE, "-m --no-python a", "try one of them alone"),
-        (&BARE, "--signals-to-handle SIGFOO a", "`SIGFOO` is no signal"),
+        (&BARE, "--signals-to-handle SIGFOO a", "`SIGFOO` is not a signal"),
         (&BARE, "--local-ranks-filter x a", "such as 0,1"),
         (&BARE, "--logs-specs p a", "try --log-dir"),
         (&BARE, "--omp 0 a", "try --omp 1"),
@@ -382,7 +382,7 @@ fn what_cannot_be_is_told_with_the_nearest_right_flag() {
         (
             &mixed,
             "a",
-            "the first host is called localhost, which the others take for themselves; try --master-addr",
+            "the first host is called localhost, by which each of the others would mean itself; try --master-addr",
         ),
         (&listed, "--num-gpus 3 a", "try --num-gpus 2, or --exclude node1"),
         (&listed, "--num-nodes 3 a", "try --num-nodes 2"),
@@ -391,6 +391,6 @@ fn what_cannot_be_is_told_with_the_nearest_right_flag() {
         (&listed, "--num-gpus 2 --standalone a", "try without --standalone"),
     ] {
         let error = node.error(line);
-        assert!(error.contains(said), "{line}: {error}");
+        assert!(error.contains(expected), "{line}: {error}");
     }
 }

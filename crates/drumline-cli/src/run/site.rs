@@ -1,4 +1,4 @@
-//! What other hosts are given of this one: the program, the folder, variables, and which of them is this one.
+//! What other hosts get from this one: the program, the folder, variables, and which of them is this one.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -11,10 +11,10 @@ use drumline_launch::{Fleet, Site, is_exported, parse_env_file};
 use super::error::PlanError;
 use super::host::Host;
 
-/// The name of the file with more variables, where DS_ENV_FILE gives no other.
+/// The name of the file with more variables, unless DS_ENV_FILE gives another.
 const ENV_FILE: &str = ".deepspeed_env";
 
-/// Gathers it for the hosts of `fleet`.
+/// Gathers this for the hosts of `fleet`.
 pub(super) fn site(fleet: &Fleet, host: &Host<'_>) -> anyhow::Result<Site> {
     let drumline = std::env::current_exe().context("cannot find the drumline program")?;
     let dir = std::env::current_dir().context("cannot find the working folder")?;
@@ -28,12 +28,12 @@ pub(super) fn site(fleet: &Fleet, host: &Host<'_>) -> anyhow::Result<Site> {
     })
 }
 
-/// Our own that travel, then those of the files in the home folder and here; a later one wins.
+/// Our own variables that are exported, then those of the files in the home folder and here; a later one wins.
 fn variables(host: &Host<'_>) -> Result<Vec<(OsString, OsString)>, PlanError> {
     let mut variables: Vec<_> = std::env::vars_os().filter(|(name, _)| is_exported(name)).collect();
     let name = PathBuf::from((host.env)("DS_ENV_FILE").unwrap_or_else(|| ENV_FILE.into()));
     let home = (host.env)("HOME").map(|home| PathBuf::from(home).join(&name));
-    // A full path is the same from everywhere.
+    // A full path is the same in both folders.
     let home = home.filter(|path| *path != name);
     for path in home.iter().chain([&name]) {
         variables.extend(in_file(path)?);

@@ -1,8 +1,8 @@
 //! The nodes as Slurm gives them to `srun --ntasks-per-node=1 drumline run …`. Pure: the environment comes in with
 //! the [`Host`].
 //!
-//! Only a step's variables count, which `srun` sets for its tasks: those of a job say nothing about who runs where. A step
-//! of one task on one node is the user's own shell as often as a job, and is left to the defaults.
+//! Only a step's variables count, which `srun` sets for its tasks; those of a job do not show who runs where. A step of one task
+//! on one node may as well be the user's own shell, so the defaults apply.
 
 use drumline_launch::{NodeRange, Rendezvous};
 use drumline_rendezvous::{derived_port, node_list, slurm_number, worker_env};
@@ -11,7 +11,7 @@ use super::args::RunArgs;
 use super::error::PlanError;
 use super::host::Host;
 
-/// What a step says about the nodes of the job.
+/// What a step shows about the nodes of the job.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Step {
     /// Number of the job and of the step in it: `12.0`.
@@ -19,16 +19,16 @@ pub(super) struct Step {
     pub(super) job: u64,
     pub(super) nodes: NodeRange,
     pub(super) node_rank: usize,
-    /// At the first node, on a port that follows from the numbers of job and step.
+    /// At the first node, on a port that is derived from the numbers of job and step.
     pub(super) rendezvous: Rendezvous,
 }
 
 impl Step {
-    /// The step that this process is a task of; `None` where there is none, or the command line says where the nodes are.
+    /// The step that this process is a task of; `None` if there is none, or the command line gives the nodes.
     pub(super) fn taken(args: &RunArgs, host: &Host<'_>) -> Result<Option<Self>, PlanError> {
         let tasks = number(host, worker_env::SLURM_STEP_NUM_TASKS)?;
         let list = host.text(worker_env::SLURM_STEP_NODELIST);
-        let (Some(tasks), Some(list), false) = (tasks, list, args.say_where()) else { return Ok(None) };
+        let (Some(tasks), Some(list), false) = (tasks, list, args.give_nodes()) else { return Ok(None) };
         let names = node_list::expand(&list).map_err(PlanError::SlurmNodes)?;
         match names.len() {
             nodes if tasks as usize != nodes => Err(PlanError::SlurmTasks { tasks, nodes }),
@@ -53,8 +53,8 @@ impl Step {
 }
 
 impl RunArgs {
-    /// Whether anything was given about where the nodes are and how they meet: then that holds, and all of it.
-    pub(crate) fn say_where(&self) -> bool {
+    /// Whether a flag gives the nodes or how they meet. Then Slurm's variables are not used at all.
+    pub(crate) fn give_nodes(&self) -> bool {
         let lists = self.hostfile.is_some() || self.include.is_some() || self.exclude.is_some();
         let counts = self.nnodes.is_some() || self.num_nodes.is_some() || self.node_rank.is_some();
         let master = self.master_addr.is_some() || self.master_port.is_some();

@@ -1,7 +1,7 @@
-//! The part of the command line that is `drumline run`'s: every flag of it that was typed, and the program.
+//! The part of the command line that is for `drumline run`: every flag that was typed, and the program.
 //!
-//! The flags are read as `run` reads them, so that a wrong one is told now and not when the job starts, and are handed on
-//! in their full spelling.
+//! The flags are parsed as `run` does, so that a wrong one is an error now and not when the job starts, and are passed on in
+//! their full spelling.
 
 use std::ffi::OsString;
 
@@ -10,12 +10,12 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
 use crate::run::RunArgs;
 
-/// The name of the argument that is the program and what follows it.
+/// The name of the argument for the program and what follows it.
 const PROGRAM: &str = "command";
 
 #[derive(Debug)]
 pub(crate) struct RunLine {
-    /// Read, and known to be right as far as a login node can know.
+    /// The parsed arguments, checked as far as a login node can.
     pub(crate) args: RunArgs,
     /// The flags that were typed, as `--name` or `--name=value`.
     pub(crate) flags: Vec<OsString>,
@@ -56,7 +56,7 @@ impl Args for RunLine {
     }
 }
 
-/// A flag as it is handed on; nothing if it was not typed.
+/// The words that pass a flag on; none if it was not typed.
 pub(crate) fn typed(arg: &Arg, matches: &ArgMatches) -> Vec<OsString> {
     let id = arg.get_id().as_str();
     let Some(long) = arg.get_long() else { return Vec::new() };

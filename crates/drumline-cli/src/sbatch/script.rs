@@ -3,8 +3,8 @@
 //! ```text
 //!   Slurm ─USR1 (time is nearly up), TERM─▶ this script ─▶ srun ─▶ drumline run on each node ─▶ its ranks
 //! ```
-//! The script waits for `srun` in the background, as a shell runs its traps only between commands. `srun` has a process
-//! group of its own: a signal to the script's group would otherwise reach it twice.
+//! The script runs `srun` in the background and waits, since a shell runs its traps only between commands. `srun` has its own
+//! process group: a signal to the script's group would otherwise reach it twice.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -16,19 +16,19 @@ use drumline_launch::shell;
 pub(super) struct Job {
     /// Slurm's options, as `--name` or `--name=value`.
     pub(super) options: Vec<String>,
-    /// Cores for each node's agent; `srun` does not take them over from the job by itself.
+    /// Cores for each node's agent; `srun` does not inherit them from the job.
     pub(super) cpus_per_task: Option<usize>,
-    /// Slurm warns the script before the time is up.
+    /// Whether Slurm warns the script before the time is up.
     pub(super) warned: bool,
-    /// The job goes back to the queue after the warning.
+    /// Whether the job returns to the queue after the warning.
     pub(super) requeue: bool,
     /// `drumline run`, its flags, the program and its arguments.
     pub(super) command: Vec<OsString>,
 }
 
 const KEY: &str = r#"
-# The nodes prove to each other that they belong to this job with a key, which only its owner may read, in a folder
-# that all nodes see. A job that was killed and runs again makes another.
+# The nodes prove to each other that they belong to this job with a key. Only its owner may read it, in a folder
+# that all nodes see. A job that was killed and runs again makes another key.
 private="$SLURM_SUBMIT_DIR/.drumline-$SLURM_JOB_ID"
 rm -rf -- "$private"
 mkdir -m 700 -- "$private" || exit 1
@@ -37,12 +37,12 @@ trap 'rm -rf -- "$private"' EXIT
 export DRUMLINE_JOB_KEY_FILE="$private/key"
 "#;
 
-const TELL: &str = r#"
-# Hands a signal on to srun. One that comes before srun is ready is kept for it. Slurm gives this script the variables of
-# whoever submitted it: these must not come from there.
+const PASS_ON: &str = r#"
+# Passes a signal on to srun. A signal that comes before srun is ready is kept for it. Slurm gives this script the
+# variables of the user who submitted it, so these are reset here.
 srun=
 early=
-tell() {
+pass_on() {
     again=1
     if [ -n "$srun" ]; then
         kill -s "$1" "$srun" 2>/dev/null
@@ -53,19 +53,19 @@ tell() {
 "#;
 
 const TERM: &str = r#"
-# Where Slurm ends the whole job it tells the ranks itself; a second SIGTERM would cut their time short.
-told_to_stop() {
+# When Slurm ends the whole job it signals the ranks itself; a second SIGTERM would cut their time short.
+on_term() {
     again=1
     if [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)" = RUNNING ]; then
-        tell TERM
+        pass_on TERM
     fi
 }
-trap told_to_stop TERM
+trap on_term TERM
 "#;
 
 const WARNING: &str = r#"
 # Time is nearly up: the ranks get SIGUSR1, the request to save a checkpoint.
-trap 'tell USR1' USR1
+trap 'pass_on USR1' USR1
 "#;
 
 /// The same for a job that runs again.
@@ -74,7 +74,7 @@ const WARNING_REQUEUED: &str = r#"
 requeue=
 warned() {
     requeue=1
-    tell USR1
+    pass_on USR1
 }
 trap warned USR1
 "#;
@@ -82,14 +82,14 @@ trap warned USR1
 const WAIT: &str = r#"started=$!
 set +m
 
-# A process that has just been started would lose a signal, or end by it.
+# A process that has just started would lose a signal, or be killed by it.
 sleep 1
 srun=$started
 for signal in $early; do
     kill -s "$signal" "$srun" 2>/dev/null
 done
 
-# A trap ends the waiting early.
+# A trap ends the wait early.
 again=1
 while [ -n "$again" ]; do
     again=
@@ -99,7 +99,7 @@ done
 "#;
 
 const REQUEUE: &str = r#"
-# Back to the queue. The next run sees SLURM_RESTART_COUNT, which says how many there were before it.
+# Back to the queue. The next run sees SLURM_RESTART_COUNT, the number of runs before it.
 if [ -n "$requeue" ]; then
     rm -rf -- "$private"
     scontrol requeue "$SLURM_JOB_ID"
@@ -115,7 +115,7 @@ impl Job {
             script.push(b'\n');
         }
         script.extend(KEY.bytes());
-        script.extend(TELL.bytes());
+        script.extend(PASS_ON.bytes());
         script.extend(TERM.bytes());
         script.extend(self.warning().bytes());
         script.extend(b"\nset -m\n");

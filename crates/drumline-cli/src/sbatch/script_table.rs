@@ -21,7 +21,7 @@ fn script(words: &[&str]) -> Result<String, String> {
 }
 
 /// The `#SBATCH` options, and the line that starts the agents.
-fn parts(line: &str) -> (Vec<String>, String) {
+fn options_and_srun(line: &str) -> (Vec<String>, String) {
     let script =
         script(&line.split_whitespace().collect::<Vec<_>>()).unwrap_or_else(|error| panic!("{error}"));
     let options =
@@ -38,7 +38,7 @@ fn the_whole_script() {
 }
 
 #[test]
-fn each_flag_goes_to_its_place() {
+fn each_flag_is_in_its_place() {
     for (line, options, srun) in [
         (
             "./a",
@@ -63,7 +63,7 @@ fn each_flag_goes_to_its_place() {
         ),
     ] {
         assert_eq!(
-            parts(line),
+            options_and_srun(line),
             (options.split(' ').map(str::to_string).collect(), srun.to_string()),
             "{line}"
         );
@@ -71,8 +71,8 @@ fn each_flag_goes_to_its_place() {
 }
 
 #[test]
-fn what_cannot_be_is_told() {
-    for (words, said) in [
+fn impossible_command_lines_are_errors() {
+    for (words, expected) in [
         (&["--nodes", "0", "a"][..], "0 is not in 1.."),
         (&["--nnodes", "2", "a"], "try --nodes N alone"),
         (&["--standalone", "a"], "try --nodes N alone"),
@@ -83,12 +83,12 @@ fn what_cannot_be_is_told() {
         (&[], "<PROGRAM>"),
     ] {
         let error = script(words).expect_err(&words.join(" "));
-        assert!(error.contains(said), "{words:?}: {error}");
+        assert!(error.contains(expected), "{words:?}: {error}");
     }
 }
 
 #[test]
-fn a_shell_finds_no_fault() {
+fn a_shell_accepts_the_script() {
     for words in [
         &["--nodes", "2", "--requeue", "a", "it's", "$HOME", "", "* ?"][..],
         &["--signal-before", "9", "a"],
@@ -112,14 +112,14 @@ fn a_shell_finds_no_fault() {
     }
 }
 
-/// Runs the script of a job that runs again, with `line` before `srun` and programs in the place of Slurm's: its exit code,
-/// and what `scontrol` was told.
+/// Runs the script of a job that is to run again, with `line` before `srun` and programs in the place of Slurm's. Returns its exit
+/// code, and the arguments of `scontrol`.
 fn run_with(line: &str) -> (Option<i32>, String) {
     let folder = tempfile::tempdir().unwrap();
     let programs = [
         ("srun", "exec sleep 4"),
         ("squeue", "echo RUNNING"),
-        ("scontrol", r#"echo "$*" >"$SLURM_SUBMIT_DIR/told""#),
+        ("scontrol", r#"echo "$*" >"$SLURM_SUBMIT_DIR/scontrol-args""#),
     ];
     for (name, body) in programs {
         let path = folder.path().join(name);
@@ -135,7 +135,7 @@ fn run_with(line: &str) -> (Option<i32>, String) {
         .envs([("SLURM_JOB_ID", "7"), ("requeue", "1"), ("srun", "1"), ("early", "KILL")])
         .status()
         .unwrap();
-    (status.code(), fs::read_to_string(folder.path().join("told")).unwrap_or_default())
+    (status.code(), fs::read_to_string(folder.path().join("scontrol-args")).unwrap_or_default())
 }
 
 #[test]
@@ -143,5 +143,5 @@ fn a_signal_that_comes_before_srun_is_not_lost() {
     let by = |signal: i32| Some(128 + signal);
     assert_eq!(run_with("kill -USR1 $$"), (by(10), "requeue 7\n".to_string()));
     assert_eq!(run_with("kill -TERM $$"), (by(15), String::new()));
-    assert_eq!(run_with(":"), (Some(0), String::new()), "control, whatever the user's own variables say");
+    assert_eq!(run_with(":"), (Some(0), String::new()), "control, whatever the user's own variables are");
 }

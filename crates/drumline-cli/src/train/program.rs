@@ -1,4 +1,4 @@
-//! Where `drumline-train` is: beside this program, as git and cargo find theirs, or in PATH.
+//! Where `drumline-train` is: in the folder of this program, as for git and cargo, or in PATH.
 
 use std::path::{Path, PathBuf};
 
@@ -6,11 +6,11 @@ use rustix::fs::{Access, access};
 
 const NAME: &str = "drumline-train";
 
-/// It is a program of its own because it needs libtorch, which nothing else does.
+/// `drumline-train` was not found. It is a separate program because it needs libtorch, which nothing else does.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{NAME} was found neither in {} nor in PATH; try cargo build --release -p drumline-zoo, \
-     or put it beside drumline", beside.display()
+     or put it in the folder of drumline", beside.display()
 )]
 pub(crate) struct Missing {
     beside: PathBuf,

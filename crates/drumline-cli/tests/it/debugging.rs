@@ -10,7 +10,7 @@ use super::started::{BINARY, Started};
 
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// The pid in the line that tells of the held rank.
+/// The pid of the held rank, from the line that reports it.
 fn held_pid(job: &Started) -> i32 {
     let line = job.line_of_stderr("waits for a debugger");
     let pid = line.split("pid ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
@@ -50,7 +50,7 @@ fn one_rank_is_held_and_the_others_run() {
 }
 
 #[test]
-fn a_debugger_has_the_rank_at_its_main() {
+fn a_debugger_stops_the_rank_at_its_main() {
     if !rank_test::require_tool("gdb") {
         return;
     }
@@ -59,21 +59,21 @@ fn a_debugger_has_the_rank_at_its_main() {
     wait_until_stopped(pid);
     let line = job.line_of_stderr("C and C++:");
     let words = line.split_once("gdb ").unwrap().1;
-    // As a user would paste it, and then a look and the way out.
+    // As a user would paste it, then a look at the stack, then detach.
     let pasted = format!("exec gdb --batch -nx {words} -ex 'info inferiors' -ex 'bt 1' -ex detach");
     let gdb =
         Command::new("timeout").args(["50", "sh", "-c", &pasted]).stdin(Stdio::null()).output().unwrap();
-    let said = String::from_utf8_lossy(&[gdb.stdout, gdb.stderr].concat()).into_owned();
-    assert!(said.contains("is executing new program"), "{said}");
+    let text = String::from_utf8_lossy(&[gdb.stdout, gdb.stderr].concat()).into_owned();
+    assert!(text.contains("is executing new program"), "{text}");
     let at_main = |line: &str| line.starts_with("Temporary breakpoint 2") && line.contains("main (");
-    assert!(said.lines().any(at_main), "{said}");
-    assert!(said.contains(&format!("process {pid}")), "the same process: {said}");
+    assert!(text.lines().any(at_main), "{text}");
+    assert!(text.contains(&format!("process {pid}")), "the same process: {text}");
     let ended = job.end();
-    assert_eq!((ended.code, ended.stdout.starts_with("[rank 0]: drumline ")), (Some(0), true), "{said}");
+    assert_eq!((ended.code, ended.stdout.starts_with("[rank 0]: drumline ")), (Some(0), true), "{text}");
 }
 
 #[test]
-fn a_held_program_that_is_not_there_is_told_once_it_is_continued() {
+fn a_held_program_that_does_not_exist_is_an_error_once_it_is_continued() {
     let job = Started::new(&["run", "--debug-rank", "0", "/no/such/program"]);
     let pid = held_pid(&job);
     wait_until_stopped(pid);

@@ -1,4 +1,4 @@
-//! `drumline doctor`: what a host has, links between ranks, and an exit code that says whether there is a problem.
+//! `drumline doctor`: the report about a host, links between ranks, and an exit code that shows whether there is a problem.
 
 use std::process::{Command, Output};
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 const DRUMLINE: &str = env!("CARGO_BIN_EXE_drumline");
 
-/// Runs a shell's line in which `$D` is the program.
+/// Runs a shell command in which `$D` is the program.
 fn shell(line: &str) -> Output {
     let mut command = Command::new("sh");
     command.args(["-c", line]).env("D", DRUMLINE).env_remove("RANK").env_remove("WORLD_SIZE");
@@ -18,9 +18,9 @@ fn text(bytes: &[u8]) -> String {
 }
 
 fn json(output: &Output) -> Value {
-    // A launcher says whose lines they are.
-    let said = text(&output.stdout).replace("[rank 0]: ", "");
-    serde_json::from_str(&said).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+    // A launcher puts the rank before each line.
+    let text = text(&output.stdout).replace("[rank 0]: ", "");
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {output:?}"))
 }
 
 fn problems(output: &Output) -> Vec<String> {
@@ -28,31 +28,31 @@ fn problems(output: &Output) -> Vec<String> {
     json["problems"].as_array().unwrap().iter().map(|problem| problem.as_str().unwrap().to_owned()).collect()
 }
 
-/// Those about open files.
+/// The number of problems about open files.
 fn about_files(output: &Output) -> usize {
     problems(output).iter().filter(|problem| problem.contains("open files are allowed")).count()
 }
 
 #[test]
-fn a_host_is_looked_at_and_limits_are_problems() {
+fn a_host_is_examined_and_low_limits_are_problems() {
     let lines = shell("exec $D doctor");
-    let said = text(&lines.stdout);
+    let stdout = text(&lines.stdout);
     for part in ["cores ", "memory ", "/dev/shm", "limits ", "name ", "ports "] {
-        assert!(said.contains(part), "{part}: {said}");
+        assert!(stdout.contains(part), "{part}: {stdout}");
     }
-    // Control: without the limit the same is no problem; the machine may have others.
+    // The control: without the limit it is no problem. The machine may have others.
     let control = shell("exec $D doctor --json");
     assert_eq!((about_files(&control), control.status.success()), (0, problems(&control).is_empty()));
     let tight = shell("ulimit -n 60; exec $D doctor --json");
     assert_eq!((about_files(&tight), tight.status.code()), (1, Some(1)), "{tight:?}");
-    let told = shell("ulimit -n 60; exec $D doctor");
-    let said = text(&told.stdout);
-    let (first, second) = said.split_once('\n').unwrap();
+    let output = shell("ulimit -n 60; exec $D doctor");
+    let stdout = text(&output.stdout);
+    let (first, second) = stdout.split_once('\n').unwrap();
     assert!(
         first.contains("problem") && second.contains("try ulimit -n 65536"),
-        "problems come first: {said}"
+        "problems come first: {stdout}"
     );
-    assert_eq!(text(&told.stderr), "", "they are said once");
+    assert_eq!(text(&output.stderr), "", "they are printed once");
 }
 
 #[test]

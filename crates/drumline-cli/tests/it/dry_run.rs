@@ -5,12 +5,12 @@ use std::process::Command;
 
 use super::started::{BINARY, Started};
 
-/// How a value is shown that is known only once the job runs.
+/// Shown instead of a value that is known only once the job runs.
 const LATER: &str = "(when the job starts)";
 
 type Variables = BTreeMap<String, String>;
 
-/// What `drumline run` says with nothing but a `PATH` around it.
+/// The stdout of `drumline run` in an environment with only a `PATH`.
 fn stdout(args: &[&str]) -> String {
     let mut command = Command::new(BINARY);
     command.env_clear().env("PATH", std::env::var_os("PATH").unwrap()).arg("run").args(args).arg("env");
@@ -39,7 +39,7 @@ fn given(args: &[&str], rank: usize) -> Variables {
 }
 
 #[test]
-fn the_ranks_get_what_was_shown() {
+fn ranks_get_the_variables_that_dry_run_shows() {
     let later = ["DRUMLINE_JOB_KEY_FD", "DRUMLINE_STORE", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE"];
     for (args, later) in [
         (&["--nproc-per-node", "2"][..], &later[..]),

@@ -74,7 +74,7 @@ fn cold_buffers() {
 }
 
 #[test]
-fn a_table_for_people() {
+fn the_default_output_is_a_table() {
     let ended =
         Started::new(&["bench", "all-gather", "--sizes", "4K,64K", "--seconds-per-size", "0.01"]).end();
     assert_eq!(ended.code, Some(0), "{}", ended.stderr);
@@ -109,7 +109,7 @@ fn rows_are_printed_as_they_are_measured() {
 }
 
 #[test]
-fn what_does_not_apply_is_said() {
+fn flags_that_do_not_apply_are_noted() {
     let args = ["bench", "barrier", "--sizes", "4K", "--dtype", "f32", "--seconds-per-size", "0.01"];
     let ended = Started::new(&args).end();
     assert_eq!(ended.code, Some(0));

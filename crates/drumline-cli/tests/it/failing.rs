@@ -1,4 +1,4 @@
-//! What goes wrong is told once, with what to try; the exit code says so too.
+//! A failure is reported once, with advice, and sets the exit code.
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -28,8 +28,8 @@ fn bad_arguments_are_refused_with_advice() {
         (&["send-recv", "--nproc-per-node", "1"], "try --nproc-per-node 2"),
         (&["all-reduce", "--hot", "--cold"], "cannot be used with"),
     ] {
-        let said = refused(args);
-        assert!(said.starts_with("error: ") && said.contains(advice), "{args:?}: {said}");
+        let stderr = refused(args);
+        assert!(stderr.starts_with("error: ") && stderr.contains(advice), "{args:?}: {stderr}");
     }
 }
 
@@ -40,7 +40,8 @@ fn a_killed_rank_is_named_once() {
     kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
     let ended = job.end();
     assert_eq!((ended.code, ended.stdout.as_str()), (Some(1), ""));
-    let said = format!("error: rank 1 (pid {pid}) was killed by signal 9 (SIGKILL) and left no message; ");
-    assert!(ended.stderr.starts_with(&said) && ended.stderr.contains("dmesg"), "{}", ended.stderr);
+    let expected =
+        format!("error: rank 1 (pid {pid}) was killed by signal 9 (SIGKILL) and left no message; ");
+    assert!(ended.stderr.starts_with(&expected) && ended.stderr.contains("dmesg"), "{}", ended.stderr);
     assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
 }

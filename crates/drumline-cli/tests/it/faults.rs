@@ -1,4 +1,4 @@
-//! `--fault`: what the launcher does to ranks on purpose, and what it hands on to them.
+//! `--fault`: faults that the launcher injects into ranks, and those that it passes on to them.
 
 use std::time::Duration;
 
@@ -6,32 +6,32 @@ use super::job::Job;
 
 const LONG: Duration = Duration::from_secs(30);
 
-/// Each rank says when it begins and when it has slept long enough for the faults.
+/// Each rank prints when it begins, and when it has slept long enough for the faults.
 const SCRIPT: &str =
     "echo rank $RANK begins run $TORCHELASTIC_RESTART_COUNT; sleep 1.5; echo rank $RANK ends";
 
 #[test]
 fn a_rank_is_killed_at_its_time_and_once_only() {
-    let words = "--nproc-per-node 2 --max-restarts 1";
-    let (code, text) = Job::run(&format!("{words} --fault rank=1,after=300ms,kill"), SCRIPT).end(LONG);
+    let flags = "--nproc-per-node 2 --max-restarts 1";
+    let (code, text) = Job::run(&format!("{flags} --fault rank=1,after=300ms,kill"), SCRIPT).end(LONG);
     assert_eq!(code, 0, "{text}");
     assert!(text.contains("rank 1 begins run 0") && text.contains("rank 1 begins run 1"), "{text}");
     assert!(text.contains("fault rank=1,after=300ms,kill") && text.contains("SIGKILL"), "{text}");
     assert_eq!(text.matches("rank 1 ends").count(), 1, "{text}");
-    let (code, text) = Job::run(words, SCRIPT).end(LONG);
+    let (code, text) = Job::run(flags, SCRIPT).end(LONG);
     assert!(code == 0 && !text.contains("run 1") && !text.contains("fault"), "the control: {text}");
 }
 
 #[test]
 fn a_later_run_has_its_own_faults() {
-    let words = "--max-restarts 3 --fault rank=0,after=100ms,kill --fault rank=0,after=100ms,restart=1,kill";
-    let (code, text) = Job::run(words, SCRIPT).end(LONG);
+    let flags = "--max-restarts 3 --fault rank=0,after=100ms,kill --fault rank=0,after=100ms,restart=1,kill";
+    let (code, text) = Job::run(flags, SCRIPT).end(LONG);
     assert_eq!(code, 0, "{text}");
     assert!(text.contains("rank 0 begins run 2") && !text.contains("rank 0 begins run 3"), "{text}");
 }
 
 #[test]
-fn a_rank_that_is_stopped_for_a_while_is_late_and_no_more() {
+fn a_rank_that_is_stopped_for_a_while_is_only_late() {
     let script = "for i in 1 2 3 4 5 6 7 8; do date +%s%N; sleep 0.1; done";
     let longest_pause = |fault: &str| {
         let (code, text) = Job::run(fault, script).end(LONG);
@@ -48,16 +48,16 @@ fn a_rank_that_is_stopped_for_a_while_is_late_and_no_more() {
 }
 
 #[test]
-fn step_faults_reach_the_ranks_and_nonsense_is_refused_before_any_starts() {
-    let words = "--nproc-per-node 2 --fault rank=1,step=20,kill;rank=0,step=3,slow=2.5";
-    let (code, text) = Job::run(words, "echo got $DRUMLINE_FAULTS").end(LONG);
+fn step_faults_reach_the_ranks_and_invalid_ones_are_refused_before_any_starts() {
+    let flags = "--nproc-per-node 2 --fault rank=1,step=20,kill;rank=0,step=3,slow=2.5";
+    let (code, text) = Job::run(flags, "echo got $DRUMLINE_FAULTS").end(LONG);
     assert!(
         code == 0 && text.matches("got rank=1,step=20,kill;rank=0,step=3,slow=2.5").count() == 2,
         "{text}"
     );
     for (fault, why) in [
         ("rank=7,step=1,kill", "there are ranks 0 to 1 only"),
-        ("rank=1,step=1,kick", "`kick` in fault `rank=1,step=1,kick` means nothing; try rank=N"),
+        ("rank=1,step=1,kick", "`kick` in fault `rank=1,step=1,kick` is unknown; try rank=N"),
     ] {
         let (code, text) = Job::run(&format!("--nproc-per-node 2 --fault {fault}"), "echo ran").end(LONG);
         assert!(code == 2 && text.contains(why) && !text.contains("ran\n"), "{code}: {text}");

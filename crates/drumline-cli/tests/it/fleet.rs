@@ -1,9 +1,9 @@
-//! Hosts that are started over a real `ssh`, by a leader on a host of its own.
+//! Agents that are started over a real `ssh`, by a leader on another host.
 //!
 //! ```text
 //!   host 2 (the leader) ──ssh──▶ host 0, host 1: `drumline on-host` ─▶ the agent
 //! ```
-//! Here the agent is a script that says what it was given: how the leader does its part, whatever runs there.
+//! The agent is a script that writes down what it was given, so that these tests see what the leader does.
 
 use std::ffi::OsString;
 use std::fs;
@@ -23,7 +23,7 @@ use tempfile::TempDir;
 
 use super::started::BINARY;
 
-/// Writes what it was given into a file of its host's name, then follows its orders.
+/// Writes what it was given to a file with its host's name, then follows its orders.
 const AGENT: &str = r#"#!/bin/sh
 IFS= read -r key
 out="$FLEET_TEST_OUT/$(cat /proc/sys/kernel/hostname)"
@@ -44,14 +44,14 @@ case "$FLEET_TEST_DO" in
     "fail on $(cat /proc/sys/kernel/hostname)") exit 7 ;;
 esac
 while IFS= read -r order; do
-    echo "$order" >> "$out.told"
+    echo "$order" >> "$out.orders"
     [ "$FLEET_TEST_DO" = stubborn ] || exit 130
 done
-echo gone >> "$out.told"
+echo gone >> "$out.orders"
 exit 137
 "#;
 
-/// Three hosts, two of them with an sshd, and what an agent writes down.
+/// Three hosts, two of them with an sshd, and the folder to which agents write.
 struct Place {
     hosts: Hosts,
     ssh: Ssh,
@@ -84,7 +84,7 @@ impl Place {
         }
     }
 
-    /// What the leader starts, on host 2.
+    /// The commands that the leader runs, on host 2.
     fn commands(&self, fleet: &Fleet, does: &str, args: Vec<OsString>) -> Vec<HostCommand> {
         let site = Site {
             drumline: BINARY.into(),
@@ -97,14 +97,14 @@ impl Place {
             here: [self.hosts.address(2).to_string()].into(),
         };
         let plan = LaunchPlan { args, fleet: Some(fleet.clone()), ..plan() };
-        let there = |mut command: HostCommand| {
+        let on_leader = |mut command: HostCommand| {
             let mut words = self.hosts.prefix(2);
             words.extend([command.program].into_iter().chain(command.args));
             command.args = words.split_off(1);
             command.program = words.remove(0);
             command
         };
-        fleet.commands(&plan, &site).into_iter().map(there).collect()
+        fleet.commands(&plan, &site).into_iter().map(on_leader).collect()
     }
 
     fn start(&self, hosts: &[usize], does: &str) -> Leader {
@@ -116,7 +116,7 @@ impl Place {
         self.folder.path().join(format!("host{host}.{what}"))
     }
 
-    /// What the agent of a host wrote down, once it is there.
+    /// Waits for a file of a host's agent, and returns its text.
     fn written(&self, host: usize, what: &str) -> String {
         let begin = Instant::now();
         loop {
@@ -143,7 +143,7 @@ fn plan() -> LaunchPlan {
     }
 }
 
-/// Waits on a thread of its own: the test goes on, and the end has a limit.
+/// Waits on another thread, so that the test can continue, and with a time limit.
 fn ending(leader: Leader) -> (LeaderHandle, impl FnOnce() -> FleetEnd) {
     let (handle, (sender, receiver)) = (leader.handle(), std::sync::mpsc::channel());
     std::thread::spawn(move || sender.send(leader.wait()));
@@ -155,7 +155,7 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn every_host_gets_its_order_whatever_bytes_are_in_it() {
+fn every_host_gets_its_command_line_unchanged() {
     let Some(place) = Place::new() else { return };
     let args = [
         OsString::from_vec((1..=255).collect()),
@@ -197,9 +197,9 @@ fn a_host_that_cannot_be_reached_is_named_and_the_others_are_stopped() {
     let end = ending(leader).1();
     assert!(begin.elapsed() < Duration::from_secs(20));
     assert_eq!(end.code, 1);
-    let [HostProblem::Unreachable { host, said }] = &end.problems[..] else { panic!("{end:?}") };
-    assert!(host == "10.77.0.99" && said.contains("10.77.0.99 port 22022"), "{end:?}");
-    assert_eq!(place.written(0, "told"), "SIGTERM\n");
+    let [HostProblem::Unreachable { host, output }] = &end.problems[..] else { panic!("{end:?}") };
+    assert!(host == "10.77.0.99" && output.contains("10.77.0.99 port 22022"), "{end:?}");
+    assert_eq!(place.written(0, "orders"), "SIGTERM\n");
 }
 
 #[test]
@@ -211,8 +211,8 @@ fn a_host_without_the_program_is_named() {
     words[program] = "/no/such/drumline".into();
     let leader = Leader::start(&commands, &JobKey::random(), Duration::from_secs(1)).unwrap();
     let end = ending(leader).1();
-    let [HostProblem::NoDrumline { host, said }] = &end.problems[..] else { panic!("{end:?}") };
-    assert!(host == "10.77.0.2" && said.contains("/no/such/drumline"), "{end:?}");
+    let [HostProblem::NoDrumline { host, output }] = &end.problems[..] else { panic!("{end:?}") };
+    assert!(host == "10.77.0.2" && output.contains("/no/such/drumline"), "{end:?}");
 }
 
 #[test]
@@ -220,14 +220,14 @@ fn the_first_failure_is_the_exit_code_and_the_others_are_stopped() {
     let Some(place) = Place::new() else { return };
     let end = ending(place.start(&[0, 1], "fail on host1")).1();
     assert_eq!(end, FleetEnd { code: 7, problems: vec![] });
-    assert_eq!(place.written(0, "told"), "SIGTERM\n");
-    assert!(!place.file(1, "told").exists(), "the one that failed was told nothing");
+    assert_eq!(place.written(0, "orders"), "SIGTERM\n");
+    assert!(!place.file(1, "orders").exists(), "the one that failed got no order");
 }
 
 #[test]
-fn one_signal_is_handed_on_and_the_second_ends_all_now() {
+fn the_first_signal_is_forwarded_and_the_second_ends_all_at_once() {
     let Some(place) = Place::new() else { return };
-    for (does, signals, told, code) in
+    for (does, signals, orders, code) in
         [("wait", 1, "SIGINT\n", 130), ("stubborn", 2, "SIGUSR1\nSIGINT\ngone\n", 137)]
     {
         let (handle, end) = ending(place.start(&[0, 1], does));
@@ -241,38 +241,38 @@ fn one_signal_is_handed_on_and_the_second_ends_all_now() {
         }
         assert_eq!(end(), FleetEnd { code, problems: vec![] }, "{does}");
         for host in [0, 1] {
-            assert_eq!(place.written(host, "told"), told, "{does}");
-            ["told", "given"].iter().for_each(|what| fs::remove_file(place.file(host, what)).unwrap());
+            assert_eq!(place.written(host, "orders"), orders, "{does}");
+            ["orders", "given"].iter().for_each(|what| fs::remove_file(place.file(host, what)).unwrap());
         }
     }
 }
 
 #[test]
-fn agents_see_the_end_of_a_leader_that_is_gone() {
+fn agents_notice_that_their_leader_has_ended() {
     let Some(place) = Place::new() else { return };
     let leader = place.start(&[0, 1], "stubborn");
     [0, 1].iter().for_each(|host| drop(place.written(*host, "given")));
-    assert!(!place.file(0, "told").exists(), "nobody is told anything while the leader is there");
+    assert!(!place.file(0, "orders").exists(), "there are no orders while the leader runs");
     let begin = Instant::now();
     drop(leader);
     assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
-    [0, 1].iter().for_each(|host| assert_eq!(place.written(*host, "told"), "gone\n"));
+    [0, 1].iter().for_each(|host| assert_eq!(place.written(*host, "orders"), "gone\n"));
 }
 
 #[test]
-fn open_mpi_brings_agents_too() {
+fn open_mpi_can_start_agents_too() {
     if !rank_test::require_tool("mpirun") {
         return;
     }
     let Some(place) = Place::new() else { return };
-    // By `ssh` itself, which it must be told how to use; and root must insist.
+    // mpirun uses `ssh`, and needs its options; root needs a flag.
     let ssh = format!("OMPI_MCA_plm_rsh_agent=ssh -p {PORT} {}", place.ssh.client_args().join(" "));
     let starter_args = vec!["--allow-run-as-root".to_string()];
     let fleet = Fleet { starter: Starter::OpenMpi, starter_args, ..place.fleet(&[0, 1]) };
     let start = |does: &str| {
         let mut commands = place.commands(&fleet, does, vec!["a 'b' $c".into()]);
         for (host, HostCommand { args, .. }) in commands.iter_mut().enumerate() {
-            // Two that begin at once on one machine fall over each other's folder for the user.
+            // Two mpiruns that start at once on one machine would use the same session folder.
             let own = place.folder.path().join(format!("mpirun{host}"));
             fs::create_dir_all(&own).unwrap();
             let mpirun = args.iter().position(|word| word == "mpirun").unwrap();
@@ -292,5 +292,5 @@ fn open_mpi_brings_agents_too() {
     [0, 1].iter().for_each(|host| drop(place.written(*host, "given")));
     handle.stop(Signal::INT);
     assert_eq!(end().code, 130);
-    [0, 1].iter().for_each(|host| assert_eq!(place.written(*host, "told"), "SIGINT\n"));
+    [0, 1].iter().for_each(|host| assert_eq!(place.written(*host, "orders"), "SIGINT\n"));
 }

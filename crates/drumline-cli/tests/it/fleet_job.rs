@@ -71,7 +71,7 @@ struct Job {
 }
 
 impl Job {
-    fn said(&self, stream: &str) -> String {
+    fn stream(&self, stream: &str) -> String {
         let mut bytes = Vec::new();
         fs::File::open(self.folder.join(stream)).unwrap().read_to_end(&mut bytes).unwrap();
         String::from_utf8_lossy(&bytes).into_owned()
@@ -79,8 +79,8 @@ impl Job {
 
     fn wait_for_lines(&self, needle: &str, count: usize) {
         let begin = Instant::now();
-        while self.said("stdout").lines().filter(|line| line.contains(needle)).count() < count {
-            assert!(begin.elapsed() < LONGEST, "{}{}", self.said("stdout"), self.said("stderr"));
+        while self.stream("stdout").lines().filter(|line| line.contains(needle)).count() < count {
+            assert!(begin.elapsed() < LONGEST, "{}{}", self.stream("stdout"), self.stream("stderr"));
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -109,8 +109,8 @@ $CUDA_VISIBLE_DEVICES on $(cat /proc/sys/kernel/hostname) $GREETING $PWD""#;
     // A leader may be one of the hosts itself: that one needs no ssh.
     for leader in [2, 0] {
         let mut job = place.start_on(leader, &[], script);
-        assert_eq!(job.end(), Some(0), "{}", job.said("stderr"));
-        let (text, folder) = (job.said("stdout"), place.folder.path().display());
+        assert_eq!(job.end(), Some(0), "{}", job.stream("stderr"));
+        let (text, folder) = (job.stream("stdout"), place.folder.path().display());
         for rank in 0..NUM_RANKS {
             let (node, local, size) = if rank < 2 { (0, rank, 2) } else { (1, rank - 2, 3) };
             let gpus = ["0,1", "0,1,2"][node];
@@ -128,15 +128,15 @@ $CUDA_VISIBLE_DEVICES on $(cat /proc/sys/kernel/hostname) $GREETING $PWD""#;
 }
 
 #[test]
-fn a_host_that_is_not_there_is_told_and_nothing_is_left_on_the_others() {
+fn an_unreachable_host_is_an_error_and_nothing_is_left_on_the_others() {
     let Some(place) = Place::new() else { return };
     let list = place.folder.path().join("hosts");
     fs::write(&list, fs::read_to_string(&list).unwrap() + "10.77.0.99 slots=1\n").unwrap();
     let begin = Instant::now();
     let mut job = place.start(&[], "sleep 300");
     assert_eq!(job.end(), Some(1));
-    let told = job.said("stderr");
-    assert!(told.contains("error: cannot reach 10.77.0.99: ssh: connect to host"), "{told}");
+    let stderr = job.stream("stderr");
+    assert!(stderr.contains("error: cannot reach 10.77.0.99: ssh: connect to host"), "{stderr}");
     assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
     place.watch.none_within(Duration::from_secs(1)).unwrap();
 }
@@ -146,9 +146,9 @@ fn a_rank_that_fails_on_one_host_ends_the_job_on_both() {
     let Some(place) = Place::new() else { return };
     let mut job = place.start(&[], r#"if [ "$RANK" = 3 ]; then echo broken >&2; exit 9; fi; exec sleep 300"#);
     let begin = Instant::now();
-    assert_eq!(job.end(), Some(1), "{}", job.said("stderr"));
+    assert_eq!(job.end(), Some(1), "{}", job.stream("stderr"));
     assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
-    assert!(job.said("stderr").contains("rank 3"), "{}", job.said("stderr"));
+    assert!(job.stream("stderr").contains("rank 3"), "{}", job.stream("stderr"));
     place.watch.none_within(Duration::from_secs(1)).unwrap();
 }
 
@@ -170,16 +170,16 @@ fn a_leader_that_is_killed_leaves_nothing_on_any_host() {
 }
 
 #[test]
-fn one_ctrl_c_reaches_every_rank_and_a_second_ends_those_that_do_not_heed_it() {
+fn one_ctrl_c_reaches_every_rank_and_a_second_ends_those_that_ignore_it() {
     let Some(place) = Place::new() else { return };
     let script = "for s in INT TERM; do trap \"echo caught $s; exit 0\" $s; done; echo up; while :; do sleep 0.05; done";
     let mut heeding = place.start(&[], script);
     heeding.wait_for_lines("up", NUM_RANKS);
     heeding.signal(Signal::INT);
-    assert_eq!(heeding.end(), Some(130), "{}", heeding.said("stderr"));
-    let (told, text) = (heeding.said("stderr"), heeding.said("stdout"));
-    assert_eq!(text.matches("caught").count(), NUM_RANKS, "{text}{told}");
-    // An agent that hears of the stop from the other one before it hears the leader stops its ranks by SIGTERM.
+    assert_eq!(heeding.end(), Some(130), "{}", heeding.stream("stderr"));
+    let (stderr, text) = (heeding.stream("stderr"), heeding.stream("stdout"));
+    assert_eq!(text.matches("caught").count(), NUM_RANKS, "{text}{stderr}");
+    // An agent that learns of the stop from the other agent before the leader's signal arrives stops its ranks by SIGTERM.
     assert!(text.contains("caught INT"), "{text}");
     place.watch.none_within(Duration::from_secs(1)).unwrap();
     let flags = ["--shutdown-timeout", "300"];

@@ -1,4 +1,4 @@
-//! A `drumline run` under watch: what it prints, what it starts and what it leaves.
+//! A `drumline run` that a test observes: what it prints, starts and leaves behind.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -26,10 +26,10 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// `drumline run` with these words, split at spaces, and the script that each rank is.
-    pub(super) fn run(words: &str, script: &str) -> Self {
+    /// `drumline run` with these flags, split at spaces; each rank runs the script.
+    pub(super) fn run(flags: &str, script: &str) -> Self {
         let mut command = Command::new(BINARY);
-        command.arg("run").args(words.split_whitespace()).args(["sh", "-c", script]);
+        command.arg("run").args(flags.split_whitespace()).args(["sh", "-c", script]);
         Self::of(command)
     }
 
@@ -66,13 +66,13 @@ impl Job {
         self.try_keeper().unwrap_or_else(|| panic!("no keeper:\n{}", self.text()))
     }
 
-    /// The same, if it is there.
+    /// The keeper, if it exists.
     pub(super) fn try_keeper(&self) -> Option<Pid> {
         let path = format!("/proc/{0}/task/{0}/children", self.child.id());
         fs::read_to_string(path).ok()?.trim().parse().ok().and_then(Pid::from_raw)
     }
 
-    /// The process that is a rank, if it is there: it leads a session, which what it started and left does not.
+    /// The process of a rank, if it exists. Unlike the processes that it started, it is the leader of its session.
     pub(super) fn rank(&self, rank: usize) -> Option<Pid> {
         let children = |pid: u32| {
             let path = format!("/proc/{pid}/task");
@@ -126,7 +126,7 @@ impl Job {
         (status.code().unwrap_or_else(|| 128 + signal.unwrap()), self.text())
     }
 
-    /// All processes that it started, and its temporary files, are gone `within` that time.
+    /// Checks that all its processes and temporary files are gone `within` that time.
     pub(super) fn gone(&self, within: Duration) {
         let begin = Instant::now();
         self.watch.none_within(within).unwrap_or_else(|left| panic!("{left}\n{}", self.text()));

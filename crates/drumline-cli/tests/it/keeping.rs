@@ -34,7 +34,7 @@ fn a_frozen_keeper_wakes_when_its_launcher_is_killed() {
 }
 
 #[test]
-fn a_killed_keeper_is_told_and_restarted() {
+fn a_killed_keeper_uses_a_restart() {
     let script = "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exit 0; setsid sleep 60 & echo runs; sleep 60";
     let mut job = Job::run("--nproc-per-node 2 --max-restarts 1", script);
     job.wait_for("runs", 2);
@@ -44,7 +44,7 @@ fn a_killed_keeper_is_told_and_restarted() {
 }
 
 #[test]
-fn what_ranks_leave_and_has_ended_is_taken_away_while_they_run() {
+fn ended_processes_of_ranks_are_reaped_while_the_ranks_run() {
     let script =
         "i=0; while [ $i -lt 40 ]; do (sleep 0.01 &); i=$((i+1)); done; echo left; sleep 3; echo done";
     let mut job = Job::run("", script);
@@ -59,9 +59,9 @@ fn what_ranks_leave_and_has_ended_is_taken_away_while_they_run() {
     assert_eq!(job.end(LONG).0, 0);
 }
 
-/// A shell that has started something of its own and then becomes the launcher: its child is the launcher's.
+/// A shell that starts a process and then becomes the launcher, so that the process is a child of the launcher.
 #[test]
-fn nothing_that_it_did_not_start_is_killed() {
+fn processes_of_others_are_not_killed() {
     for victim in ["nobody", "keeper", "launcher"] {
         let script = format!(
             "sleep 30 & echo bystander $!; exec {BINARY} run --nproc-per-node 2 sh -c 'echo runs; sleep 1'"
@@ -69,8 +69,8 @@ fn nothing_that_it_did_not_start_is_killed() {
         let mut command = Command::new("sh");
         command.args(["-c", &script]).stdout(Stdio::piped()).stderr(Stdio::null()).stdin(Stdio::null());
         let mut shell = command.spawn().unwrap();
-        let said = std::io::read_to_string(Lines(shell.stdout.take().unwrap(), 3)).unwrap();
-        let bystander = said.split_whitespace().skip_while(|word| *word != "bystander").nth(1).unwrap();
+        let text = std::io::read_to_string(Lines(shell.stdout.take().unwrap(), 3)).unwrap();
+        let bystander = text.split_whitespace().skip_while(|word| *word != "bystander").nth(1).unwrap();
         let bystander = Pid::from_raw(bystander.parse().unwrap()).unwrap();
         match victim {
             "keeper" => kill_process(keeper_of(shell.id(), bystander), Signal::KILL).unwrap(),
@@ -82,7 +82,7 @@ fn nothing_that_it_did_not_start_is_killed() {
     }
 }
 
-/// The first lines of a pipe, which is then let go.
+/// The first lines of a pipe.
 struct Lines(std::process::ChildStdout, usize);
 
 impl std::io::Read for Lines {
@@ -103,7 +103,7 @@ fn keeper_of(launcher: u32, bystander: Pid) -> Pid {
 }
 
 #[test]
-fn as_the_first_process_of_a_container_it_takes_away_orphans_and_kills_none() {
+fn as_the_first_process_of_a_container_it_reaps_orphans_and_kills_none() {
     let inside = format!(
         "{BINARY} run --nproc-per-node 2 sh -c 'echo runs; sleep 3' & launcher=$!; wait $launcher; echo code $?"
     );

@@ -1,4 +1,4 @@
-//! `drumline key new`: a key that a job takes, in a file that only its owner can read, and never in place of another.
+//! `drumline key new`: makes a job key in a new file that only its owner can read.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use drumline_rendezvous::JobKey;
 
 #[test]
-fn a_new_key_can_be_used_and_is_not_written_over_a_file() {
+fn a_new_key_can_be_used_and_never_overwrites_a_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("job.key");
     let new =
@@ -19,6 +19,6 @@ fn a_new_key_can_be_used_and_is_not_written_over_a_file() {
     let key = JobKey::from_file(&path).unwrap();
     let again = new();
     let stderr = String::from_utf8_lossy(&again.stderr);
-    assert!(!again.status.success() && stderr.contains("is there already"), "{stderr}");
+    assert!(!again.status.success() && stderr.contains("already exists"), "{stderr}");
     assert_eq!(JobKey::from_file(&path).unwrap(), key, "left alone");
 }

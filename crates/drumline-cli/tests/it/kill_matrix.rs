@@ -1,4 +1,4 @@
-//! Who is killed × when, again and again: no process, no port and no file may be left.
+//! Kills each process of a job at each stage, again and again: no process, no port and no file may be left.
 //!
 //! |             | before the ranks run | while they run | while they are being stopped |
 //! |---|---|---|---|
@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::job::{Job, free_port};
 
 const REPEATS: u64 = 20;
-/// Ends by itself long before a test would wait for ever.
+/// A rank that ends by itself, so that a failed test does not leave it running for ever.
 const RANK: &str = "setsid sleep 50 & (setsid sleep 51 &); trap 'echo asked' TERM INT; echo runs; \
                     i=0; while [ $i -lt 500 ]; do sleep 0.1; i=$((i+1)); done";
 const LONG: Duration = Duration::from_secs(45);
@@ -97,7 +97,7 @@ fn node_flags(port: u16, node: usize) -> String {
     )
 }
 
-/// Kills the first rank that is there.
+/// Kills the first rank that exists.
 fn kill_a_rank(job: &Job) {
     let begin = Instant::now();
     while begin.elapsed() < LONG {
@@ -109,7 +109,7 @@ fn kill_a_rank(job: &Job) {
     panic!("no rank ever ran:\n{}", job.text());
 }
 
-/// Kills the keeper as soon as it is there.
+/// Kills the keeper as soon as it exists.
 fn kill_the_keeper(job: &Job) {
     let begin = Instant::now();
     while begin.elapsed() < LONG {
@@ -198,7 +198,7 @@ fn the_control_stores_host_while_it_stops_its_ranks() {
 
 /// The control: without a keeper the same ranks leave something, and the watch sees it.
 #[test]
-fn the_watch_sees_what_such_ranks_leave_when_nobody_keeps_them() {
+fn without_a_keeper_the_same_ranks_leave_processes() {
     let watch = Watch::new();
     let (name, value) = watch.mark();
     let mut shell = std::process::Command::new("sh");

@@ -1,5 +1,4 @@
-//! The manifests of `docs/kubernetes/`: valid YAML, whose command and variables this `drumline` takes as a pod would have
-//! them.
+//! The manifests of `docs/kubernetes/`: they are valid YAML, and this `drumline` accepts their commands and variables.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +14,7 @@ use super::job::{Job, free_port};
 use super::started::{BINARY, Started};
 
 const LONG: Duration = Duration::from_secs(40);
-/// Where the manifests have the job's key.
+/// The path of the job's key in the manifests.
 const KEY_FILE: &str = "/run/drumline/job.key";
 
 /// One pod, as the cluster would start it.
@@ -30,7 +29,7 @@ impl Pod {
         words.iter().map(|word| word.as_str().unwrap()).collect()
     }
 
-    /// What its `drumline run` says that it would do.
+    /// The plan of its `drumline run`.
     fn plan(&self) -> String {
         let command = self.command();
         assert_eq!(command[..2], ["drumline", "run"]);
@@ -106,7 +105,7 @@ fn pods_of_the_pytorchjob() -> Vec<Pod> {
 }
 
 #[test]
-fn each_pods_command_and_variables_are_taken() {
+fn the_command_and_variables_of_each_pod_are_accepted() {
     let meetings = [
         (pods_of_the_indexed_job(), "static, at train-0.train port 29500"),
         (pods_of_the_pytorchjob(), "static, at train-master-0 port 23456"),
@@ -157,7 +156,7 @@ fn the_mounted_key_is_one_that_an_agent_accepts() {
         assert_eq!(mode, 0o400);
         key_with(mode).unwrap();
     }
-    // What Kubernetes makes of it for a pod with an fsGroup is refused.
+    // The mode that Kubernetes sets for a pod with an fsGroup is refused.
     assert!(matches!(key_with(0o440), Err(KeyError::Exposed { .. })));
 }
 

@@ -1,4 +1,4 @@
-//! A port that was asked for by number belongs to one job.
+//! A port that is given by number belongs to one job.
 
 use super::job::free_port;
 use super::started::{Ended, Started};
@@ -14,10 +14,10 @@ fn the_second_job_on_a_port_is_refused_before_its_ranks_start() {
     first.line_of_stdout("here");
     let second = run(&port);
     assert_eq!((second.code, second.stdout.as_str()), (Some(1), ""), "{}", second.stderr);
-    let said = format!("pid {} (", first.pid());
-    assert!(second.stderr.contains(&said) && second.stderr.contains("try another"), "{}", second.stderr);
-    let beside = run(&other);
-    assert_eq!(beside.code, Some(0), "control: another port: {}", beside.stderr);
+    let expected = format!("pid {} (", first.pid());
+    assert!(second.stderr.contains(&expected) && second.stderr.contains("try another"), "{}", second.stderr);
+    let elsewhere = run(&other);
+    assert_eq!(elsewhere.code, Some(0), "control: another port: {}", elsewhere.stderr);
     drop(first);
     let after = run(&port);
     assert_eq!(after.stdout, format!("[rank 0]: started on {port}\n"), "control: {}", after.stderr);

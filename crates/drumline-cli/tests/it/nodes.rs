@@ -11,7 +11,7 @@ use std::net::TcpListener;
 use super::job::{Job, free_port};
 
 const LONG: Duration = Duration::from_secs(40);
-/// How soon survivors must have formed anew, or ended.
+/// How soon survivors must have started a new round, or ended.
 const SOON: Duration = Duration::from_secs(10);
 
 fn fixed(port: u16, node: usize) -> String {
@@ -24,7 +24,7 @@ fn elastic(port: u16, nodes: &str) -> String {
     )
 }
 
-/// Says who it is, and runs until it is told to end.
+/// Prints its rank, and runs until SIGUSR1.
 const RUNS: &str = "trap 'exit 0' USR1; echo rank $RANK of $WORLD_SIZE in round $DRUMLINE_ROUND; \
                     while :; do sleep 0.05; done";
 
@@ -44,7 +44,7 @@ fn ranks_follow_the_node_ranks_whoever_comes_first() {
 }
 
 #[test]
-fn a_failure_on_one_node_ends_all_and_is_told_in_full_where_it_happened() {
+fn a_failure_on_one_node_ends_all_and_that_node_shows_its_output() {
     let port = free_port();
     let mut first = Job::run(&fixed(port, 0), "sleep 60");
     let mut second =
@@ -57,16 +57,16 @@ fn a_failure_on_one_node_ends_all_and_is_told_in_full_where_it_happened() {
     assert!(!text.contains("last words"), "{text}");
 }
 
-/// The ranks of the first half end at once because "rank 3 has left"; the rest take their time to say why.
-const LATE_WORDS: &str = "if [ $RANK -lt 2 ]; then echo 'Error: rank 3 has left group `world` (it ended)' >&2; exit 1; fi; \
+/// The first two ranks end at once because "rank 3 has left"; the others print the cause a little later.
+const LATE_ERROR: &str = "if [ $RANK -lt 2 ]; then echo 'Error: rank 3 has left group `world` (it ended)' >&2; exit 1; fi; \
                           sleep 0.2; echo 'Error: the true cause' >&2; exit 3";
 
 #[test]
-fn a_rank_at_fault_can_speak_although_one_that_missed_it_ended_first() {
-    let (code, text) = Job::run("--nproc-per-node 4", LATE_WORDS).end(LONG);
+fn a_failing_rank_can_print_its_error_after_others_have_ended() {
+    let (code, text) = Job::run("--nproc-per-node 4", LATE_ERROR).end(LONG);
     assert_eq!((code, text.contains("the true cause")), (1, true), "{text}");
     let port = free_port();
-    let mut jobs = [0, 1].map(|node| Job::run(&fixed(port, node), LATE_WORDS));
+    let mut jobs = [0, 1].map(|node| Job::run(&fixed(port, node), LATE_ERROR));
     let (code, text) = jobs[1].end(LONG);
     assert_eq!((code, text.contains("the true cause")), (1, true), "{text}");
     assert_eq!(jobs[0].end(LONG).0, 1);
@@ -86,16 +86,16 @@ fn a_failure_on_one_node_restarts_all() {
 }
 
 #[test]
-fn two_nodes_with_one_node_rank_are_told() {
+fn two_nodes_with_the_same_node_rank_are_an_error() {
     let port = free_port();
     let mut first = Job::run(&format!("{} --nnodes 3", fixed(port, 0)), "echo never");
     let mut others = [(); 2].map(|()| {
         std::thread::sleep(Duration::from_millis(100));
         Job::run(&format!("{} --nnodes 3", fixed(port, 1)), "echo never")
     });
-    // Two of three nodes have the same place: the later one is refused, and the others wait for the third.
+    // Two of three nodes have the same node rank: the later one is refused, and the others wait for the third.
     let (code, text) = others[1].end(LONG);
-    assert!(code == 1 && text.contains("has --node-rank 1 too"), "{text}");
+    assert!(code == 1 && text.contains("also has --node-rank 1"), "{text}");
     for job in [&mut first, &mut others[0]] {
         job.signal(Signal::TERM);
         job.end(LONG);
@@ -103,40 +103,40 @@ fn two_nodes_with_one_node_rank_are_told() {
 }
 
 #[test]
-fn another_jobs_meeting_place_is_left_alone() {
+fn the_address_of_another_job_is_an_error() {
     let port = free_port();
     let mut first = Job::run(&format!("{} --rdzv-id red", fixed(port, 0)), "echo never");
     let mut other = Job::run(&format!("{} --rdzv-id blue", fixed(port, 1)), "echo never");
     let (code, text) = other.end(LONG);
-    assert!(code == 1 && text.contains("job `red` meets at that address, this is `blue`"), "{text}");
+    assert!(code == 1 && text.contains("job `red` uses that address, and this job is `blue`"), "{text}");
     first.signal(Signal::TERM);
     assert_eq!(first.end(LONG).0, 143);
 }
 
-/// What the control store at `port` says to one who has no secret.
-fn answer_to_the_open_key(port: u16) -> Result<(), String> {
+/// Connects to the control store at `port` without a secret.
+fn connect_with_the_open_key(port: u16) -> Result<(), String> {
     let soon = Instant::now() + Duration::from_secs(5);
     let addr = format!("127.0.0.1:{port}");
-    let met = TcpStore::connect(&addr, &JobKey::open(), Hello::new(Role::Store), soon);
-    met.map(drop).map_err(|error| error.to_string())
+    let connected = TcpStore::connect(&addr, &JobKey::open(), Hello::new(Role::Store), soon);
+    connected.map(drop).map_err(|error| error.to_string())
 }
 
 #[test]
-fn agents_of_one_machine_that_were_given_no_key_share_a_secret() {
+fn agents_of_one_machine_without_a_key_share_a_secret() {
     for is_elastic in [false, true] {
         let port = free_port();
-        let words = |node| if is_elastic { elastic(port, "2:2") } else { fixed(port, node) };
-        let mut jobs = [0, 1].map(|node| Job::run(&words(node), RUNS));
+        let flags = |node| if is_elastic { elastic(port, "2:2") } else { fixed(port, node) };
+        let mut jobs = [0, 1].map(|node| Job::run(&flags(node), RUNS));
         jobs.iter().for_each(|job| job.wait_for("in round 1", 1));
-        let error = answer_to_the_open_key(port).unwrap_err();
-        assert!(error.contains("it belongs to another job or is a stranger"), "{error}");
+        let error = connect_with_the_open_key(port).unwrap_err();
+        assert!(error.contains("it belongs to another job or is another program"), "{error}");
         jobs.iter().for_each(|job| job.signal(Signal::USR1));
         jobs.iter_mut().for_each(|job| assert_eq!(job.end(LONG).0, 0));
 
-        // The control: a store with the open key, as it was before, lets anybody in.
+        // The control: a store with the open key accepts anybody.
         let options = ServerOptions::default();
         let _open = TcpStoreServer::bind(("127.0.0.1", port), &JobKey::open(), options).unwrap();
-        assert_eq!(answer_to_the_open_key(port), Ok(()));
+        assert_eq!(connect_with_the_open_key(port), Ok(()));
     }
 }
 
@@ -144,7 +144,7 @@ fn agents_of_one_machine_that_were_given_no_key_share_a_secret() {
 fn the_key_of_a_killed_agent_is_replaced() {
     let port = free_port();
     let mut killed = Job::run(&fixed(port, 0), "echo never");
-    killed.wait_for("only 1 of at least 2 nodes came", 1);
+    killed.wait_for("only 1 of at least 2 nodes joined", 1);
     killed.signal(Signal::KILL);
     killed.end(LONG);
     let mut second = Job::run(&fixed(port, 1), "echo here");
@@ -173,7 +173,7 @@ fn nodes_join_and_leave_a_running_job() {
 }
 
 #[test]
-fn survivors_go_on_when_an_agent_is_killed_and_its_ranks_are_gone() {
+fn survivors_continue_when_an_agent_is_killed_with_its_ranks() {
     let port = free_port();
     let mut jobs = [(); 2].map(|()| {
         let job = Job::run(&elastic(port, "1:2"), RUNS);
@@ -192,12 +192,12 @@ fn survivors_go_on_when_an_agent_is_killed_and_its_ranks_are_gone() {
 }
 
 #[test]
-fn a_frozen_agents_ranks_are_killed_and_survivors_go_on() {
+fn the_ranks_of_a_frozen_agent_are_killed_and_survivors_continue() {
     let port = free_port();
-    let words = format!("{} --host-timeout 2", elastic(port, "1:2"));
-    let mut first = Job::run(&words, RUNS);
+    let flags = format!("{} --host-timeout 2", elastic(port, "1:2"));
+    let mut first = Job::run(&flags, RUNS);
     std::thread::sleep(Duration::from_millis(200));
-    let mut second = Job::run(&words, RUNS);
+    let mut second = Job::run(&flags, RUNS);
     second.wait_for("of 2 in round 1", 1);
     let keeper = second.keeper();
     second.signal(Signal::STOP);
@@ -206,7 +206,7 @@ fn a_frozen_agents_ranks_are_killed_and_survivors_go_on() {
     assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
     let ranks = format!("/proc/{0}/task/{0}/children", keeper.as_raw_nonzero());
     assert_eq!(std::fs::read_to_string(ranks).unwrap_or_default(), "", "no rank of the old round is alive");
-    // It wakes, and comes back as a newcomer.
+    // It continues, and joins again as a new node.
     second.signal(Signal::CONT);
     for job in [&second, &first] {
         job.wait_for("of 2 in round 3", 1);
@@ -225,10 +225,10 @@ fn the_death_of_the_control_stores_host_ends_the_others_with_the_cause() {
         (Signal::STOP, "no contact with the store's host for 10"),
     ] {
         let port = free_port();
-        let words = format!("{},join_timeout=10 --host-timeout 2", elastic(port, "1:2"));
-        let mut host = Job::run(&words, RUNS);
+        let flags = format!("{},join_timeout=10 --host-timeout 2", elastic(port, "1:2"));
+        let mut host = Job::run(&flags, RUNS);
         std::thread::sleep(Duration::from_millis(200));
-        let mut other = Job::run(&words, RUNS);
+        let mut other = Job::run(&flags, RUNS);
         other.wait_for("of 2 in round 1", 1);
         host.signal(signal);
         let (code, text) = other.end(LONG);
@@ -273,8 +273,8 @@ fn twenty_jobs_at_once_never_collide() {
 }
 
 #[test]
-fn every_node_has_its_whole_grace_when_the_job_is_stopped() {
-    // The node that hosts the control store is done at once; the other saves for longer than a lease.
+fn every_node_has_the_whole_shutdown_timeout_when_the_job_is_stopped() {
+    // One node is done at once; the other saves for longer than a lease.
     for slow in [0, 1] {
         let port = free_port();
         let mut jobs = [0, 1].map(|node| {
@@ -294,7 +294,7 @@ fn every_node_has_its_whole_grace_when_the_job_is_stopped() {
 }
 
 #[test]
-fn nodes_that_were_told_different_numbers_of_nodes_are_told() {
+fn nodes_with_different_numbers_of_nodes_are_an_error() {
     let port = free_port();
     let mut first = Job::run(&fixed(port, 0), "echo never");
     let (code, text) = Job::run(&format!("{} --nnodes 3", fixed(port, 1)), "echo never").end(LONG);
@@ -309,14 +309,14 @@ fn waiting_for_other_nodes_is_not_silent() {
     let mut second = Job::run(&fixed(port, 1), "echo here");
     second.wait_for("waiting for the first node at 127.0.0.1", 1);
     let mut first = Job::run(&format!("{} --nnodes 3", fixed(port, 0)), "echo here");
-    first.wait_for("only 1 of at least 3 nodes came", 1);
+    first.wait_for("only 1 of at least 3 nodes joined", 1);
     for job in [&mut first, &mut second] {
         job.signal(Signal::TERM);
         job.end(LONG);
     }
 }
 
-/// A node of a Slurm step of two on this machine.
+/// One of the two nodes of a Slurm step, on this machine.
 fn slurm_node(job: u16, node: usize, key: &std::path::Path) -> Job {
     let mut command = std::process::Command::new(super::started::BINARY);
     command.args(["run", "--nproc-per-node", "1", "sh", "-c", "echo rank $RANK of $WORLD_SIZE"]);
@@ -329,7 +329,7 @@ fn slurm_node(job: u16, node: usize, key: &std::path::Path) -> Job {
 }
 
 #[test]
-fn agents_pass_over_a_port_of_their_slurm_step_that_somebody_has() {
+fn agents_skip_taken_ports_of_their_slurm_step() {
     let folder = tempfile::tempdir().unwrap();
     let key = folder.path().join("job.key");
     JobKey::new_file(&key).unwrap();
@@ -346,5 +346,5 @@ fn agents_pass_over_a_port_of_their_slurm_step_that_somebody_has() {
     }
     let _taken = ports.map(|port| TcpListener::bind(("127.0.0.1", port)).unwrap());
     let (code, text) = slurm_node(job, 0, &key).end(LONG);
-    assert!(code == 1 && text.contains("others have all ports") && text.contains("--master-port"), "{text}");
+    assert!(code == 1 && text.contains("all ports derived from") && text.contains("--master-port"), "{text}");
 }

@@ -1,4 +1,4 @@
-//! `drumline plot`: pictures of runs, and what is said where there are none.
+//! `drumline plot`: pictures of runs, and errors if there are none.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use super::started::BINARY;
 
 /// A run of 50 steps with two evaluations.
 fn write_run(folder: &Path) {
-    let mut log = EventLog::open(folder, Begin::Anew).unwrap();
+    let mut log = EventLog::open(folder, Begin::New).unwrap();
     for step in 1..=50_u64 {
         let (loss, lr) = (2.3 / step as f64, 0.1);
         let step_event =
@@ -31,15 +31,15 @@ fn write_run(folder: &Path) {
 }
 
 /// Exit code, stdout, stderr of `drumline plot` in a folder.
-fn plot(folder: &Path, words: &str) -> (i32, String, String) {
+fn plot(folder: &Path, args: &str) -> (i32, String, String) {
     let mut command = Command::new(BINARY);
-    let output = command.arg("plot").args(words.split_whitespace()).current_dir(folder).output().unwrap();
+    let output = command.arg("plot").args(args.split_whitespace()).current_dir(folder).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
 }
 
 #[test]
-fn runs_are_drawn_to_the_file_that_is_asked_for() {
+fn runs_are_drawn_to_the_given_file() {
     let folder = tempfile::tempdir().unwrap();
     ["one", "two"].iter().for_each(|name| write_run(&folder.path().join(name)));
     assert_eq!(plot(folder.path(), "one"), (0, "plot.svg\n".into(), String::new()));
@@ -47,8 +47,8 @@ fn runs_are_drawn_to_the_file_that_is_asked_for() {
     for text in ["loss", "acc1", "one", "one (eval)"] {
         assert!(svg.contains(&format!("\n{text}\n")), "{text}");
     }
-    let words = "one two --metric loss,lr --smooth 0.9 --log --out both.png";
-    assert_eq!(plot(folder.path(), words), (0, "both.png\n".into(), String::new()));
+    let args = "one two --metric loss,lr --smooth 0.9 --log --out both.png";
+    assert_eq!(plot(folder.path(), args), (0, "both.png\n".into(), String::new()));
     assert!(fs::read(folder.path().join("both.png")).unwrap().starts_with(b"\x89PNG"));
 }
 
@@ -65,11 +65,11 @@ fn runs_are_found_one_level_down() {
 }
 
 #[test]
-fn mistakes_are_told_with_what_there_is() {
+fn errors_list_what_exists() {
     let folder = tempfile::tempdir().unwrap();
     write_run(&folder.path().join("one"));
     fs::create_dir(folder.path().join("empty")).unwrap();
-    for (words, told) in [
+    for (args, expected) in [
         (
             "none",
             "error: no run in none: there is no metrics.jsonl in it or one level down; try the OUT_DIR of a run",
@@ -79,12 +79,12 @@ fn mistakes_are_told_with_what_there_is() {
         ("one --smooth 1.5", "error: smoothing of 1.5, expected at least 0 and less than 1; try 0.9"),
         (
             "one --out plot.pdf",
-            "error: cannot tell what plot.pdf shall be; try a name that ends in .svg or .png",
+            "error: the format of plot.pdf is not known; try a name that ends in .svg or .png",
         ),
         ("one --out no/such/folder.svg", "error: cannot write no/such/folder.svg: "),
     ] {
-        let (code, stdout, stderr) = plot(folder.path(), words);
-        assert!(code == 1 && stdout.is_empty() && stderr.starts_with(told), "{words}: {stderr}");
+        let (code, stdout, stderr) = plot(folder.path(), args);
+        assert!(code == 1 && stdout.is_empty() && stderr.starts_with(expected), "{args}: {stderr}");
     }
     assert!(!folder.path().join("plot.svg").exists());
     let (code, help, _) = plot(folder.path(), "--help");

@@ -1,4 +1,4 @@
-//! `--max-restarts`: all ranks again, from failure to first line at once; a crash loop ends.
+//! `--max-restarts`: all ranks are restarted at once after a failure, and a crash loop ends.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ fn all_ranks_are_started_again_and_may_succeed() {
     for line in ["rank 0 try 0 of 2", "rank 1 try 0 of 2", "rank 0 try 1 of 2", "rank 1 try 1 of 2"] {
         assert_eq!(text.matches(line).count(), 1, "{text}");
     }
-    assert_eq!(text.matches("rank 1 on host").count(), 1, "the failure is told once: {text}");
+    assert_eq!(text.matches("rank 1 on host").count(), 1, "the failure is reported once: {text}");
     assert!(text.contains("round 2 begins (1 of 2 restarts used): 2 ranks on 1 node"), "{text}");
 }
 
@@ -50,9 +50,9 @@ fn a_crash_loop_pauses_longer_and_longer_and_ends_before_its_restarts_do() {
 #[test]
 fn each_attempt_has_its_own_logs() {
     let logs = tempfile::tempdir().unwrap();
-    let words = format!("--max-restarts 1 --redirects 3 --log-dir {}", logs.path().display());
+    let flags = format!("--max-restarts 1 --redirects 3 --log-dir {}", logs.path().display());
     let script = "echo out $TORCHELASTIC_RESTART_COUNT; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || exit 1";
-    let (code, text) = Job::run(&words, script).end(LONG);
+    let (code, text) = Job::run(&flags, script).end(LONG);
     assert_eq!(code, 0, "{text}");
     let run = std::fs::read_dir(logs.path()).unwrap().next().unwrap().unwrap().path();
     for attempt in 0..2 {

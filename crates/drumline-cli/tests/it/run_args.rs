@@ -1,4 +1,4 @@
-//! `drumline run` and `launch`: their flags as torchrun takes them, the plan that is shown, and a node's ranks.
+//! `drumline run` and `launch`: torchrun's flags, the plan of `--dry-run`, and the ranks of a node.
 
 use std::fs;
 
@@ -43,7 +43,7 @@ fn run_with(args: &[&str], variables: &[(&str, &str)]) -> Ended {
     Started::with_variables(&[&["run"], args].concat(), variables).end()
 }
 
-/// What `--dry-run` shows for `args`.
+/// The output of `--dry-run` for `args`.
 fn shown(args: &[&str], variables: &[(&str, &str)]) -> String {
     let ended = run_with(&[&["--dry-run"], args].concat(), variables);
     assert_eq!(ended.code, Some(0), "{args:?}: {}", ended.stderr);
@@ -107,9 +107,10 @@ fn a_dry_run_shows_each_rank_and_starts_nothing() {
         &[],
     );
     assert!(!mark.exists());
-    for said in ["rank 2 (local rank 0 of 2)", "rank 3 (local rank 1 of 2)", "WORLD_SIZE=4", "MASTER_ADDR=h"]
+    for expected in
+        ["rank 2 (local rank 0 of 2)", "rank 3 (local rank 1 of 2)", "WORLD_SIZE=4", "MASTER_ADDR=h"]
     {
-        assert!(text.contains(said), "no {said} in {text}");
+        assert!(text.contains(expected), "no {expected} in {text}");
     }
     assert!(text.contains(&format!("$ touch {touched}\n")), "{text}");
     let control = run(&["touch", touched]);
@@ -131,7 +132,7 @@ fn a_dry_run_shows_the_cores_of_each_rank() {
 }
 
 #[test]
-fn ranks_are_started_and_given_their_arguments_untouched() {
+fn ranks_are_started_with_their_arguments_unchanged() {
     let script = r#"echo "$RANK/$WORLD_SIZE $ROLE_NAME $OMP_NUM_THREADS: $*""#;
     let args =
         ["--nproc-per-node=2", "--role", "r", "--omp=1", "sh", "-c", script, "sh", "--nnodes", "--", "-m"];
@@ -162,20 +163,20 @@ fn a_rank_that_fails_makes_the_launcher_fail() {
 }
 
 #[test]
-fn what_cannot_be_started_is_said_before_anything_is() {
-    for (args, said) in [
+fn a_plan_that_cannot_be_started_is_an_error_before_any_rank_starts() {
+    for (args, expected) in [
         (&["--standalone", "--nnodes", "2", "echo"][..], "try --nnodes 1"),
         (&["--hostfile", "/nowhere/hosts", "echo"], "cannot read the hostfile /nowhere/hosts"),
         (&["--nproc-per-node", "3", "/nowhere/train.py"], "there is no file `/nowhere/train.py`"),
     ] {
         let ended = run(args);
         assert_eq!((ended.code, ended.stdout.as_str()), (Some(2), ""), "{args:?}");
-        assert!(ended.stderr.contains(said), "{args:?}: {}", ended.stderr);
+        assert!(ended.stderr.contains(expected), "{args:?}: {}", ended.stderr);
     }
 }
 
 #[test]
-fn launch_tells_the_local_rank_unless_the_environment_does() {
+fn launch_passes_the_local_rank_unless_use_env_is_given() {
     let launched = |args: &[&str]| Started::new(&[&["launch"], args].concat()).end();
     assert_eq!(launched(&["echo", "x"]).stdout, "[rank 0]: --local-rank=0 x\n");
     assert_eq!(launched(&["--rank-spelling", "underscore", "echo"]).stdout, "[rank 0]: --local_rank=0\n");
@@ -185,7 +186,7 @@ fn launch_tells_the_local_rank_unless_the_environment_does() {
 }
 
 #[test]
-fn the_first_rank_reads_what_the_launcher_is_given_and_the_others_nothing() {
+fn the_first_rank_reads_the_launchers_stdin_and_the_others_read_nothing() {
     let mut command = std::process::Command::new("sh");
     let script = format!(
         "echo hello | {} run --nproc-per-node 2 sh -c 'read -r line; echo \"rank $RANK read <$line>\"'",
@@ -197,7 +198,7 @@ fn the_first_rank_reads_what_the_launcher_is_given_and_the_others_nothing() {
 }
 
 #[test]
-fn a_stderr_that_cannot_be_written_ends_nothing() {
+fn a_stderr_that_cannot_be_written_does_not_end_the_job() {
     let script = "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && echo again > \"$DONE\" || exit 3";
     for stderr in ["2>/dev/full", "2>&-", "2>&1 | true"] {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! `drumline sbatch` on a real Slurm: what is submitted runs, says what it should, ends as it should, and runs again.
+//! `drumline sbatch` on a real Slurm: the output, exit code and requeue of submitted jobs.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rank_test::slurm::Slurm;
 
-use super::slurm::told;
+use super::slurm::streams;
 use super::started::BINARY;
 
 const LONGEST: Duration = Duration::from_secs(60);
@@ -21,18 +21,18 @@ impl<'a> Job<'a> {
     fn submit(slurm: &'a Slurm, args: &[&str]) -> Self {
         let sbatch = [&["sbatch", "--submit", "--output", "out-%j"], args].concat();
         let output = slurm.command(BINARY).args(sbatch).output().unwrap();
-        let (stdout, stderr) = told(&output);
+        let (stdout, stderr) = streams(&output);
         assert!(output.status.success(), "{stderr}");
         let id = stdout.trim().to_string();
         assert!(id.parse::<u32>().is_ok(), "only the job's number: {stdout}");
         Self { slurm, id }
     }
 
-    /// What Slurm says of the job: `JobState=COMPLETED` and the like.
+    /// Whether Slurm's description of the job contains `part`, such as `JobState=COMPLETED`.
     fn says(&self, part: &str) -> bool {
         let output =
             self.slurm.command("scontrol").args(["--oneliner", "show", "job", &self.id]).output().unwrap();
-        told(&output).0.split_whitespace().any(|word| word == part)
+        streams(&output).0.split_whitespace().any(|word| word == part)
     }
 
     fn output(&self) -> String {
@@ -69,7 +69,7 @@ impl<'a> Job<'a> {
 }
 
 #[test]
-fn a_submitted_job_says_what_it_should_and_ends_with_its_code() {
+fn a_submitted_job_prints_its_output_and_ends_with_its_exit_code() {
     let Some(slurm) = Slurm::new().unwrap() else { return };
     let odd = "it's $HOME \"#\" *";
     let name = ["--job-name", "two 'words' # \"x\""];
@@ -89,7 +89,7 @@ fn a_submitted_job_says_what_it_should_and_ends_with_its_code() {
 }
 
 #[test]
-fn the_key_is_for_its_owner_and_goes_with_the_job() {
+fn only_the_owner_can_read_the_key_and_it_is_removed_with_the_job() {
     let Some(slurm) = Slurm::new().unwrap() else { return };
     let job = Job::submit(&slurm, &["sh", "-c", "echo started; sleep 1000"]);
     job.wait_output("started");
@@ -105,7 +105,7 @@ fn the_key_is_for_its_owner_and_goes_with_the_job() {
 }
 
 #[test]
-fn a_warned_job_runs_again() {
+fn a_job_that_is_warned_of_its_time_limit_is_requeued() {
     let Some(slurm) = Slurm::new().unwrap() else { return };
     let program =
         r#"echo "restarts: ${SLURM_RESTART_COUNT-none}"; test -n "$SLURM_RESTART_COUNT" || sleep 1000"#;
@@ -119,7 +119,7 @@ fn a_warned_job_runs_again() {
     assert_eq!(count, 2, "{}", job.output());
 }
 
-/// Ends with a checkpoint when it is asked for one, as a training loop would at the end of a step.
+/// Saves and ends on SIGUSR1, as a training loop would at the end of a step.
 const TRAINING: &str = r#"
 import os, signal, time
 def saved(*_):
@@ -133,7 +133,7 @@ while again == "0":
 "#;
 
 #[test]
-fn the_ranks_of_two_nodes_save_when_warned_and_go_on_in_the_next_run() {
+fn the_ranks_of_two_nodes_save_when_warned_and_resume_in_the_next_run() {
     let Some(slurm) = Slurm::new().unwrap() else { return };
     fs::write(slurm.folder().join("train.py"), TRAINING).unwrap();
     let args = ["--nodes", "2", "--nproc-per-node", "2", "--requeue", "--signal-before", "20", "train.py"];
@@ -147,14 +147,11 @@ fn the_ranks_of_two_nodes_save_when_warned_and_go_on_in_the_next_run() {
 }
 
 #[test]
-fn a_job_that_slurm_refuses_is_told() {
+fn a_job_that_slurm_refuses_is_an_error() {
     let Some(slurm) = Slurm::new().unwrap() else { return };
     let args = ["sbatch", "--submit", "--partition", "none-such", "true"];
     let output = slurm.command(BINARY).args(args).output().unwrap();
-    let (stdout, stderr) = told(&output);
+    let (stdout, stderr) = streams(&output);
     assert_eq!((output.status.code(), stdout.as_str()), (Some(1), ""));
-    assert!(
-        stderr.contains("partition") && stderr.contains("error: sbatch did not take the job"),
-        "{stderr}"
-    );
+    assert!(stderr.contains("partition") && stderr.contains("error: sbatch refused the job"), "{stderr}");
 }

@@ -1,4 +1,4 @@
-//! What signals to the launcher do: the first one asks, the second one ends.
+//! Signals to the launcher: the first one stops the ranks, the second one kills them.
 
 use std::time::{Duration, Instant};
 
@@ -8,11 +8,11 @@ use super::job::Job;
 
 const LONG: Duration = Duration::from_secs(30);
 
-/// Says that it runs, and what it is sent; ends only when it is told so twice, or killed.
+/// Prints that it runs, and each signal; ends only when it is killed.
 const STUBBORN: &str = "trap 'echo asked' TERM INT; echo runs; while :; do sleep 0.05; done";
 
 #[test]
-fn the_first_signal_is_handed_on_as_it_is() {
+fn the_first_signal_is_forwarded_unchanged() {
     for (signal, name, code) in
         [(Signal::INT, "INT", 130), (Signal::TERM, "TERM", 143), (Signal::HUP, "HUP", 129)]
     {
@@ -62,7 +62,7 @@ fn a_request_to_checkpoint_reaches_the_ranks_and_stops_nobody() {
 }
 
 #[test]
-fn a_signal_that_is_not_to_be_handled_ends_the_launcher_and_with_it_its_ranks() {
+fn a_signal_that_is_not_handled_ends_the_launcher_and_its_ranks() {
     let mut job = Job::run("--signals-to-handle SIGINT", STUBBORN);
     job.wait_for("runs", 1);
     job.signal(Signal::TERM);
@@ -70,12 +70,12 @@ fn a_signal_that_is_not_to_be_handled_ends_the_launcher_and_with_it_its_ranks() 
 }
 
 #[test]
-fn a_signal_before_the_other_nodes_have_come_ends_the_waiting() {
-    let words =
+fn a_signal_ends_the_wait_for_other_nodes() {
+    let flags =
         format!("--nnodes 2 --node-rank 1 --master-addr 127.0.0.1 --master-port {}", super::job::free_port());
-    let mut job = Job::run(&words, "echo never");
+    let mut job = Job::run(&flags, "echo never");
     std::thread::sleep(Duration::from_millis(300));
-    // A request to ranks, of whom there are none, ends nothing.
+    // A signal for ranks is ignored while there are none.
     job.signal(Signal::USR1);
     std::thread::sleep(Duration::from_millis(300));
     job.signal(Signal::TERM);
@@ -84,7 +84,7 @@ fn a_signal_before_the_other_nodes_have_come_ends_the_waiting() {
 }
 
 #[test]
-fn the_same_signal_from_two_who_mean_the_same_is_one() {
+fn the_same_signal_twice_within_a_moment_counts_once() {
     let mut job =
         Job::run("", "trap 'sleep 1; echo saved; exit 0' TERM; echo runs; while :; do sleep 0.05; done");
     job.wait_for("runs", 1);

@@ -1,4 +1,4 @@
-//! On a real Slurm of two nodes: a task for each rank, and an agent for each node.
+//! On a real Slurm of two nodes: one task per rank, or one agent per node.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -18,7 +18,7 @@ pub(super) fn srun(slurm: &Slurm, args: &[&str]) -> Command {
     command
 }
 
-pub(super) fn told(output: &Output) -> (String, String) {
+pub(super) fn streams(output: &Output) -> (String, String) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (text(&output.stdout), text(&output.stderr))
 }
@@ -45,7 +45,7 @@ fn each_task_of_a_step_is_a_rank() {
         let mut command = srun(&slurm, &[step, &bench].concat());
         command.envs(key.map(|key| ("DRUMLINE_JOB_KEY_FILE", key)));
         let output = command.output().unwrap();
-        let (stdout, stderr) = told(&output);
+        let (stdout, stderr) = streams(&output);
         assert!(output.status.success(), "{step:?}: {stderr}");
         let rows: Vec<Value> = serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{stdout}{stderr}"));
         assert_eq!(rows[0]["world"], world, "{step:?}");
@@ -53,11 +53,11 @@ fn each_task_of_a_step_is_a_rank() {
 }
 
 #[test]
-fn without_a_key_the_tasks_of_several_nodes_are_told_how_to_give_one() {
+fn without_a_key_the_error_of_several_nodes_names_how_to_give_one() {
     let Some(slurm) = Slurm::new().unwrap() else { return };
     let bench = ["-N2", "-n2", BINARY, "bench", "all-reduce", "--sizes", "4K"];
     let output = srun(&slurm, &bench).env("DRUMLINE_TIMEOUT", "3s").output().unwrap();
-    let (_, stderr) = told(&output);
+    let (_, stderr) = streams(&output);
     assert!(!output.status.success() && stderr.contains("DRUMLINE_JOB_KEY_FILE"), "{stderr}");
 }
 
@@ -67,7 +67,7 @@ fn an_agent_on_each_node_of_a_step_knows_its_place() {
     let run = [BINARY, "run", "--dry-run", "--nproc-per-node", "2", "prog"];
     let output =
         srun(&slurm, &[&["-N2", "--ntasks-per-node=1", "--label"][..], &run].concat()).output().unwrap();
-    let (stdout, stderr) = told(&output);
+    let (stdout, stderr) = streams(&output);
     for line in [
         "0:   nodes            2, from Slurm (step 1.0); this is node 0",
         "1:   nodes            2, from Slurm (step 1.0); this is node 1",
@@ -77,7 +77,7 @@ fn an_agent_on_each_node_of_a_step_knows_its_place() {
         assert!(stdout.lines().any(|other| other == line), "no `{line}`:\n{stdout}{stderr}");
     }
     let output = srun(&slurm, &[&["-N2", "--ntasks-per-node=2"][..], &run].concat()).output().unwrap();
-    let (stdout, stderr) = told(&output);
+    let (stdout, stderr) = streams(&output);
     assert!(!output.status.success() && stdout.is_empty(), "{stdout}");
     assert!(stderr.contains("error: srun started 4 tasks on 2 nodes"), "{stderr}");
 }
@@ -89,11 +89,11 @@ fn an_agent_on_each_node_of_a_step_starts_its_ranks() {
     let bench = ["bench", "all-reduce", "--sizes", "4K", "--seconds-per-size", "0.01"];
     let run = [&step[..], &[BINARY, "run", "--nproc-per-node", "2", BINARY], &bench].concat();
     let output = srun(&slurm, &run).env("DRUMLINE_JOB_KEY_FILE", key_file(&slurm)).output().unwrap();
-    let (stdout, stderr) = told(&output);
+    let (stdout, stderr) = streams(&output);
     assert!(output.status.success() && stdout.contains(", 4 ranks;"), "{stdout}{stderr}");
     let failing = [&step[..], &[BINARY, "run", "--nproc-per-node", "2", "sh", "-c", "exit $RANK"]].concat();
     let output = srun(&slurm, &failing).env("DRUMLINE_JOB_KEY_FILE", key_file(&slurm)).output().unwrap();
-    assert_eq!(output.status.code(), Some(1), "{:?}", told(&output));
+    assert_eq!(output.status.code(), Some(1), "{:?}", streams(&output));
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn a_leader_in_an_allocation_starts_its_agents_by_srun() {
         let mut command = slurm.command("timeout");
         command.args(["60", "salloc", "-N2", BINARY, "run", "--launcher", "slurm", "--hostfile"]).arg(&hosts);
         let output = command.args(["sh", "-c", script]).output().unwrap();
-        (output.status.code(), told(&output))
+        (output.status.code(), streams(&output))
     };
     let (code, (stdout, stderr)) = lead("echo rank $RANK of $WORLD_SIZE on node $GROUP_RANK");
     assert_eq!(code, Some(0), "{stdout}{stderr}");

@@ -1,4 +1,4 @@
-//! A `drumline` that runs: its output, read to its end within a bounded time, and its ranks.
+//! A running `drumline`: its output, read to its end with a time limit, and its ranks.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -19,7 +19,7 @@ pub(super) struct Started {
     stderr: Stream,
 }
 
-/// Killed, with the ranks it started, if a test fails before its end.
+/// A running `drumline`. It is killed with its ranks if a test fails before its end.
 struct Launched(Child);
 
 impl Drop for Launched {
@@ -45,7 +45,7 @@ impl Started {
         Self::of(command)
     }
 
-    /// A command that is or becomes a `drumline`. What the variables of these tests' own launcher say is not for it.
+    /// A command that is or becomes a `drumline`. Variables of the launcher of these tests are removed.
     pub(super) fn of(mut command: Command) -> Self {
         for name in ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "DRUMLINE_TRANSPORT"] {
             if !command.get_envs().any(|(given, _)| given == name) {
@@ -74,12 +74,12 @@ impl Started {
         self.child.0.try_wait().unwrap().is_none()
     }
 
-    /// The first line of stdout with `needle` in it, once it is there.
+    /// Waits for the first line of stdout that contains `needle`.
     pub(super) fn line_of_stdout(&self, needle: &str) -> String {
         self.stdout.line(needle)
     }
 
-    /// The first line of stderr with `needle` in it, once it is there.
+    /// Waits for the first line of stderr that contains `needle`.
     pub(super) fn line_of_stderr(&self, needle: &str) -> String {
         self.stderr.line(needle)
     }
@@ -111,7 +111,7 @@ pub(super) fn script(name: &str) -> String {
     format!("{}/tests/scripts/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// What has come through a pipe so far.
+/// The output of a pipe so far.
 struct Stream {
     text: Arc<Mutex<String>>,
     reader: JoinHandle<()>,
@@ -161,7 +161,7 @@ fn find_rank(parent: u32, rank: usize) -> Option<i32> {
     })
 }
 
-/// Runs `drumline bench` to a good end and reads what `--json` printed.
+/// Runs `drumline bench --json`, which must succeed, and parses its output.
 pub(super) fn rows(args: &[&str]) -> Vec<Value> {
     let ended = Started::new(&[&["bench"], args, &["--json", "--seconds-per-size", "0.01"]].concat()).end();
     assert_eq!((ended.code, ended.stderr.as_str()), (Some(0), ""), "{args:?}");

@@ -1,4 +1,4 @@
-//! Python scripts, modules and shell scripts under `drumline run`: what they are given. Needs Python, not PyTorch.
+//! The environment of Python scripts, modules and shell scripts under `drumline run`. Needs Python, not PyTorch.
 
 use rank_test::require_tool;
 use serde_json::Value;
@@ -35,7 +35,7 @@ fn every_variable_that_torchrun_sets_is_set_and_right() {
     let variables = [("OF_THE_PARENT", "kept"), ("PET_ROLE", "trainer")];
     let script = script("environment.py");
     let ranks = started(&["--rdzv-id", "job-7", &script, "--lr", "0.1"], &variables);
-    for (rank, told) in ranks.iter().enumerate() {
+    for (rank, printed) in ranks.iter().enumerate() {
         let number = rank.to_string();
         for (name, expected) in [
             ("LOCAL_RANK", number.as_str()),
@@ -55,11 +55,11 @@ fn every_variable_that_torchrun_sets_is_set_and_right() {
             ("GOMP_SPINCOUNT", "1000"),
             ("OF_THE_PARENT", "kept"),
         ] {
-            assert_eq!(text(told, name), expected, "{name} of rank {rank}");
+            assert_eq!(text(printed, name), expected, "{name} of rank {rank}");
         }
-        assert_eq!(told["argv"], serde_json::json!(["--lr", "0.1"]));
-        assert!(text(told, "OMP_NUM_THREADS").parse::<usize>().unwrap() > 0);
-        let file = text(told, "TORCHELASTIC_ERROR_FILE");
+        assert_eq!(printed["argv"], serde_json::json!(["--lr", "0.1"]));
+        assert!(text(printed, "OMP_NUM_THREADS").parse::<usize>().unwrap() > 0);
+        let file = text(printed, "TORCHELASTIC_ERROR_FILE");
         assert!(file.ends_with(&format!("/attempt_0/{rank}/error.json")), "{file}");
     }
     for name in ["MASTER_ADDR", "MASTER_PORT"] {
@@ -69,16 +69,16 @@ fn every_variable_that_torchrun_sets_is_set_and_right() {
 }
 
 #[test]
-fn what_the_user_has_set_is_left_alone() {
+fn variables_that_the_user_has_set_are_kept() {
     if !require_tool("python3") {
         return;
     }
     let variables =
         [("OMP_NUM_THREADS", "3"), ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"), ("GOMP_SPINCOUNT", "7")];
-    for told in started(&[&script("environment.py")], &variables) {
-        assert_eq!(text(&told, "OMP_NUM_THREADS"), "3");
-        assert_eq!(text(&told, "TORCH_NCCL_ASYNC_ERROR_HANDLING"), "0");
-        assert_eq!(text(&told, "GOMP_SPINCOUNT"), "7");
+    for printed in started(&[&script("environment.py")], &variables) {
+        assert_eq!(text(&printed, "OMP_NUM_THREADS"), "3");
+        assert_eq!(text(&printed, "TORCH_NCCL_ASYNC_ERROR_HANDLING"), "0");
+        assert_eq!(text(&printed, "GOMP_SPINCOUNT"), "7");
     }
 }
 
@@ -90,9 +90,13 @@ fn a_module_is_run_inside_its_package() {
     let folder = script("");
     for flag in ["-m", "--module"] {
         let ranks = started(&[flag, "package.train", "-x"], &[("PYTHONPATH", &folder)]);
-        for told in &ranks {
-            assert_eq!((&told["name"], &told["package"]), (&"__main__".into(), &"here".into()), "{told}");
-            assert_eq!(told["argv"], serde_json::json!(["-x"]));
+        for printed in &ranks {
+            assert_eq!(
+                (&printed["name"], &printed["package"]),
+                (&"__main__".into(), &"here".into()),
+                "{printed}"
+            );
+            assert_eq!(printed["argv"], serde_json::json!(["-x"]));
         }
         assert_eq!(text(&ranks[1], "RANK"), "1");
     }
@@ -103,9 +107,9 @@ fn a_script_through_run_path_is_main_and_has_its_arguments() {
     if !require_tool("python3") {
         return;
     }
-    for told in started(&["--run-path", &script("environment.py"), "a", "--b"], &[]) {
-        assert_eq!(told["name"], "__main__");
-        assert_eq!(told["argv"], serde_json::json!(["a", "--b"]));
+    for printed in started(&["--run-path", &script("environment.py"), "a", "--b"], &[]) {
+        assert_eq!(printed["name"], "__main__");
+        assert_eq!(printed["argv"], serde_json::json!(["a", "--b"]));
     }
 }
 
@@ -134,7 +138,7 @@ fn a_module_that_is_to_be_executed_is_refused() {
 }
 
 #[test]
-fn command_lines_of_its_tests_are_taken_as_they_stand() {
+fn command_lines_of_torchruns_tests_are_accepted() {
     let logs = tempfile::tempdir().unwrap();
     let log_dir = format!("--log-dir={}", logs.path().display());
     let old = "--nnodes=1 --nproc_per_node=2 --monitor_interval=1 --start_method=spawn --master_addr=localhost \
@@ -151,7 +155,7 @@ fn command_lines_of_its_tests_are_taken_as_they_stand() {
 }
 
 #[test]
-fn the_port_that_was_asked_for_is_the_masters() {
+fn the_given_port_is_the_master_port() {
     let port = drumline_rendezvous::free_port().unwrap().to_string();
     let args = ["run", "--nproc-per-node=2", "--master-addr=127.0.0.1", "--master-port", &port];
     let ended = Started::new(&[&args[..], &["sh", "-c", "echo $MASTER_ADDR:$MASTER_PORT"]].concat()).end();
@@ -184,9 +188,9 @@ fn the_log_folder_is_laid_out_as_torchruns() {
     let [run] = &runs[..] else { panic!("one folder for the run, got {runs:?}") };
     assert!(run.file_name().unwrap().to_str().unwrap().starts_with("j_"), "{run:?}");
     for rank in 0..2 {
-        for (file, said) in [("stdout.log", "out"), ("stderr.log", "err")] {
+        for (file, expected) in [("stdout.log", "out"), ("stderr.log", "err")] {
             let text = std::fs::read_to_string(run.join(format!("attempt_0/{rank}/{file}"))).unwrap();
-            assert_eq!(text, format!("{said} of {rank}\n"));
+            assert_eq!(text, format!("{expected} of {rank}\n"));
         }
     }
     assert_eq!(ended.stdout, "[rank 0]: out of 0\n", "only what is teed reaches the console");

@@ -15,12 +15,12 @@ fn run(python: &Path, args: &[&str]) -> Ended {
 }
 
 #[test]
-fn gloo_meets_by_env_and_by_tcp() {
+fn gloo_initialises_by_env_and_by_tcp() {
     let Some(python) = python_with_torch() else { return };
     let script = script("all_reduce.py");
-    for (way, more) in [("env", &[][..]), ("tcp", &[]), ("env", &["--standalone"])] {
-        let ended = run(&python, &[more, &[&script, way]].concat());
-        assert_eq!(ended.code, Some(0), "{way} {more:?}: {}", ended.stderr);
+    for (method, more) in [("env", &[][..]), ("tcp", &[]), ("env", &["--standalone"])] {
+        let ended = run(&python, &[more, &[&script, method]].concat());
+        assert_eq!(ended.code, Some(0), "{method} {more:?}: {}", ended.stderr);
         for rank in 0..2 {
             let line = format!("[rank {rank}]: rank {rank} of 2: sum 3, nodes [0, 0]\n");
             assert!(ended.stdout.contains(&line), "no {line} in {}", ended.stdout);
@@ -65,16 +65,16 @@ fn torch_knows_that_it_was_launched() {
 }
 
 #[test]
-fn what_record_writes_is_told_once_as_the_root_cause() {
+fn what_record_writes_is_reported_once_as_the_root_cause() {
     let Some(python) = python_with_torch() else { return };
     let ended = run(&python, &["--redirects", "3", &script("recorded_failure.py")]);
     assert_eq!(ended.code, Some(1));
-    let told = &ended.stderr;
-    assert!(told.contains("error: rank 1 on host "), "{told}");
-    // Nothing of the rank's stderr is shown here, so that the words can only come from its error file.
-    assert_eq!(told.matches("ValueError: no such layer: Größe").count(), 1, "{told}");
-    assert_eq!(told.matches("Traceback (most recent call last)").count(), 1, "{told}");
-    assert!(told.contains("recorded_failure.py\", line ") && told.contains("in load"), "{told}");
+    let stderr = &ended.stderr;
+    assert!(stderr.contains("error: rank 1 on host "), "{stderr}");
+    // Nothing of the rank's stderr is shown here, so the text can only come from its error file.
+    assert_eq!(stderr.matches("ValueError: no such layer: Größe").count(), 1, "{stderr}");
+    assert_eq!(stderr.matches("Traceback (most recent call last)").count(), 1, "{stderr}");
+    assert!(stderr.contains("recorded_failure.py\", line ") && stderr.contains("in load"), "{stderr}");
 }
 
 /// What torch's own reader makes of an error file.

@@ -61,7 +61,7 @@ fn finish(command: &mut Command, python: &Path, args: &[&str]) {
 }
 
 #[test]
-fn two_agents_on_one_host_meet_as_they_are_numbered() {
+fn two_agents_on_one_host_meet_by_node_rank() {
     let Some(python) = python_with_torch() else { return };
     let port = free_port();
     let node = |rank| {
@@ -129,7 +129,7 @@ fn two_hosts(meeting: impl Fn(usize) -> Vec<String>) {
         let mut command = hosts.command(host, BINARY);
         let meeting = meeting(host);
         finish(&mut command, &python, &meeting.iter().map(String::as_str).collect::<Vec<_>>());
-        // gloo asks the resolver for its own host's address; here only the interface tells.
+        // gloo looks up its host's address by name, which fails here, so it needs the interface.
         command.env("DRUMLINE_JOB_KEY_FILE", &key).env("GLOO_SOCKET_IFNAME", "eth0");
         command
     };
@@ -137,7 +137,7 @@ fn two_hosts(meeting: impl Fn(usize) -> Vec<String>) {
 }
 
 #[test]
-fn two_hosts_meet_as_they_are_numbered() {
+fn two_hosts_meet_by_node_rank() {
     two_hosts(|host| {
         let args = format!("--nnodes 2 --node-rank {host} --master-addr 10.77.0.1 --master-port 29500");
         args.split(' ').map(str::to_string).collect()

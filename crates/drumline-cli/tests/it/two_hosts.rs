@@ -1,4 +1,4 @@
-//! Agents on hosts of their own: keys, cut cables, and clocks that have nothing to do with each other.
+//! Agents on different hosts: keys, cut cables, and clocks that differ.
 
 use std::ffi::OsString;
 use std::fs;
@@ -19,7 +19,7 @@ const PORT: u16 = 29_477;
 /// A silent host is given up after 6 s.
 pub(super) const SHORT: &str = "--host-timeout 2";
 
-/// Says who it is, and runs until it is told to end.
+/// Prints its rank, and runs until SIGUSR1.
 const RUNS: &str = "trap 'exit 0' USR1; echo rank $RANK of $WORLD_SIZE in round $DRUMLINE_ROUND; \
                     while :; do sleep 0.05; done";
 
@@ -30,7 +30,7 @@ pub(super) struct Net {
 }
 
 impl Net {
-    /// `None` where this machine cannot make hosts.
+    /// `None` if this machine cannot make network namespaces.
     pub(super) fn new(num_hosts: usize) -> Option<Self> {
         let net = Self { hosts: Hosts::new(num_hosts).unwrap()?, keys: tempfile::tempdir().unwrap() };
         (0..num_hosts).for_each(|host| net.write_key(host, &"5a".repeat(32)));
@@ -46,16 +46,16 @@ impl Net {
         self.keys.path().join(host.to_string()).into()
     }
 
-    /// `drumline run` on a host, with `words` split at spaces, each rank a script.
-    pub(super) fn run(&self, host: usize, words: &str, script: &str) -> Job {
-        self.run_through(host, &[], words, script)
+    /// `drumline run` on a host, with `flags` split at spaces, each rank a script.
+    pub(super) fn run(&self, host: usize, flags: &str, script: &str) -> Job {
+        self.run_through(host, &[], flags, script)
     }
 
-    /// The same through a command that becomes it.
-    fn run_through(&self, host: usize, through: &[&str], words: &str, script: &str) -> Job {
+    /// Like `run`, but through a command that executes it.
+    fn run_through(&self, host: usize, through: &[&str], flags: &str, script: &str) -> Job {
         let prefix = self.hosts.prefix(host);
         let mut command = Command::new(&prefix[0]);
-        command.args(&prefix[1..]).args(through).args([BINARY, "run"]).args(words.split_whitespace());
+        command.args(&prefix[1..]).args(through).args([BINARY, "run"]).args(flags.split_whitespace());
         command.args(["sh", "-c", script]).env("DRUMLINE_JOB_KEY_FILE", self.key(host));
         Job::of(command)
     }
@@ -75,7 +75,7 @@ impl Net {
 #[test]
 fn nodes_meet_across_hosts_and_their_ranks_reach_each_other() {
     let Some(net) = Net::new(2) else { return };
-    // Each rank is a rank of a real group that adds up what all have.
+    // Each rank joins a real group and computes a sum.
     let bench = format!("{BINARY} bench all-reduce --sizes 64K --seconds-per-size 0.05 --json");
     let mut jobs =
         [0, 1].map(|node| net.run(node, &format!("{} --nproc-per-node 2", net.fixed(node)), &bench));
@@ -91,9 +91,9 @@ fn the_doctor_looks_at_both_hosts_and_the_links_between_them() {
     let doctor = format!("exec {BINARY} doctor --json");
     let mut jobs =
         [0, 1].map(|node| net.run(node, &format!("{} --nproc-per-node 2", net.fixed(node)), &doctor));
-    // This machine may have problems of its own, such as a name that nobody knows.
+    // This machine may have problems of its own, such as a host name that cannot be resolved.
     let (_, text) = jobs[0].end(LONG);
-    let count = |words: &str| text.matches(words).count();
+    let count = |flags: &str| text.matches(flags).count();
     assert_eq!((count(r#""way": "tcp""#), count(r#""way": "shared_memory""#)), (4, 2), "{text}");
     assert_eq!((count(r#""wrong_bytes": 0"#), count(r#""open_files_hard""#)), (6, 2), "{text}");
     drop(jobs[1].end(LONG));
@@ -109,8 +109,8 @@ fn the_doctor_names_two_hosts_that_do_not_reach_each_other() {
     let doctor = format!("DRUMLINE_TIMEOUT=5s exec {BINARY} doctor");
     let mut jobs = [0, 1, 2].map(|node| {
         let master = net.hosts.address(0);
-        let words = format!("--nnodes 3 --node-rank {node} --master-addr {master} --master-port {PORT}");
-        net.run(node, &words, &doctor)
+        let flags = format!("--nnodes 3 --node-rank {node} --master-addr {master} --master-port {PORT}");
+        net.run(node, &flags, &doctor)
     });
     let (code, text) = jobs[0].end(LONG);
     assert_eq!(code, 1, "{text}");
@@ -124,7 +124,7 @@ fn the_doctor_names_two_hosts_that_do_not_reach_each_other() {
 }
 
 #[test]
-fn a_node_with_another_key_is_refused_and_one_without_is_told_how_to_make_one() {
+fn a_node_with_another_key_is_refused_and_the_error_of_one_without_names_how_to_make_one() {
     let Some(net) = Net::new(2) else { return };
     let mut first = net.run(0, &net.fixed(0), "echo never");
     net.write_key(1, &"6b".repeat(32));
@@ -143,7 +143,7 @@ fn a_node_with_another_key_is_refused_and_one_without_is_told_how_to_make_one() 
 }
 
 #[test]
-fn a_cut_cable_ends_one_side_and_the_other_goes_on() {
+fn a_cut_cable_ends_one_side_and_the_other_continues() {
     let Some(net) = Net::new(3) else { return };
     let mut jobs: Vec<_> = (0..3)
         .map(|host| {
@@ -197,9 +197,9 @@ fn clocks_of_different_hosts_are_never_compared() {
         "--kill-child",
         "--",
     ];
-    let words = format!("{} {SHORT}", net.elastic("2:2"));
-    let mut first = net.run(0, &words, RUNS);
-    let mut second = net.run_through(1, &ahead, &words, RUNS);
+    let flags = format!("{} {SHORT}", net.elastic("2:2"));
+    let mut first = net.run(0, &flags, RUNS);
+    let mut second = net.run_through(1, &ahead, &flags, RUNS);
     first.wait_for("of 2 in round 1", 1);
     second.wait_for("of 2 in round 1", 1);
     // Longer than any lease.
@@ -211,7 +211,7 @@ fn clocks_of_different_hosts_are_never_compared() {
     assert!(text.contains("was stopped by SIGTERM") && !text.contains("round 2"), "{text}");
 }
 
-/// As the names of a cluster's fresh pods are.
+/// Like the names of new pods in a cluster.
 #[test]
 fn a_name_that_is_not_known_yet_is_waited_for() {
     let Some(net) = Net::new(1) else { return };
@@ -219,8 +219,8 @@ fn a_name_that_is_not_known_yet_is_waited_for() {
     fs::write(names.path(), "127.0.0.1 localhost\n").unwrap();
     let mount = format!("mount --bind {} /etc/hosts && exec \"$@\"", names.path().display());
     let late = ["unshare", "--mount", "sh", "-c", &mount, "sh"];
-    let words = |node| format!("--nnodes 2 --node-rank {node} --master-addr late-name --master-port {PORT}");
-    let mut jobs = [0, 1].map(|node| net.run_through(0, &late, &words(node), "echo rank $RANK"));
+    let flags = |node| format!("--nnodes 2 --node-rank {node} --master-addr late-name --master-port {PORT}");
+    let mut jobs = [0, 1].map(|node| net.run_through(0, &late, &flags(node), "echo rank $RANK"));
     jobs[1].wait_for("waiting for the first node at late-name", 1);
     fs::write(names.path(), "127.0.0.1 localhost\n10.77.0.1 late-name\n").unwrap();
     for (node, job) in jobs.iter_mut().enumerate() {

@@ -1,4 +1,4 @@
-//! `.vscode/` is what `docs/debugging.md` says: valid, and its command lines are accepted by this `drumline`.
+//! `.vscode/` matches `docs/debugging.md`: it is valid, and this `drumline` accepts its command lines.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,7 +20,7 @@ fn texts(list: &Value) -> Vec<&str> {
     list.as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect()
 }
 
-/// What VS Code would put in the place of its variables.
+/// Replaces the variables of VS Code.
 fn filled_in(argument: &str) -> String {
     let program = argument.replace("${input:program}", "launch_try");
     program.replace("${workspaceFolder}", "/work/program").replace("${file}", "train.py")
@@ -50,7 +50,7 @@ fn each_configuration_is_complete_and_in_the_docs() {
 }
 
 #[test]
-fn the_tasks_commands_are_accepted() {
+fn the_commands_of_the_tasks_are_accepted() {
     let tasks = json("tasks.json");
     let ours = tasks["tasks"].as_array().unwrap().iter();
     let ours: Vec<_> = ours.filter(|task| task["command"].as_str().unwrap().ends_with("/drumline")).collect();
@@ -60,14 +60,14 @@ fn the_tasks_commands_are_accepted() {
         assert_eq!(args.remove(0), "run");
         let mut command = Command::new(BINARY);
         let output = command.args(["run", "--dry-run"]).args(args).env_remove("RANK").output().unwrap();
-        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-        assert!(output.status.success(), "{said}");
-        assert!(said.contains("launch_try") && said.contains("rank 0") || said.contains("debugpy"), "{said}");
+        let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert!(output.status.success(), "{text}");
+        assert!(text.contains("launch_try") && text.contains("rank 0") || text.contains("debugpy"), "{text}");
     }
 }
 
 #[test]
-fn the_file_that_stands_for_torchrun_starts_drumline() {
+fn the_replacement_for_torchrun_starts_drumline() {
     let launch = json("launch.json");
     let configurations = launch["configurations"].as_array().unwrap();
     let form =
@@ -85,7 +85,7 @@ fn the_file_that_stands_for_torchrun_starts_drumline() {
     let mut command = Command::new("python3");
     command.arg(file).args(args).current_dir(folder.path()).env("PATH", path.unwrap());
     let output = command.env_remove("RANK").env_remove("PYTHON_EXEC").output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
+    let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(said.contains("[rank 0]: rank 0\n") && said.contains("[rank 1]: rank 1\n"), "{said}");
+    assert!(text.contains("[rank 0]: rank 0\n") && text.contains("[rank 1]: rank 1\n"), "{text}");
 }

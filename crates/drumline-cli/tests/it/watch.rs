@@ -62,7 +62,7 @@ fn now() -> f64 {
 }
 
 #[test]
-fn the_address_is_all_of_stdout_and_ctrl_c_is_a_good_end() {
+fn stdout_is_only_the_address_and_ctrl_c_is_a_success() {
     let folder = tempfile::tempdir().unwrap();
     FakeRun::create(folder.path(), 1).unwrap().step().unwrap();
     let watching = Watching::new(&[folder.path().to_str().unwrap()], &[]);
@@ -95,14 +95,14 @@ fn without_a_folder_the_running_jobs_are_shown() {
 }
 
 #[test]
-fn a_taken_port_is_passed_over_and_a_missing_folder_is_waited_for() {
+fn a_taken_port_is_skipped_and_a_missing_folder_is_waited_for() {
     let parent = tempfile::tempdir().unwrap();
     let exp = parent.path().join("exp");
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let watching = Watching::new(&["--port", &port.to_string(), exp.to_str().unwrap()], &[]);
     let own: u16 = watching.host.rsplit_once(':').unwrap().1.parse().unwrap();
-    assert!(own > port && own < port + 32, "{own}, asked for {port}");
+    assert!(own > port && own < port + 32, "{own}, requested {port}");
     watching.started.line_of_stderr(&format!("note: port {port} is taken; this page has {own}"));
     watching.started.line_of_stderr("exp does not exist yet");
     assert_eq!(watching.update(0)["runs"][0]["state"], "waiting");
@@ -113,7 +113,7 @@ fn a_taken_port_is_passed_over_and_a_missing_folder_is_waited_for() {
         std::thread::sleep(Duration::from_millis(100));
     }
     assert_eq!(watching.interrupt().code, Some(0));
-    // A file will not become a folder.
+    // A file cannot become a folder.
     let file = tempfile::NamedTempFile::new().unwrap();
     let ended = Started::new(&["watch", "--port", "0", file.path().to_str().unwrap()]).end();
     assert!(ended.code == Some(1) && ended.stderr.contains("cannot watch `"), "{}", ended.stderr);
@@ -132,7 +132,7 @@ fn sixty_four_ranks_at_ten_events_a_second_cost_little() {
     for number in 1..=TICKS {
         (0..RANKS).for_each(|_| run.step().unwrap());
         run.write_ranks(now()).unwrap();
-        // As often as a browser asks.
+        // As often as a browser polls.
         if number.is_multiple_of(10) {
             let answer = watching.update(version);
             version = answer["version"].as_u64().unwrap();

@@ -1,8 +1,8 @@
-//! Calls that go on while the program does something else.
+//! Asynchronous calls: collectives that run while the program does something else.
 //!
-//! A scope lends the group a thread. What is started in the scope runs there, one call after the other in the order of
-//! starting, which is the same on all ranks. The scope ends only when all it started has ended, so started calls may
-//! borrow the program's buffers, and the borrow checker keeps the program's hands off them until the call is done.
+//! A scope lends the group a thread. The calls that are started in the scope run there one after the other, in the order in
+//! which they were started, which is the same on all ranks. The scope ends only when all its calls have ended. So a started
+//! call may borrow the program's buffers, and the borrow checker keeps the program from using them until it is done.
 
 use std::cell::Cell;
 use std::panic::AssertUnwindSafe;
@@ -11,12 +11,13 @@ use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 use super::ProcessGroup;
-use super::p2p::Letters;
+use super::p2p::ScopeMessages;
 use crate::error::CommError;
+use crate::panic_text::panic_text;
 
 type Job<'scope> = Box<dyn FnOnce() + Send + 'scope>;
 
-/// Started calls that have not ended; calls made directly wait for them, so that the order is the program's.
+/// Counts the started calls that have not ended. Direct calls wait for them, so that the order is the program's.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     pending: Mutex<usize>,
@@ -25,7 +26,7 @@ pub(super) struct Queue {
 }
 
 thread_local! {
-    /// The queue whose started call this thread runs: calls made inside of it must not wait for its end.
+    /// The queue whose started call this thread runs: calls made inside it must not wait for the queue.
     static STARTED_ON: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -59,8 +60,8 @@ pub struct Scope<'scope, 'env> {
     group: &'env ProcessGroup,
     threads: &'scope std::thread::Scope<'scope, 'env>,
     jobs: OnceLock<mpsc::Sender<Job<'scope>>>,
-    letters: Letters<'scope>,
-    /// For each started call, what takes its error if nobody has waited for it.
+    messages: ScopeMessages<'scope>,
+    /// For each started call, a function that takes its error if nobody has waited for it.
     unwaited: Mutex<Vec<TakeError<'scope>>>,
 }
 
@@ -73,8 +74,8 @@ impl std::fmt::Debug for Scope<'_, '_> {
 }
 
 impl ProcessGroup {
-    /// Runs `body`, which may start calls that go on while it does something else; returns when all of them have ended.
-    /// The error of a started call that nobody waited for is returned here.
+    /// Runs `body`, which may start calls that run in the background; returns when all of them have ended.
+    /// If nobody waited for a started call, its error is returned here.
     ///
     /// ```
     /// use drumline_comm::{LocalGroup, ReduceOp};
@@ -83,7 +84,7 @@ impl ProcessGroup {
     ///     let mut gradients = vec![1.0f32; 1000];
     ///     let answer = group.scope(|scope| {
     ///         let work = scope.start(|group| group.all_reduce(&mut gradients, ReduceOp::Sum));
-    ///         let answer = 6 * 7; // while the gradients travel
+    ///         let answer = 6 * 7; // while the gradients are reduced
     ///         work.wait()?;
     ///         Ok(answer)
     ///     })?;
@@ -97,8 +98,8 @@ impl ProcessGroup {
         body: impl for<'scope> FnOnce(&Scope<'scope, 'env>) -> Result<R, CommError>,
     ) -> Result<R, CommError> {
         std::thread::scope(|threads| {
-            let (jobs, letters, unwaited) = (OnceLock::new(), Letters::default(), Mutex::default());
-            let scope = Scope { group: self, threads, jobs, letters, unwaited };
+            let (jobs, messages, unwaited) = (OnceLock::new(), ScopeMessages::default(), Mutex::default());
+            let scope = Scope { group: self, threads, jobs, messages, unwaited };
             let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| body(&scope)));
             let settled = scope.settle(!matches!(outcome, Ok(Ok(_))));
             let outcome = outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
@@ -109,14 +110,12 @@ impl ProcessGroup {
 }
 
 impl ProcessGroup {
-    /// A started call panicked, so this rank may have left out calls that the others make.
+    /// A started call panicked, so this rank may have skipped calls that the others make.
     #[cold]
     fn panicked(&self, panic: &(dyn std::any::Any + Send)) -> CommError {
-        let text =
-            panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
-        let cause = format!("a started call panicked: {}", text.unwrap_or("without a word"));
+        let cause = format!("a started call panicked: {}", panic_text(panic));
         self.call_off(CommError::CalledOff {
-            group: self.inner.fate.group.clone(),
+            group: self.inner.state.group.clone(),
             by: self.members()[self.rank()],
             cause,
             recoverable: false,
@@ -149,7 +148,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         Work { slot }
     }
 
-    /// Once all started calls have ended: the first error that nobody has seen.
+    /// The first error that nobody has seen. Waits until all started calls have ended.
     fn first_unwaited_error(&self) -> Option<CommError> {
         let unwaited = self.unwaited.lock().unwrap_or_else(PoisonError::into_inner);
         if !unwaited.is_empty() {
@@ -162,8 +161,8 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         self.group
     }
 
-    pub(super) fn letters(&self) -> &Letters<'scope> {
-        &self.letters
+    pub(super) fn messages(&self) -> &ScopeMessages<'scope> {
+        &self.messages
     }
 
     fn spawn(&self) -> mpsc::Sender<Job<'scope>> {
@@ -173,7 +172,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     }
 }
 
-/// A call under way.
+/// A started call.
 #[derive(Debug)]
 #[must_use = "a started call's error is in its `Work`"]
 pub struct Work<R = ()> {

@@ -1,4 +1,4 @@
-//! Coalesced calls: several collectives of one kind in one, with one agreement and one message instead of many small ones.
+//! Coalesced calls: several collectives of one kind become one call and one message instead of many small ones.
 //!
 //! ```text
 //!   rank 0  [a0] [b0 b0]  ─▶  a0 b0 b0          all_gather: everybody gets  a0 b0 b0 a1 b1 b1,
@@ -14,10 +14,10 @@ use crate::slices::total;
 
 type Result<T = ()> = std::result::Result<T, CommError>;
 
-/// Stands before the lengths in the fingerprint, so that they are not taken for the counts of an uneven call.
+/// Precedes the lengths in the fingerprint, so that they are not mistaken for the counts of an uneven call.
 const COALESCED: usize = usize::MAX;
 
-/// Coalesced collectives: every rank gives equally many buffers of equal lengths, in the same order.
+/// Coalesced collectives. Every rank passes the same number of buffers with the same lengths, in the same order.
 impl ProcessGroup {
     /// As [`all_reduce`](Self::all_reduce) of each buffer.
     #[track_caller]
@@ -35,7 +35,7 @@ impl ProcessGroup {
         joined(buffers, |data| self.run(call, |tiers, cx| tiers.broadcast(cx, data, root)))
     }
 
-    /// As [`all_gather`](Self::all_gather) of each input into the output in the same place.
+    /// As [`all_gather`](Self::all_gather) of each input into the output with the same index.
     ///
     /// ```
     /// use drumline_comm::LocalGroup;
@@ -51,8 +51,12 @@ impl ProcessGroup {
     /// ```
     #[track_caller]
     pub fn all_gather_coalesced<T: Element>(&self, inputs: &[&[T]], outputs: &mut [&mut [T]]) -> Result {
-        let (lens, sizes) = (lens(inputs), lens(outputs));
-        self.check_pairs::<T>(("inputs", &lens), ("outputs", &sizes))?;
+        let lens = lens(inputs);
+        let sizes = self::lens(outputs);
+        self.check_pairs::<T>(
+            Named { name: "inputs", lens: &lens },
+            Named { name: "outputs", lens: &sizes },
+        )?;
         let call = of_all::<T>(Call::new(Op::AllGather), &lens);
         let input = inputs.concat();
         let mut all = vec![T::zeroed(); input.len() * self.size()];
@@ -69,7 +73,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// As [`reduce_scatter`](Self::reduce_scatter) of each input into the output in the same place.
+    /// As [`reduce_scatter`](Self::reduce_scatter) of each input into the output with the same index.
     ///
     /// ```
     /// use drumline_comm::{LocalGroup, ReduceOp};
@@ -94,25 +98,27 @@ impl ProcessGroup {
         op: ReduceOp,
     ) -> Result {
         check_reduction(op, T::DTYPE)?;
-        let (lens, sizes) = (lens(outputs), lens(inputs));
-        self.check_pairs::<T>(("outputs", &lens), ("inputs", &sizes))?;
+        let lens = lens(outputs);
+        let sizes = self::lens(inputs);
+        self.check_pairs::<T>(
+            Named { name: "outputs", lens: &lens },
+            Named { name: "inputs", lens: &sizes },
+        )?;
         let call = of_all::<T>(Call::new(Op::ReduceScatter), &lens).reduce(op);
         let cell = |rank: usize, i: usize| &inputs[i][rank * lens[i]..][..lens[i]];
         let cells = (0..self.size()).flat_map(|rank| (0..inputs.len()).map(move |i| cell(rank, i)));
         let input = cells.collect::<Vec<_>>().concat();
         joined(outputs, |output| {
             let counts = vec![output.len(); self.size()];
-            self.run(call, |tiers, cx| tiers.reduce_scatter(cx, &input, (output, &counts), op))
+            self.run(call, |tiers, cx| tiers.reduce_scatter(cx, &input, output, &counts, op))
         })
     }
 
-    /// For each of the shorter buffers one longer, which has room for all ranks.
+    /// Checks that there is a longer buffer for each shorter one, with room for the shorter one's data of all ranks.
     #[track_caller]
-    fn check_pairs<T: Element>(
-        &self,
-        (short, lens): (&str, &[usize]),
-        (long, sizes): (&str, &[usize]),
-    ) -> Result {
+    fn check_pairs<T: Element>(&self, shorter: Named<'_>, longer: Named<'_>) -> Result {
+        let Named { name: short, lens } = shorter;
+        let Named { name: long, lens: sizes } = longer;
         if lens.len() != sizes.len() {
             let what =
                 format!("{} `{short}` and {} `{long}`, expected equally many", lens.len(), sizes.len());
@@ -126,7 +132,7 @@ impl ProcessGroup {
                 )));
             }
         }
-        // One buffer may be given several times, so that together they are longer than any.
+        // One buffer may be passed several times, so the lengths may add up to more than memory can hold.
         match total(sizes.iter().copied(), size_of::<T>()) {
             Some(_) => Ok(()),
             None => Err(CommError::invalid(format!("`{long}` are together longer than memory can hold"))),
@@ -134,7 +140,14 @@ impl ProcessGroup {
     }
 }
 
-/// The call on buffers of these lengths at once.
+/// An argument's name and the lengths of its buffers.
+#[derive(Clone, Copy)]
+struct Named<'a> {
+    name: &'a str,
+    lens: &'a [usize],
+}
+
+/// The call for all buffers of these lengths together.
 fn of_all<T: Element>(call: Call, lens: &[usize]) -> Call {
     let count = lens.iter().sum();
     call.of(T::DTYPE, count).extra(std::iter::once(COALESCED).chain(lens.iter().copied()))
@@ -144,7 +157,7 @@ fn lens<T>(buffers: &[impl std::ops::Deref<Target = [T]>]) -> Vec<usize> {
     buffers.iter().map(|buffer| buffer.len()).collect()
 }
 
-/// Lets `act` work on the buffers as if they were one.
+/// Runs `act` on one buffer that holds the data of all, and copies the result back.
 fn joined<T: Element>(buffers: &mut [&mut [T]], act: impl FnOnce(&mut [T]) -> Result) -> Result {
     let mut joined = buffers.concat();
     act(&mut joined)?;

@@ -1,17 +1,17 @@
-//! The collective calls: check the arguments, then hand over to the tiers.
+//! The collective calls: they check the arguments and pass them to the tiers.
 
-use super::tiers::Evenness;
+use super::tiers::CellLengths;
 use super::{ProcessGroup, check_reduction};
 use crate::call::{Call, Op};
 use crate::element::Element;
 use crate::error::CommError;
 use crate::reduce::ReduceOp;
-use crate::slices::total;
+use crate::slices::{Cells, CellsMut, total};
 
 type Result<T = ()> = std::result::Result<T, CommError>;
 
-/// Collectives. Every rank of the group calls with equal lengths, types and options; where an argument makes no sense the
-/// call returns [`CommError::Invalid`] and nothing is sent.
+/// Collectives. All ranks of the group pass equal lengths, types and options. An invalid argument is
+/// [`CommError::Invalid`], and nothing is sent.
 impl ProcessGroup {
     /// `data` becomes the reduction of all ranks' `data`, the same bits on all ranks.
     #[track_caller]
@@ -21,7 +21,7 @@ impl ProcessGroup {
         self.run(call, |tiers, cx| tiers.all_reduce(cx, data, op))
     }
 
-    /// On the root, `data` becomes the reduction of all ranks' `data`; elsewhere it stays as it is.
+    /// On the root, `data` becomes the reduction of all ranks' `data`; on the other ranks it is unchanged.
     #[track_caller]
     pub fn reduce<T: Element>(&self, data: &mut [T], root: usize, op: ReduceOp) -> Result {
         check_reduction(op, T::DTYPE)?;
@@ -57,14 +57,14 @@ impl ProcessGroup {
         self.run(call, |tiers, cx| tiers.gather_all(cx, input, output, counts))
     }
 
-    /// All ranks' inputs, laid end to end in rank order, become the root's `output`, which only the root gives.
+    /// All ranks' inputs, laid end to end in rank order, become the root's `output`. Only the root passes an output.
     #[track_caller]
     pub fn gather<T: Element>(&self, input: &[T], output: Option<&mut [T]>, root: usize) -> Result {
         let counts = vec![input.len(); self.size()];
         self.check_root(root)?;
         self.check_for_root("output", output.as_deref(), root, &counts)?;
         let call = Call::new(Op::Gather).of(T::DTYPE, input.len()).root(root);
-        self.run(call, |tiers, cx| tiers.gather(cx, input, (output, &counts), root))
+        self.run(call, |tiers, cx| tiers.gather(cx, input, output, &counts, root))
     }
 
     /// As [`gather`](Self::gather), with `counts[i]` elements from rank `i`.
@@ -81,10 +81,10 @@ impl ProcessGroup {
         self.check_own("input", input.len(), counts)?;
         self.check_for_root("output", output.as_deref(), root, counts)?;
         let call = Call::new(Op::Gather).of(T::DTYPE, 0).root(root).extra(counts.iter().copied());
-        self.run(call, |tiers, cx| tiers.gather(cx, input, (output, counts), root))
+        self.run(call, |tiers, cx| tiers.gather(cx, input, output, counts, root))
     }
 
-    /// The root's `input`, which only the root gives, is dealt out: its `i`-th part becomes rank `i`'s `output`.
+    /// Part `i` of the root's `input` becomes rank `i`'s `output`. Only the root passes an input.
     #[track_caller]
     pub fn scatter<T: Element>(&self, input: Option<&[T]>, output: &mut [T], root: usize) -> Result {
         self.check_root(root)?;
@@ -93,11 +93,11 @@ impl ProcessGroup {
         self.run(call, |tiers, cx| tiers.scatter(cx, input, output, root))
     }
 
-    /// The `i`-th part of the reduction of all ranks' inputs becomes rank `i`'s `output`.
+    /// Part `i` of the reduction of all ranks' inputs becomes rank `i`'s `output`.
     #[track_caller]
     pub fn reduce_scatter<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result {
         let counts = vec![output.len(); self.size()];
-        self.reduce_scatter_uneven_as(Call::new(Op::ReduceScatter), input, (output, &counts), op)
+        self.reduce_scatter_uneven_as(Call::new(Op::ReduceScatter), input, output, &counts, op)
     }
 
     /// As [`reduce_scatter`](Self::reduce_scatter), with `counts[i]` elements for rank `i`.
@@ -111,7 +111,7 @@ impl ProcessGroup {
     ) -> Result {
         self.check_counts::<T>("counts", counts)?;
         let call = Call::new(Op::ReduceScatter).extra(counts.iter().copied());
-        self.reduce_scatter_uneven_as(call, input, (output, counts), op)
+        self.reduce_scatter_uneven_as(call, input, output, counts, op)
     }
 
     #[track_caller]
@@ -119,14 +119,15 @@ impl ProcessGroup {
         &self,
         call: Call,
         input: &[T],
-        (output, counts): (&mut [T], &[usize]),
+        output: &mut [T],
+        counts: &[usize],
         op: ReduceOp,
     ) -> Result {
         check_reduction(op, T::DTYPE)?;
         check_len("input", input, counts)?;
         self.check_own("output", output.len(), counts)?;
         let call = call.of(T::DTYPE, input.len()).reduce(op);
-        self.run(call, |tiers, cx| tiers.reduce_scatter(cx, input, (output, counts), op))
+        self.run(call, |tiers, cx| tiers.reduce_scatter(cx, input, output, counts, op))
     }
 
     /// Part `i` of `input` goes to rank `i`; part `i` of `output` comes from rank `i`. All parts are equally long.
@@ -143,11 +144,13 @@ impl ProcessGroup {
         }
         let counts = vec![input.len() / size; size];
         let call = Call::new(Op::AllToAll).of(T::DTYPE, input.len());
-        self.run(call, |tiers, cx| tiers.all_to_all(cx, (input, &counts), (output, &counts), Evenness::Equal))
+        let sends = Cells { data: input, counts: &counts };
+        let receives = CellsMut { data: output, counts: &counts };
+        self.run(call, |tiers, cx| tiers.all_to_all(cx, sends, receives, CellLengths::Equal))
     }
 
     /// As [`all_to_all`](Self::all_to_all), with parts of any length: `sends[i]` elements go to rank `i`, `receives[i]`
-    /// come from it. Every rank knows only its own lists; they must fit together.
+    /// come from it. Every rank knows only its own counts; those of all ranks must fit together.
     #[track_caller]
     pub fn all_to_all_uneven<T: Element>(
         &self,
@@ -160,14 +163,18 @@ impl ProcessGroup {
         self.check_counts::<T>("receives", receives)?;
         check_len("input", input, sends)?;
         check_len("output", output, receives)?;
-        let (me, given, taken) = (self.rank(), sends[self.rank()], receives[self.rank()]);
+        let me = self.rank();
+        let given = sends[me];
+        let taken = receives[me];
         if given != taken {
             return Err(CommError::invalid(format!(
                 "rank {me} sends itself {given} elements, but expects {taken} from itself"
             )));
         }
         let call = Call::new(Op::AllToAll).of(T::DTYPE, 0).extra([self.size()]);
-        self.run(call, |tiers, cx| tiers.all_to_all(cx, (input, sends), (output, receives), Evenness::Lists))
+        let sends = Cells { data: input, counts: sends };
+        let receives = CellsMut { data: output, counts: receives };
+        self.run(call, |tiers, cx| tiers.all_to_all(cx, sends, receives, CellLengths::PerRank))
     }
 
     /// Returns when all ranks have called it.
@@ -176,13 +183,13 @@ impl ProcessGroup {
         self.run(Call::new(Op::Barrier), |tiers, cx| tiers.barrier(cx))
     }
 
-    /// A barrier with its own deadline, whose error names every rank that did not come.
+    /// A barrier with its own deadline. Its error names every rank that did not arrive.
     #[track_caller]
     pub fn monitored_barrier(&self, timeout: std::time::Duration) -> Result {
         self.run_within(timeout, Call::new(Op::MonitoredBarrier), |tiers, cx| tiers.barrier(cx))
     }
 
-    /// As many counts as ranks, which add up to something that fits memory.
+    /// Checks that there are as many counts as ranks, and that their sum fits memory.
     #[track_caller]
     fn check_counts<T: Element>(&self, what: &str, counts: &[usize]) -> Result {
         if counts.len() != self.size() {
@@ -225,7 +232,7 @@ impl ProcessGroup {
     }
 }
 
-/// The sum of `counts`, which are numbers of `T`.
+/// The sum of `counts`, which are numbers of elements of type `T`.
 #[track_caller]
 fn check_total<T: Element>(what: &str, counts: &[usize]) -> Result<usize> {
     let Some(total) = total(counts.iter().copied(), size_of::<T>()) else {

@@ -1,4 +1,4 @@
-//! How groups come to be: the whole job first, then groups of some of its ranks.
+//! How groups are formed: the whole job first, then groups of some of its ranks.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -7,24 +7,25 @@ use std::time::Instant;
 use drumline_rendezvous::{InitOptions, Member};
 
 use super::async_calls::Queue;
-use super::elsewhere::Attachments;
-use super::p2p::PostOffice;
+use super::external::Attachments;
+use super::p2p::Router;
 use super::tiers::{Tiers, Topology};
 use super::{Engine, GroupName, Inner, ProcessGroup};
 use crate::call::{Call, Op};
 use crate::element::Element;
-use crate::error::CommError;
-use crate::monitor::Fate;
+use crate::error::{CommError, ProcessState};
+use crate::monitor::GroupState;
 use crate::process::{GroupOptions, Process, Transport};
 use crate::reduce::ReduceOp;
 use crate::shm::{
-    Door, Heap, HeapBuffer, Layout, Node, Pace, Pages, Passing, Region, Segment, Stop, create, region_len,
+    CoreShare, DescriptorListener, Descriptors, Heap, HeapBuffer, Layout, Node, Pages, Region, Segment, Stop,
+    create, region_len,
 };
 use crate::tcp::Fabric;
 
 impl ProcessGroup {
     /// Joins the job that the environment describes: what a launcher, Slurm or MPI has set, or RANK, WORLD_SIZE,
-    /// MASTER_ADDR and MASTER_PORT set by hand. A process that was given none of these is a job by itself.
+    /// MASTER_ADDR and MASTER_PORT set by hand. A process with none of these is a job of one rank.
     pub fn from_env() -> Result<Self, CommError> {
         let options = GroupOptions::from_env()?;
         let member =
@@ -43,12 +44,12 @@ impl ProcessGroup {
 
     /// The group of all ranks of the job that `member` has joined.
     pub fn new(member: Member, options: GroupOptions) -> Result<Self, CommError> {
-        let members = (0..member.world_size).collect();
-        form(Process::join(member, options)?, "world".into(), members)
+        let members: Vec<_> = (0..member.world_size).collect();
+        form(Process::join(member, options)?, &"world".into(), &members)
     }
 
     /// A new group of the given ranks of this group, in that order. All ranks of this group call it with the same list;
-    /// those that are not on it get `None`.
+    /// ranks that are not on it get `None`.
     #[track_caller]
     pub fn new_group(&self, ranks: &[usize]) -> Result<Option<Self>, CommError> {
         for (index, &rank) in ranks.iter().enumerate() {
@@ -86,12 +87,12 @@ impl ProcessGroup {
         self.form_child(&format!("{child}.{color}"), &ranks).map(Some)
     }
 
-    /// A buffer of zeros in the symmetric heap, of the same length on all ranks. Collectives on it need no copy, which for
-    /// large data is several times faster; gradient buckets belong here.
+    /// A buffer of zeros in the symmetric heap, of the same length on all ranks. Collectives on it need no copy, which is
+    /// several times faster for large data. Gradient buckets belong here.
     #[track_caller]
     pub fn heap_alloc<T: Element>(&self, len: usize) -> Result<HeapBuffer<T>, CommError> {
         let call = Call::new(Op::HeapAlloc).of(T::DTYPE, len);
-        // All ranks' slices together must still be countable.
+        // The total length of all ranks' slices must not overflow.
         let bytes =
             len.checked_mul(size_of::<T>()).filter(|&bytes| bytes < isize::MAX as usize / 2 / self.size());
         let bytes =
@@ -103,7 +104,7 @@ impl ProcessGroup {
             if let (Err(error), Some(node)) = (&region, &tiers.node)
                 && error.kind() == std::io::ErrorKind::TimedOut
             {
-                // The next round would wait for the same rank once more, as long again.
+                // The next round would wait for the same rank again, for as long.
                 return Err(Stop::Silent(vec![node.members()[0]]));
             }
             let mut have_it = [region.is_ok()];
@@ -111,10 +112,10 @@ impl ProcessGroup {
             Ok((region, have_it[0]))
         })?;
         let what = "making a buffer in the symmetric heap";
-        let failed = |cause: String| CommError::System { group: self.inner.fate.group.clone(), what, cause };
+        let failed = |cause: String| CommError::System { group: self.inner.state.group.clone(), what, cause };
         let region = region.map_err(|error| failed(error.to_string()))?;
         if !all_have_it {
-            return Err(failed("another rank could not take its memory".into()));
+            return Err(failed("another rank could not allocate its memory".into()));
         }
         self.engine().tiers.heap.add(&region);
         Ok(HeapBuffer::new(region, len))
@@ -124,8 +125,8 @@ impl ProcessGroup {
         let (me, ranks) = tiers.node.as_ref().map_or((0, 1), |node| (node.me(), node.ranks()));
         let make = || create(region_len(bytes, ranks), Pages::Now);
         let deadline = Instant::now() + self.inner.process.options.timeout;
-        let fd = match &self.inner.passing {
-            Some(passing) => passing.share(make, deadline),
+        let fd = match &self.inner.descriptors {
+            Some(descriptors) => descriptors.share(make, deadline),
             None => make(),
         };
         Region::map(&fd?, tiers.children, bytes, me, ranks).map(Arc::new)
@@ -138,13 +139,13 @@ impl ProcessGroup {
     }
 
     pub(super) fn form_child(&self, name: &str, ranks: &[usize]) -> Result<Self, CommError> {
-        let members = ranks.iter().map(|&rank| self.members()[rank]).collect();
-        form(self.inner.process.clone(), self.inner.fate.group.child(name.into()), members)
+        let members: Vec<_> = ranks.iter().map(|&rank| self.members()[rank]).collect();
+        form(self.inner.process.clone(), &self.inner.state.group.child(name.into()), &members)
     }
 }
 
-/// Forms the group `name` of these ranks of the job, of which this process is one.
-fn form(process: Arc<Process>, name: GroupName, members: Vec<usize>) -> Result<ProcessGroup, CommError> {
+/// Forms the group `name` of these ranks of the job. This process is one of them.
+fn form(process: Arc<Process>, name: &GroupName, members: &[usize]) -> Result<ProcessGroup, CommError> {
     let rank = members.iter().position(|&member| member == process.member.rank).ok_or_else(|| {
         CommError::invalid(format!(
             "rank {} is not in the group {members:?} it should join",
@@ -152,44 +153,45 @@ fn form(process: Arc<Process>, name: GroupName, members: Vec<usize>) -> Result<P
         ))
     })?;
     let arrivals = Arrivals { process: process.clone(), group: name.to_string() };
-    let fate = Arc::new(Fate::new(name.clone(), members.clone()));
-    process.monitor.watch(&fate);
-    let topology = topology(&process, &members, rank)?;
+    let state = Arc::new(GroupState::new(name.clone(), members.to_vec()));
+    process.monitor.watch(&state);
+    let topology = topology(&process, members, rank)?;
     if topology.nodes.len() > 1 {
-        // Open before anybody wants to make a link to it, whatever this rank is doing then.
-        process.hub().map_err(|cause| CommError::System {
+        // The hub must listen before any rank connects, whatever this rank does by then.
+        let listening = process.hub();
+        listening.map_err(|error| CommError::System {
             group: name.clone(),
             what: "listening for links",
-            cause,
+            cause: error.to_string(),
         })?;
     }
-    let pace = process.pace();
+    let core_share = process.core_share();
     let local = topology.nodes[topology.node].clone();
-    let (node, passing) = share_memory(&process, &fate, &local, topology.place, pace)?;
-    let spins = if pace == Pace::Roomy { 60 } else { 0 };
-    let fabric = Fabric::new(fate.clone(), process.clone(), rank, spins);
-    let post = PostOffice::new(&process, &fate, rank, &local, node.as_ref());
+    let (node, descriptors) = share_memory(&process, &state, &local, topology.place, core_share)?;
+    let spins = if core_share == CoreShare::Own { 60 } else { 0 };
+    let fabric = Fabric::new(state.clone(), process.clone(), rank, spins);
+    let post = Router::new(&process, &state, rank, &local, node.as_ref());
     if let Some(node) = &node {
-        let _ = fate.board.set(node.board());
+        let _ = state.board.set(node.board());
     }
     process.num_groups.fetch_add(1, Ordering::Relaxed);
     let tiers = Tiers { node, fabric, heap: Heap::default(), topology: topology.clone(), children: 0 };
     let inner = Inner {
         attachments: Attachments::default(),
         process,
-        fate,
+        state,
         rank,
         topology,
         engine: Mutex::new(Engine { sequence: 0, tiers }),
         post: Mutex::new(post),
-        passing,
+        descriptors,
         queue: Queue::default(),
         _arrivals: arrivals,
     };
     Ok(ProcessGroup { inner: Arc::new(inner), started: false })
 }
 
-/// The links that come in for a group: what nobody has claimed when the group ends, or fails to form, ends with it.
+/// The incoming links of a group. When the group ends, or fails to form, unclaimed ones are closed.
 #[derive(Debug)]
 pub(super) struct Arrivals {
     process: Arc<Process>,
@@ -212,8 +214,8 @@ fn topology(process: &Process, members: &[usize], rank: usize) -> Result<Topolog
     if transport == Transport::Shm && topology.nodes.len() > 1 {
         let (a, b) = (topology.nodes[0][0], topology.nodes[1][0]);
         return Err(CommError::invalid(format!(
-            "transport shm was asked for, but ranks {} ({}) and {} ({}) do not share memory; try DRUMLINE_TRANSPORT=auto",
-            members[a], process.who[members[a]].host, members[b], process.who[members[b]].host
+            "transport shm was set, but ranks {} ({}) and {} ({}) do not share memory; try DRUMLINE_TRANSPORT=auto",
+            members[a], process.ranks[members[a]].host, members[b], process.ranks[members[b]].host
         )));
     }
     Ok(topology)
@@ -222,53 +224,55 @@ fn topology(process: &Process, members: &[usize], rank: usize) -> Result<Topolog
 /// The memory this rank shares with the group's ranks on its node, if there are others.
 fn share_memory(
     process: &Process,
-    fate: &Fate,
+    state: &GroupState,
     local: &[usize],
     place: usize,
-    pace: Pace,
-) -> Result<(Option<Node>, Option<Passing>), CommError> {
+    core_share: CoreShare,
+) -> Result<(Option<Node>, Option<Descriptors>), CommError> {
     if local.len() == 1 {
         return Ok((None, None));
     }
     let deadline = Instant::now() + process.options.timeout.min(process.member.timeout);
     let failed = |cause: String| {
-        let cause = format!("{cause}{}", standing_still(process, fate, local));
-        let error = CommError::System { group: fate.group.clone(), what: "sharing memory", cause };
-        fate.cause_soon().unwrap_or(error)
+        let cause = format!("{cause}{}", unresponsive_ranks(process, state, local));
+        let error = CommError::System { group: state.group.clone(), what: "sharing memory", cause };
+        state.cause_soon().unwrap_or(error)
     };
-    let all_here = || match fate.absence(local) {
+    let all_here = || match state.missing_member(local) {
         Some(absence) => Err(std::io::Error::other(absence)),
         None => Ok(()),
     };
-    let key = format!("drumline/door/{}/{}", fate.group, fate.members[local[0]]);
-    let passing = if place == 0 {
-        let door = Door::open().map_err(|error| failed(error.to_string()))?;
-        process.store().set(&key, door.invitation()).map_err(|error| failed(error.to_string()))?;
-        let ranks: Vec<usize> = local.iter().map(|&index| fate.members[index]).collect();
-        let passing = door.admit(&ranks, deadline, all_here);
+    let key = format!("drumline/listener/{}/{}", state.group, state.members[local[0]]);
+    let descriptors = if place == 0 {
+        let listener = DescriptorListener::open().map_err(|error| failed(error.to_string()))?;
+        process.store().set(&key, listener.invitation()).map_err(|error| failed(error.to_string()))?;
+        let ranks: Vec<usize> = local.iter().map(|&index| state.members[index]).collect();
+        let descriptors = listener.accept(&ranks, deadline, all_here);
         let _ = process.store().delete(&key);
-        passing
+        descriptors
     } else {
         let name = process.await_key(&key, deadline, all_here).map_err(|error| failed(error.to_string()))?;
-        Passing::enter(&name, place, deadline)
+        Descriptors::connect(&name, place, deadline)
     };
-    let passing = passing.map_err(|error| failed(error.to_string()))?;
+    let descriptors = descriptors.map_err(|error| failed(error.to_string()))?;
     let len = Layout::new(local.len()).len();
-    let fd = passing
+    let fd = descriptors
         .share(|| create(len, Pages::WhenTouched), deadline)
         .map_err(|error| failed(error.to_string()))?;
     let segment = Segment::map(&fd, len, Pages::WhenTouched).map_err(|error| failed(error.to_string()))?;
-    let node = Node::new(Arc::new(segment), local.to_vec(), place, pace);
-    Ok((Some(node), Some(passing)))
+    let node = Node::new(Arc::new(segment), local.to_vec(), place, core_share);
+    Ok((Some(node), Some(descriptors)))
 }
 
-/// Who does nothing any more of those that others depend on here, in words: the ranks of the node, and the store's host.
-fn standing_still(process: &Process, fate: &Fate, local: &[usize]) -> String {
-    let here: Vec<usize> = local.iter().map(|&index| fate.members[index]).collect();
-    let needed = |rank: &usize| here.contains(rank) || process.who[*rank].hosts_store;
-    let words = (0..process.who.len()).filter(needed).filter_map(|rank| {
-        let (who, state) = (&process.who[rank], process.state_of(rank).filter(|state| state != "alive")?);
-        Some(format!("; rank {rank}: ({}, pid {}, {state})", who.host, who.pid))
+/// The ranks that make no progress, of those that this one depends on: the ranks of the node, and the store's host. A text
+/// for the end of an error.
+fn unresponsive_ranks(process: &Process, state: &GroupState, local: &[usize]) -> String {
+    let here: Vec<usize> = local.iter().map(|&index| state.members[index]).collect();
+    let needed = |rank: &usize| here.contains(rank) || process.ranks[*rank].hosts_store;
+    let texts = (0..process.ranks.len()).filter(needed).filter_map(|rank| {
+        let state = process.state_of(rank).filter(|&state| state != ProcessState::Alive)?;
+        let info = &process.ranks[rank];
+        Some(format!("; rank {rank}: ({}, pid {}, {state})", info.host, info.pid))
     });
-    words.collect()
+    texts.collect()
 }

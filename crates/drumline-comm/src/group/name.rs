@@ -1,4 +1,4 @@
-//! What errors call a group and its ranks.
+//! How errors name a group and its ranks.
 
 use std::fmt;
 use std::ops::Deref;
@@ -6,15 +6,15 @@ use std::sync::{Arc, OnceLock};
 
 use crate::mesh::MeshShape;
 
-/// The name of a group, which also knows the places of its ranks if they are part of a mesh.
+/// The name of a group. It also knows the places of its ranks in a mesh, if there is one.
 #[derive(Clone)]
 pub struct GroupName {
     name: Arc<str>,
-    /// Of the group, those made from it and the one it was made from.
+    /// Shared with the group that this one was made from, and with those made from this one.
     places: Arc<OnceLock<Places>>,
 }
 
-/// How the ranks of a group were arranged.
+/// How the ranks of a group are arranged.
 struct Places {
     /// The ranks, counted in the whole job.
     members: Vec<usize>,
@@ -27,7 +27,7 @@ impl GroupName {
         Self { name: name.into(), places: self.places.clone() }
     }
 
-    /// The ranks are part of a mesh from now on. Those of a second mesh over the same ranks keep the places of the first.
+    /// Arranges the ranks in a mesh. If there was a mesh over the same ranks before, its places stay.
     pub(crate) fn arrange(&self, members: &[usize], shape: MeshShape) {
         let _ = self.places.set(Places { members: members.to_vec(), shape });
     }

@@ -1,11 +1,11 @@
-//! Objects of any shape: written as MessagePack, sent as bytes. No code travels, whatever the bytes are.
+//! Objects of any type: written as MessagePack, sent as bytes. Data is never code, whatever the bytes are.
 //!
 //! ```text
-//!   object ─▶ [ type's name, object with field names ] ─▶ lengths to all ─▶ bytes to those who read them ─▶ object
+//!   object ─▶ [ type's name, object with field names ] ─▶ lengths to all ─▶ bytes to the ranks that need them ─▶ object
 //! ```
-//! The bytes describe themselves, so untagged enums, flattened structs and options come back as they were, and NaN and
-//! the infinities too. The name of the type is there for the error that a reader of another type gets. Every rank makes the
-//! same calls whether or not objects can be written and read, so that such an error leaves the group usable.
+//! The format is self-describing, so untagged enums, flattened structs, options, NaN and infinities survive. The name of the
+//! type is sent for the error of a rank that expects another type. All ranks make the same calls whether or not an object
+//! can be written and read, so the group can still be used after such an error.
 
 use serde::Serialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
@@ -14,18 +14,18 @@ use super::ProcessGroup;
 use crate::error::CommError;
 use crate::slices::total;
 
-/// Sent in place of a length: the object could not be written.
+/// Sent instead of a length if the object could not be written.
 const UNWRITTEN: u64 = u64::MAX;
 
-/// Lengths inside of an object are 32 bits wide.
+/// The longest object: lengths inside an object have 32 bits.
 const LONGEST: usize = u32::MAX as usize;
 
-/// Objects: anything serde can write, up to 4 GiB each. Their length need not be known to the receivers.
+/// Objects: anything that serde can write, up to 4 GiB each. The receivers need not know the length.
 ///
 /// An object that cannot be written or read is [`CommError::Object`], after which the group can still be used. Large
 /// arrays travel faster as buffers; bytes are compact with `#[serde(with = "serde_bytes")]`.
 impl ProcessGroup {
-    /// The root's object, which only the root gives, on all ranks.
+    /// Copies the root's object to all ranks. Only the root passes an object.
     #[track_caller]
     pub fn broadcast_object<T: Serialize + DeserializeOwned>(
         &self,
@@ -50,7 +50,7 @@ impl ProcessGroup {
         self.decode(root, &data)
     }
 
-    /// Every rank's object, in rank order, on all ranks.
+    /// Returns every rank's object, in rank order, on all ranks.
     #[track_caller]
     pub fn all_gather_object<T: Serialize + DeserializeOwned>(
         &self,
@@ -62,7 +62,7 @@ impl ProcessGroup {
         self.decode_all(&all, &counts)
     }
 
-    /// Every rank's object, in rank order, on the root; `None` elsewhere.
+    /// Returns every rank's object, in rank order, on the root; `None` on the other ranks.
     #[track_caller]
     pub fn gather_object<T: Serialize + DeserializeOwned>(
         &self,
@@ -80,7 +80,7 @@ impl ProcessGroup {
         self.decode_all(&all, &counts).map(Some)
     }
 
-    /// The `i`-th of the root's objects, which only the root gives, on rank `i`.
+    /// Returns the `i`-th of the root's objects on rank `i`. Only the root passes objects.
     #[track_caller]
     pub fn scatter_object<T: Serialize + DeserializeOwned>(
         &self,
@@ -107,7 +107,7 @@ impl ProcessGroup {
         let mut len = [0u64];
         self.scatter(is_root.then_some(&lens[..]), &mut len, root)?;
         let written = written?;
-        // Each rank gets its own length: only the root sends.
+        // The lengths differ, and only the root sends.
         let sends: Vec<usize> = written.iter().map(Vec::len).collect();
         let mut receives = vec![0; self.size()];
         receives[root] = self.length_from(root, len[0])?;
@@ -116,7 +116,7 @@ impl ProcessGroup {
         self.decode(root, &mine)
     }
 
-    /// This rank's object as bytes, and the length of everybody's.
+    /// This rank's object as bytes, and the lengths of all ranks' objects.
     #[track_caller]
     fn encode_all<T: Serialize>(&self, object: &T) -> Result<(Vec<u8>, Vec<usize>), CommError> {
         let written = encode(object);
@@ -144,11 +144,12 @@ impl ProcessGroup {
         Ok(room)
     }
 
-    /// Makes `data` this long. The others go on to send, so a rank without the memory must end the group.
+    /// Makes `data` this long. The other ranks send next, so a rank without the memory must end the group.
     fn enlarge(&self, data: &mut Vec<u8>, len: usize) -> Result<(), CommError> {
         data.try_reserve_exact(len - data.len()).map_err(|error| {
-            let (group, cause) = (self.name().into(), format!("{len} bytes: {error}"));
-            self.call_off(CommError::System { group, what: "taking memory for objects", cause })
+            let group = self.name().into();
+            let cause = format!("{len} bytes: {error}");
+            self.call_off(CommError::System { group, what: "allocating memory for objects", cause })
         })?;
         data.resize(len, 0);
         Ok(())
@@ -188,7 +189,7 @@ fn encode<T: Serialize>(object: &T) -> Result<Vec<u8>, CommError> {
     Ok(data)
 }
 
-/// What the others are told of an object's length.
+/// The length that is sent to the others.
 fn announced(written: &Result<Vec<u8>, CommError>) -> u64 {
     written.as_ref().map_or(UNWRITTEN, |data| data.len() as u64)
 }

@@ -1,18 +1,18 @@
 //! Messages from one rank to another: send, receive, and several of both at once.
 //!
-//! Messages between two ranks with the same tag arrive in the order they were sent. A message nobody waits for yet is
-//! kept until somebody does. Not here: how bytes move (`post_office`).
+//! Messages between two ranks with the same tag arrive in the order in which they were sent. A message that arrives before
+//! its receive is kept. Not here: how bytes move (`router`).
 
 #[cfg(fuzzing)]
 pub(crate) mod fuzzing;
-mod post_office;
+mod router;
 mod slot;
 mod streams;
 #[cfg(test)]
 mod tests;
 #[cfg(any(test, fuzzing))]
 mod trickle;
-mod vain;
+mod waits;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -22,15 +22,15 @@ use crate::call::{Call, Op};
 use crate::element::{DType, Element};
 use crate::error::CommError;
 use crate::shm::{Stop, bytes};
-pub(super) use post_office::PostOffice;
+pub(super) use router::Router;
 use slot::{Halt, Slot};
 
-/// Whose message to receive.
+/// Which rank's message to receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// That rank's.
+    /// The message of this rank.
     Rank(usize),
-    /// The first that comes.
+    /// The first message that arrives.
     Any,
 }
 
@@ -39,11 +39,11 @@ pub enum Source {
 pub struct P2p<'a> {
     tag: u64,
     dtype: DType,
-    way: Way<'a>,
+    direction: Direction<'a>,
 }
 
 #[derive(Debug)]
-enum Way<'a> {
+enum Direction<'a> {
     Send { to: usize, bytes: &'a [u8] },
     Receive { from: Source, bytes: &'a mut [u8] },
 }
@@ -51,48 +51,48 @@ enum Way<'a> {
 impl<'a> P2p<'a> {
     /// A message to rank `to`.
     pub fn send<T: Element>(data: &'a [T], to: usize, tag: u64) -> Self {
-        Self { tag, dtype: T::DTYPE, way: Way::Send { to, bytes: bytes::of(data) } }
+        Self { tag, dtype: T::DTYPE, direction: Direction::Send { to, bytes: bytes::of(data) } }
     }
 
     /// A message from `from`, of exactly this length and type.
     pub fn recv<T: Element>(data: &'a mut [T], from: Source, tag: u64) -> Self {
-        Self { tag, dtype: T::DTYPE, way: Way::Receive { from, bytes: bytes::of_mut(data) } }
+        Self { tag, dtype: T::DTYPE, direction: Direction::Receive { from, bytes: bytes::of_mut(data) } }
     }
 
     fn elements(&self) -> usize {
-        let bytes = match &self.way {
-            Way::Send { bytes, .. } => bytes.len(),
-            Way::Receive { bytes, .. } => bytes.len(),
+        let bytes = match &self.direction {
+            Direction::Send { bytes, .. } => bytes.len(),
+            Direction::Receive { bytes, .. } => bytes.len(),
         };
         bytes / self.dtype.size()
     }
 
     fn call(&self, call: Call) -> Call {
-        let (op, peer) = match &self.way {
-            Way::Send { to, .. } => (Op::Send, Some(*to)),
-            Way::Receive { from: Source::Rank(rank), .. } => (Op::Recv, Some(*rank)),
-            Way::Receive { from: Source::Any, .. } => (Op::Recv, None),
+        let (op, peer) = match &self.direction {
+            Direction::Send { to, .. } => (Op::Send, Some(*to)),
+            Direction::Receive { from: Source::Rank(rank), .. } => (Op::Recv, Some(*rank)),
+            Direction::Receive { from: Source::Any, .. } => (Op::Recv, None),
         };
         Call { op, root: peer, extra: self.tag, ..call }.of(self.dtype, self.elements())
     }
 }
 
-/// Point-to-point messages. Only the ranks concerned call.
+/// Point-to-point messages. Only the ranks that send or receive call these.
 impl ProcessGroup {
-    /// Sends `data` to rank `to`. Returns when the data may be overwritten: for a short message as a rule before it is
-    /// received, for a long one when most of it is.
+    /// Sends `data` to rank `to`. Returns when the data may be overwritten: a short message usually before it is received, a
+    /// long one when most of it is.
     #[track_caller]
     pub fn send<T: Element>(&self, data: &[T], to: usize, tag: u64) -> Result<(), CommError> {
         self.exchange(Call::new(Op::Send), vec![P2p::send(data, to, tag)]).map(drop)
     }
 
-    /// Receives a message of exactly this length and type, and says from which rank.
+    /// Receives a message of exactly this length and type; returns the rank that sent it.
     #[track_caller]
     pub fn recv<T: Element>(&self, data: &mut [T], from: Source, tag: u64) -> Result<usize, CommError> {
         self.exchange(Call::new(Op::Recv), vec![P2p::recv(data, from, tag)]).map(|ranks| ranks[0])
     }
 
-    /// Sends and receives several messages at once, in whatever order they can move; returns the other rank of each.
+    /// Sends and receives several messages at once, in any order; returns the other rank of each.
     ///
     /// ```
     /// use drumline_comm::{LocalGroup, P2p, Source};
@@ -123,7 +123,7 @@ impl ProcessGroup {
             [message] => message.call(call),
             _ => Call { count: messages.len(), ..call },
         };
-        self.note_letter(&mut post, &call);
+        self.note_message(&mut post, &call);
         let mut slots: Vec<Slot<'_>> = messages.into_iter().map(Slot::from).collect();
         let outcome =
             post.drive(&mut slots, &self.watch(), |slots| slots.iter().all(|slot| slot.done.is_some()));
@@ -131,46 +131,46 @@ impl ProcessGroup {
         Ok(slots.iter().filter_map(|slot| slot.done).collect())
     }
 
-    /// Notes the call where those who may ask for it can see it.
-    fn note_letter(&self, post: &mut PostOffice, call: &Call) {
+    /// Records the call where other ranks can read it.
+    fn note_message(&self, post: &mut Router, call: &Call) {
         post.num_calls += 1;
         if cfg!(feature = "unchecked") {
             return;
         }
-        if let Some(board) = self.inner.fate.board.get() {
-            board.note_letter(call, post.num_calls, &mut post.known_sites);
+        if let Some(board) = self.inner.state.board.get() {
+            board.note_message(call, post.num_calls, &mut post.known_sites);
         }
         if self.num_nodes() > 1 {
-            self.inner.fate.note_letter(*call, post.num_calls);
+            self.inner.state.note_message(*call, post.num_calls);
         }
     }
 
-    /// The error of a group that was given up, whose messages can no longer be told apart.
+    /// The group's error if it was given up: its streams may have stopped inside a message.
     fn check_alive(&self) -> Result<(), CommError> {
-        self.inner.fate.cause().map_or(Ok(()), Err)
+        self.inner.state.cause().map_or(Ok(()), Err)
     }
 
     #[track_caller]
     fn check_message(&self, message: &P2p<'_>) -> Result<(), CommError> {
-        match message.way {
-            Way::Send { to: rank, .. } | Way::Receive { from: Source::Rank(rank), .. } => {
+        match message.direction {
+            Direction::Send { to: rank, .. } | Direction::Receive { from: Source::Rank(rank), .. } => {
                 self.check_rank(rank, "rank")
             }
-            Way::Receive { from: Source::Any, .. } => Ok(()),
+            Direction::Receive { from: Source::Any, .. } => Ok(()),
         }
     }
 
     #[cold]
-    fn mail_failed(&self, post: &PostOffice, call: Call, slots: &[Slot<'_>], halt: Halt) -> CommError {
+    fn mail_failed(&self, post: &Router, call: Call, slots: &[Slot<'_>], halt: Halt) -> CommError {
         let waiting = slots.iter().find(|slot| slot.done.is_none());
         let call = waiting.map_or(call, |slot| slot.message.call(call));
         let cx = crate::shm::Context { fingerprint: 0, sequence: post.num_calls, watch: self.watch() };
         match halt {
             Halt::Stop(Stop::TimedOut) => self.silent(&cx, &call, &self.awaited(slots)),
             Halt::Stop(stop) => self.stopped(&cx, &call, stop, Vec::new()),
-            Halt::Misfit { from, what } => {
+            Halt::BadMessage { from, what } => {
                 let error = CommError::Message {
-                    group: self.inner.fate.group.clone(),
+                    group: self.inner.state.group.clone(),
                     rank: self.members()[from],
                     call: call.trace(post.num_calls),
                     got: what,
@@ -180,18 +180,20 @@ impl ProcessGroup {
         }
     }
 
-    /// The ranks that messages still wait for: everybody, if one may come from anybody.
+    /// The ranks that open messages wait for: all, if one may come from any rank.
     fn awaited(&self, slots: &[Slot<'_>]) -> Vec<usize> {
         let open = slots.iter().filter(|slot| slot.done.is_none());
         let mut ranks: Vec<usize> = open
-            .flat_map(|slot| match slot.message.way {
-                Way::Send { to: rank, .. } | Way::Receive { from: Source::Rank(rank), .. } => rank..rank + 1,
-                Way::Receive { from: Source::Any, .. } => 0..self.size(),
+            .flat_map(|slot| match slot.message.direction {
+                Direction::Send { to: rank, .. } | Direction::Receive { from: Source::Rank(rank), .. } => {
+                    rank..rank + 1
+                }
+                Direction::Receive { from: Source::Any, .. } => 0..self.size(),
             })
             .collect();
         ranks.sort_unstable();
         ranks.dedup();
-        // Of this rank only what nobody else could have sent is missed.
+        // This rank is listed only if no other rank could have sent the message.
         if ranks.len() > 1 {
             ranks.retain(|&rank| rank != self.rank());
         }
@@ -200,74 +202,79 @@ impl ProcessGroup {
 }
 
 impl Inner {
-    fn post(&self) -> MutexGuard<'_, PostOffice> {
+    fn post(&self) -> MutexGuard<'_, Router> {
         self.post.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The messages of a scope, in the order they were begun.
+/// The messages of a scope, in the order in which they were started.
 #[derive(Debug, Default)]
-pub(super) struct Letters<'scope> {
+pub(super) struct ScopeMessages<'scope> {
     slots: Mutex<Vec<Slot<'scope>>>,
 }
 
-impl Letters<'_> {
-    /// Tells the scopes of a group apart: each stays where it is for as long as it lives.
+impl ScopeMessages<'_> {
+    /// Identifies the scope: its address does not change as long as it lives.
     fn owner(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
 }
 
-/// A message begun in a scope.
+/// A message that was started in a scope.
 #[derive(Debug, Clone, Copy)]
-pub struct Letter(usize);
+pub struct MessageHandle(usize);
 
 impl<'scope> Scope<'scope, '_> {
-    /// Begins to send `data` to rank `to`. It moves on whenever the scope's messages are waited for or polled.
+    /// Starts to send `data` to rank `to`. The message moves whenever the scope's messages are waited for or polled.
     #[track_caller]
-    pub fn isend<T: Element>(&self, data: &'scope [T], to: usize, tag: u64) -> Result<Letter, CommError> {
+    pub fn isend<T: Element>(
+        &self,
+        data: &'scope [T],
+        to: usize,
+        tag: u64,
+    ) -> Result<MessageHandle, CommError> {
         self.begin(P2p::send(data, to, tag))
     }
 
-    /// Begins to receive a message of exactly this length and type.
+    /// Starts to receive a message of exactly this length and type.
     #[track_caller]
     pub fn irecv<T: Element>(
         &self,
         data: &'scope mut [T],
         from: Source,
         tag: u64,
-    ) -> Result<Letter, CommError> {
+    ) -> Result<MessageHandle, CommError> {
         self.begin(P2p::recv(data, from, tag))
     }
 
     #[track_caller]
-    fn begin(&self, message: P2p<'scope>) -> Result<Letter, CommError> {
+    fn begin(&self, message: P2p<'scope>) -> Result<MessageHandle, CommError> {
         self.group().check_message(&message)?;
-        let mut slots = self.letters().slots.lock().unwrap_or_else(PoisonError::into_inner);
-        // Held until the message is under way, so that no other scope finds the group free meanwhile.
+        let mut slots = self.messages().slots.lock().unwrap_or_else(PoisonError::into_inner);
+        // Locked until the message has started, so that no other scope finds the group free meanwhile.
         let mut post = self.group().inner.post();
-        post.check_free_for(Some(self.letters().owner()))?;
-        self.group().note_letter(&mut post, &message.call(Call::new(Op::Batch)));
+        post.check_free_for(Some(self.messages().owner()))?;
+        self.group().note_message(&mut post, &message.call(Call::new(Op::Batch)));
         slots.push(message.into());
-        let letter = Letter(slots.len() - 1);
+        let letter = MessageHandle(slots.len() - 1);
         self.push_on(&mut post, &mut slots, |_| true)?;
         Ok(letter)
     }
 
-    /// Whether the message has been sent or received; lets all messages of the scope move on.
+    /// Whether the message has been sent or received. Also moves all messages of the scope.
     #[track_caller]
-    pub fn is_delivered(&self, letter: Letter) -> Result<bool, CommError> {
-        let mut slots = self.letters().slots.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn is_delivered(&self, letter: MessageHandle) -> Result<bool, CommError> {
+        let mut slots = self.messages().slots.lock().unwrap_or_else(PoisonError::into_inner);
         self.push_on(&mut self.group().inner.post(), &mut slots, |_| true)?;
         Ok(slots[letter.0].done.is_some())
     }
 
     /// Waits until the message has been sent or received; returns the other rank.
     #[track_caller]
-    pub fn wait_for(&self, letter: Letter) -> Result<usize, CommError> {
-        let mut slots = self.letters().slots.lock().unwrap_or_else(PoisonError::into_inner);
+    pub fn wait_for(&self, letter: MessageHandle) -> Result<usize, CommError> {
+        let mut slots = self.messages().slots.lock().unwrap_or_else(PoisonError::into_inner);
         let mut post = self.group().inner.post();
-        self.group().note_letter(&mut post, &slots[letter.0].message.call(Call::new(Op::Batch)));
+        self.group().note_message(&mut post, &slots[letter.0].message.call(Call::new(Op::Batch)));
         self.push_on(&mut post, &mut slots, |slots| slots[letter.0].done.is_some())?;
         slots[letter.0].done.ok_or_else(|| CommError::invalid("the message did not end"))
     }
@@ -275,17 +282,17 @@ impl<'scope> Scope<'scope, '_> {
     /// Waits until all messages of the scope have been sent or received.
     #[track_caller]
     pub fn wait_for_all(&self) -> Result<(), CommError> {
-        let mut slots = self.letters().slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = self.messages().slots.lock().unwrap_or_else(PoisonError::into_inner);
         let count = slots.iter().filter(|slot| slot.done.is_none()).count();
         let mut post = self.group().inner.post();
-        self.group().note_letter(&mut post, &Call { count, ..Call::new(Op::Batch) });
+        self.group().note_message(&mut post, &Call { count, ..Call::new(Op::Batch) });
         self.push_on(&mut post, &mut slots, |slots| slots.iter().all(|slot| slot.done.is_some()))
     }
 
     #[track_caller]
     fn push_on(
         &self,
-        post: &mut PostOffice,
+        post: &mut Router,
         slots: &mut [Slot<'scope>],
         enough: impl Fn(&[Slot<'_>]) -> bool,
     ) -> Result<(), CommError> {
@@ -294,23 +301,24 @@ impl<'scope> Scope<'scope, '_> {
         group.check_alive()?;
         let outcome = post.drive(slots, &group.watch(), enough);
         let open = slots.iter().any(|slot| slot.done.is_none());
-        post.claim(self.letters().owner(), open);
+        post.claim(self.messages().owner(), open);
         outcome.map_err(|halt| group.mail_failed(post, call, slots, halt))
     }
 
-    /// At the end of the scope: messages that were not waited for are, unless the program gave up on them.
-    pub(super) fn settle(&self, gave_up: bool) -> Result<(), CommError> {
-        if self.letters().slots.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
+    /// At the end of the scope: waits for all messages, unless the program has failed.
+    pub(super) fn settle(&self, has_failed: bool) -> Result<(), CommError> {
+        if self.messages().slots.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
             return Ok(());
         }
-        let outcome = if gave_up { Ok(()) } else { self.wait_for_all() };
-        let slots = self.letters().slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let outcome = if has_failed { Ok(()) } else { self.wait_for_all() };
+        let slots = self.messages().slots.lock().unwrap_or_else(PoisonError::into_inner);
         let half_way = slots.iter().any(|slot| slot.done.is_none() && (slot.moved > 0 || slot.taken));
-        self.group().inner.post().claim(self.letters().owner(), false);
+        self.group().inner.post().claim(self.messages().owner(), false);
         if half_way && outcome.is_ok() {
             let group = self.group();
             let cause =
-                "a scope ended with a message half-way, so later messages cannot be told apart".into();
+                "a scope ended in the middle of a message, so the start of the next one cannot be found"
+                    .into();
             let by = group.members()[group.rank()];
             group.call_off(CommError::CalledOff {
                 group: group.name().into(),

@@ -3,12 +3,12 @@
 //!
 //! ```text
 //!   all_reduce       reduce inside the node, exchange along the rails, share inside
-//!   reduce_scatter   reduce inside the node, reduce along the rails, hand over inside to ranks that are on no rail
+//!   reduce_scatter   reduce inside the node, reduce along the rails, pass on inside to ranks that are on no rail
 //!   all_gather       collect inside the node, exchange along the rails, share inside
 //!   broadcast        to one rank of each node, then inside
-//!   gather, scatter, all_to_all: every cell goes straight where it belongs, by the way its two ranks have
+//!   gather, scatter, all_to_all: every cell goes straight to its rank, through shared memory or over a link
 //! ```
-//! A file for each is in `tiers/`; what a rail is says `topology`. Barrier and broadcast are here.
+//! There is a file for each in `tiers/`; `topology` explains rails. Barrier and broadcast are here.
 
 mod all_to_all;
 mod gather;
@@ -17,12 +17,12 @@ mod reduce_scatter;
 mod scatter;
 mod topology;
 
-pub(crate) use all_to_all::Evenness;
+pub(crate) use all_to_all::CellLengths;
 pub(crate) use topology::Topology;
 
 use crate::call::Call;
 use crate::element::Element;
-use crate::monitor::Fate;
+use crate::monitor::GroupState;
 use crate::shm::{Context, Heap, Node, Stop};
 use crate::tcp::{Fabric, Team};
 
@@ -40,13 +40,13 @@ pub(crate) struct Tiers {
 }
 
 impl Tiers {
-    /// Notes the call where those who may ask for it can see it; says whether ranks of other nodes have asked.
+    /// Records the call where other ranks can read it; returns whether ranks of other nodes have asked for it.
     #[inline]
-    pub(crate) fn note(&mut self, call: &Call, sequence: u64, fate: &Fate) -> bool {
+    pub(crate) fn note(&mut self, call: &Call, sequence: u64, state: &GroupState) -> bool {
         if let Some(node) = &mut self.node {
             node.note(call, sequence);
         }
-        self.topology.nodes.len() > 1 && fate.note(*call, sequence)
+        self.topology.nodes.len() > 1 && state.note(*call, sequence)
     }
 
     fn one_node(&mut self) -> Option<&mut Node> {
@@ -57,7 +57,7 @@ impl Tiers {
         self.topology.nodes.len() == 1 && self.node.is_none()
     }
 
-    /// A barrier of the node's ranks; on a lone rank nothing.
+    /// A barrier of the node's ranks; nothing if this rank is alone there.
     fn node_round(&mut self, cx: &Context<'_>) -> Result<(), Stop> {
         self.node.as_mut().map_or(Ok(()), |node| node.round(cx, &[]))
     }

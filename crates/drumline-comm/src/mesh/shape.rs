@@ -12,18 +12,18 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// One way in which the ranks of a mesh differ from each other.
+/// A dimension of a mesh: one way in which its ranks differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Axis {
-    /// Stages of a pipeline: each has some of the layers.
+    /// Pipeline parallel: each rank has some of the layers.
     Pp,
-    /// Replicas: each has the whole model, and other samples.
+    /// Data parallel: each rank has a replica of the model, and its own samples.
     Dp,
-    /// Shards: each has a part of every parameter, and other samples.
+    /// Sharded data parallel: each rank has a part of every parameter, and its own samples.
     Shard,
-    /// Context: each has other tokens of the same samples.
+    /// Context parallel: each rank has some of the tokens of the same samples.
     Cp,
-    /// Tensors: each has a part of a layer's matrices.
+    /// Tensor parallel: each rank has a part of a layer's matrices.
     Tp,
 }
 
@@ -57,7 +57,7 @@ pub enum ShapeError {
         /// Ranks of the group.
         num_ranks: usize,
     },
-    /// Nothing is left for the axis that takes what is left.
+    /// The other sizes do not divide the number of ranks, so the last axis cannot take the rest.
     #[error(
         "the mesh {shape} takes {} ranks, which does not divide the group's {num_ranks}, so that {axis} cannot take the rest; \
          try sizes among the divisors of {num_ranks}: {}",
@@ -118,20 +118,20 @@ impl Default for MeshShape {
 impl fmt::Display for MeshShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let axes = Axis::ALL.into_iter().filter(|&axis| self.size(axis) != 1);
-        let words: Vec<String> = axes.map(|axis| format!("{axis} {}", self.size(axis))).collect();
-        f.write_str(if words.is_empty() { "of one rank".into() } else { words.join(" × ") }.as_str())
+        let sizes: Vec<String> = axes.map(|axis| format!("{axis} {}", self.size(axis))).collect();
+        f.write_str(if sizes.is_empty() { "of one rank".into() } else { sizes.join(" × ") }.as_str())
     }
 }
 
 impl MeshShape {
-    /// The same with another size of one axis.
+    /// The same shape with another size along one axis.
     #[must_use]
     pub fn with(mut self, axis: Axis, size: usize) -> Self {
         self.sizes[axis as usize] = size;
         self
     }
 
-    /// The same with as many ranks along `axis` as `num_ranks` leaves for it.
+    /// The same shape with as many ranks along `axis` as `num_ranks` allows.
     pub fn with_rest(self, axis: Axis, num_ranks: usize) -> Result<Self, ShapeError> {
         let shape = self.with(axis, 1);
         match num_ranks.checked_div(shape.num_ranks()) {
@@ -140,7 +140,7 @@ impl MeshShape {
         }
     }
 
-    /// An error unless the mesh has as many ranks.
+    /// An error unless the mesh has this number of ranks.
     pub fn check(&self, num_ranks: usize) -> Result<(), ShapeError> {
         if self.num_ranks() == num_ranks {
             return Ok(());
@@ -164,18 +164,18 @@ impl MeshShape {
         self.size_of(&Axis::ALL)
     }
 
-    /// Where a rank stands along an axis.
+    /// A rank's index along an axis.
     pub fn coordinate(&self, rank: usize, axis: Axis) -> usize {
         rank / self.stride(axis) % self.size(axis)
     }
 
-    /// The place of a rank among its peers along these axes, counted as they are in [`peers`](Self::peers).
+    /// A rank's index among its [`peers`](Self::peers) along these axes.
     pub fn index(&self, rank: usize, axes: &[Axis]) -> usize {
         let axes = Axis::ALL.into_iter().filter(|axis| axes.contains(axis));
         axes.fold(0, |index, axis| index * self.size(axis) + self.coordinate(rank, axis))
     }
 
-    /// The ranks that stand where `rank` does along every other axis, itself included, in ascending order.
+    /// The ranks that differ from `rank` along these axes only, itself included, in ascending order.
     pub fn peers(&self, rank: usize, axes: &[Axis]) -> Vec<usize> {
         let others = |axis: &Axis| !axes.contains(axis);
         let is_peer = |other: &usize| {
@@ -188,17 +188,18 @@ impl MeshShape {
     /// A rank's coordinates along the axes that have more than one rank: `pp 1, dp 0, tp 1`. Empty for a mesh of one rank.
     pub fn place(&self, rank: usize) -> String {
         let axes = Axis::ALL.into_iter().filter(|&axis| self.size(axis) > 1);
-        let words: Vec<String> = axes.map(|axis| format!("{axis} {}", self.coordinate(rank, axis))).collect();
-        words.join(", ")
+        let places: Vec<String> =
+            axes.map(|axis| format!("{axis} {}", self.coordinate(rank, axis))).collect();
+        places.join(", ")
     }
 
-    /// How far apart two ranks are that are neighbours along an axis.
+    /// The distance between two ranks that are neighbours along an axis.
     fn stride(&self, axis: Axis) -> usize {
         self.size_of(&Axis::ALL[axis as usize + 1..])
     }
 }
 
-/// All divisors of a number of ranks, in words.
+/// All divisors of a number of ranks, as text.
 fn divisors(number: usize) -> String {
     let divisors = (1..=number).filter(|divisor| number.is_multiple_of(*divisor));
     divisors.map(|divisor| divisor.to_string()).collect::<Vec<_>>().join(", ")

@@ -1,8 +1,8 @@
-//! Watches the processes of the ranks on this machine, so that none dies unnoticed.
+//! Watches the processes of the ranks on this machine, so that every death is noticed.
 //!
-//! A rank's end usually shows as the end of its connections. A child that it has forked, without executing another program,
-//! holds copies of those and keeps them open, so this looks at the process itself. What it sees goes into the job's log, where
-//! the goodbye of a rank that left in good order stands before it.
+//! A rank's end usually shows as the end of its connections. But a child that it has forked, without executing another
+//! program, holds copies of them and keeps them open, so this module watches the process itself. It posts what it sees to the
+//! job's log. If the rank left normally, its own event is in the log before that.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::{Shared, lock};
 
-/// How long others, who know more, may take to report a death.
+/// How long others, who know more, have to report a death first.
 const HEAD_START: Duration = Duration::from_millis(400);
 
-/// For each rank that could report the same death before this one.
+/// Added for each rank that may report the same death before this one.
 const TURN: Duration = Duration::from_millis(40);
 
 /// Another rank on this machine.
@@ -29,7 +29,7 @@ pub(crate) struct Neighbour {
     pub(crate) hosts_store: bool,
 }
 
-/// Reports the ends of these processes until the other end of `stop` is closed.
+/// Reports the ends of these processes until the other end of the pipe `stop` is closed.
 pub(super) fn watch(shared: &Arc<Shared>, neighbours: Vec<Neighbour>, stop: &OwnedFd) {
     let open = |neighbour: Neighbour| {
         let pid = Pid::from_raw(i32::try_from(neighbour.pid).ok()?)?;
@@ -44,7 +44,7 @@ pub(super) fn watch(shared: &Arc<Shared>, neighbours: Vec<Neighbour>, stop: &Own
             continue;
         }
         let has_ended: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        if has_ended[0] || waits_in_vain(stop, head_start) {
+        if has_ended[0] || is_stopped_within(stop, head_start) {
             return;
         }
         let mut has_ended = has_ended[1..].iter();
@@ -54,8 +54,8 @@ pub(super) fn watch(shared: &Arc<Shared>, neighbours: Vec<Neighbour>, stop: &Own
     }
 }
 
-/// Whether the watch is to stop before this time has passed.
-fn waits_in_vain(stop: &OwnedFd, time: Duration) -> bool {
+/// Whether the watch is stopped before this time has passed.
+fn is_stopped_within(stop: &OwnedFd, time: Duration) -> bool {
     let nap = rustix::fs::Timespec { tv_sec: 0, tv_nsec: time.as_nanos() as _ };
     let mut fds = [PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN)];
     matches!(poll(&mut fds, Some(&nap)), Ok(ready) if ready > 0)

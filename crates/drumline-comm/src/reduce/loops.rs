@@ -1,23 +1,23 @@
 //! The loops that apply an operator to slices.
 //!
-//! They work on blocks small enough for the first-level cache, take two inputs at a time where there are more, and are
-//! compiled for several instruction sets; the best one the processor has is picked at run time.
+//! They work on blocks that fit the first-level cache, combine two inputs at a time where there are more, and are compiled for
+//! several instruction sets. The best one that the CPU has is picked at run time.
 
 use multiversion::multiversion;
 
 use super::{Order, ReduceOp};
 use crate::element::{Element, sealed::Sealed};
 
-/// Elements handled at a time: three blocks of the widest type stay in a 32 KiB cache.
+/// Elements per block: three blocks of the widest type fit a 32 KiB cache.
 pub(super) const BLOCK: usize = 1024;
 
-/// An operator taken apart: what happens to each value first, between two values, and to the result.
+/// The steps of an operator: on each value first, between two values, and on the result.
 #[derive(Clone, Copy)]
 pub(super) struct Steps<First, Combine, Last> {
     first: First,
     combine: Combine,
     last: Last,
-    /// `first` and `last` do nothing, so a pair can be combined in one pass.
+    /// `first` and `last` do nothing, so two inputs can be combined in one pass.
     plain: bool,
 }
 
@@ -101,7 +101,7 @@ impl<T: Element> Loop<T> for InPlace<'_, T> {
     {
         let forward = |a, b| T::plain_nan(last(combine(first(a), first(b))));
         let backward = |a, b| T::plain_nan(last(combine(first(b), first(a))));
-        // A handful of elements is reduced sooner than the best instruction set is looked up.
+        // For a few elements, looking up the best instruction set would take longer than the reduction.
         match (self.order, self.data.len() <= 16) {
             (Order::MineFirst, true) => in_place(self.data, self.theirs, forward),
             (Order::TheirsFirst, true) => in_place(self.data, self.theirs, backward),
@@ -146,7 +146,7 @@ impl<T: Element> Loop<T> for Everywhere<'_, '_, T> {
     }
 }
 
-/// `sum` becomes `rows[0] ∘ rows[1] ∘ …`, still wide.
+/// `sum` becomes `rows[0] ∘ rows[1] ∘ …`, in the wide type.
 fn combine_rows<'r, T, F, C, L>(
     sum: &mut [T::Wide],
     mut rows: impl ExactSizeIterator<Item = &'r [T]>,
@@ -176,7 +176,7 @@ fn in_place<T: Element>(data: &mut [T], theirs: &[T], combine: impl Fn(T::Wide, 
     }
 }
 
-/// Compiles a function for every instruction set worth telling apart.
+/// Compiles a function for each of these instruction sets.
 macro_rules! for_processors {
     ($($function:tt)*) => {
         #[multiversion(targets(

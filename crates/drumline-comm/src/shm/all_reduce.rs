@@ -2,11 +2,11 @@
 //!
 //! - **in-line**: up to 48 bytes travel in the flag's own cache line; every rank combines all of them.
 //! - **one-shot**: each rank stages its chunk, every rank reduces all chunks into its own buffer.
-//! - **two-phase**: each rank stages its chunk, reduces its own part of it, and collects the other parts; the parts of one
+//! - **two-phase**: each rank stages its chunk, reduces its own part of it, and collects the other parts. The parts of one
 //!   chunk are collected in the round in which the next chunk is staged.
 //! - **direct**: the buffers themselves are shared; each rank reduces its part and writes it to all of them.
 //!
-//! In every one a given element is reduced in rank order, by its owner or by everyone alike: same bits on all ranks.
+//! In each of them an element is reduced in rank order, by its owner or by every rank: the same bits on all ranks.
 
 use std::ops::Range;
 
@@ -29,7 +29,7 @@ pub(crate) enum Keep {
     Only(usize),
 }
 
-/// How values become one, and who keeps it.
+/// How values are combined, and who keeps the result.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reduction {
     pub(crate) op: ReduceOp,
@@ -43,8 +43,8 @@ impl Keep {
 }
 
 impl Node {
-    /// `data` becomes the reduction over the ranks of this node, on those that `keep` names; elsewhere it is unchanged
-    /// (direct all-reduce included, which is never used when only one rank keeps the result).
+    /// `data` becomes the reduction over the ranks of this node, on those that `keep` names. On the others it is unchanged:
+    /// direct all-reduce is used only if all ranks keep the result.
     pub(crate) fn all_reduce<T: Element>(
         &mut self,
         cx: &Context<'_>,
@@ -53,7 +53,7 @@ impl Node {
         heap: Option<Symmetric>,
     ) -> Result<(), Stop> {
         let Reduction { op, keep } = reduction;
-        let choice = node_reduce(size_of_val(data), size_of::<T>(), self.ranks(), self.pace());
+        let choice = node_reduce(size_of_val(data), size_of::<T>(), self.ranks(), self.core_share());
         if choice == NodeReduce::Inline {
             return self.reduce_inline(cx, data, reduction);
         }
@@ -68,7 +68,7 @@ impl Node {
         })
     }
 
-    /// Reduces symmetric buffers in place; says whether that was possible.
+    /// Reduces symmetric buffers in place; returns whether that was possible.
     fn reduce_direct<T: Element>(
         &mut self,
         cx: &Context<'_>,
@@ -114,7 +114,7 @@ impl Node {
         Ok(())
     }
 
-    /// Of two ranks, who comes first.
+    /// Which of two ranks is first.
     fn order(&self) -> Order {
         if self.me() == 0 { Order::MineFirst } else { Order::TheirsFirst }
     }
@@ -127,7 +127,7 @@ impl Node {
         chunk: usize,
     ) -> Result<(), Stop> {
         for range in chunks(data.len(), chunk) {
-            // SAFETY: the round before was awaited from all (`round`), and nothing is published until the copy is done.
+            // SAFETY: all ranks were awaited in the round before (`round`), and nothing is published until the copy is done.
             copy(unsafe { self.fill(Area::Stage, 0, range.len()) }, &data[range.clone()]);
             self.data_round(cx)?;
             if keep.kept_by(self.me()) {
@@ -147,7 +147,7 @@ impl Node {
         let peer = 1 - self.me();
         let len = out.len();
         let reduce = |block, given: &[T]| reduce_with(&mut out[block], given, self.order(), op);
-        // SAFETY: as above, and of two ranks only this one reads the other's place.
+        // SAFETY: as above, and of two ranks only this one reads the other's staging buffer.
         unsafe { self.consume(peer, Area::Stage, 0..len, reduce) };
     }
 
@@ -164,7 +164,7 @@ impl Node {
                 self.reduce_my_part::<T>(range.len(), op);
             }
             if let Some(range) = &coming {
-                // SAFETY: as in one-shot; stage and result are different places.
+                // SAFETY: as in one-shot; stage and result are different memory.
                 copy(unsafe { self.fill(Area::Stage, 0, range.len()) }, &data[range.clone()]);
             }
             self.data_round(cx)?;
@@ -176,13 +176,13 @@ impl Node {
         Ok(())
     }
 
-    /// Reduces this rank's part of the chunk of `len` elements staged in the current round, for the coming round.
+    /// Reduces this rank's part of the chunk of `len` elements that was staged in the current round, for the next round.
     fn reduce_my_part<T: Element>(&self, len: usize, op: ReduceOp) {
         let mine = part(len, self.ranks(), self.me(), size_of::<T>());
         for block in blocks::<T>(mine.len()) {
             let block = mine.start + block.start..mine.start + block.end;
-            // SAFETY: all ranks were awaited in the current round; the result place belongs to the coming round and its
-            // last readers published the current round.
+            // SAFETY: all ranks were awaited in the current round; the result buffer belongs to the next round, and its
+            // last readers have published the current round.
             let (out, inputs) = unsafe {
                 let out = self.fill::<T>(Area::Result, block.start, block.len());
                 let stage = |rank| self.filled::<T>(rank, Area::Stage, block.clone());
@@ -204,11 +204,11 @@ impl Node {
         }
     }
 
-    /// Reduces this rank's part of symmetric buffers and writes it to all of them. `T` buffers of `len` elements.
+    /// Reduces this rank's part of symmetric buffers of `len` elements and writes it to all of them.
     fn reduce_part_everywhere<T: Element>(&self, len: usize, heap: Symmetric, op: ReduceOp) {
         let mine = part(len, self.ranks(), self.me(), size_of::<T>());
-        // SAFETY: every rank has published that it is inside this call, so none touches its buffer but for the part it
-        // owns, in all buffers; parts do not overlap; the caller holds its own buffer mutably and does not use it now.
+        // SAFETY: every rank has published that it is inside this call, so each touches only the part that it owns, in all
+        // buffers; parts do not overlap; the caller holds its own buffer mutably and does not use it now.
         let slice = |rank| unsafe { heap.slice_mut::<T>(rank, mine.clone()) };
         if self.ranks() == 2 {
             return reduce_everywhere(&mut [slice(0), slice(1)], op);

@@ -1,6 +1,6 @@
-//! What the ranks of a node show of themselves besides data: what they did last, and that they have left the group.
+//! What the ranks of a node publish about themselves: their last calls, and whether they have left the group.
 //!
-//! Reading it needs no lock and no answer, so it tells of ranks that are frozen, and of this rank while it is in a call.
+//! Reading it needs no lock and no answer, so it works for ranks that are frozen, and for this rank while it is in a call.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -13,23 +13,23 @@ use super::segment::Segment;
 use super::wait::wake;
 use crate::call::{Call, Trace};
 
-/// This process's view of it. Ranks are counted in the group.
+/// This process's view of the board. Ranks are counted in the group.
 #[derive(Debug)]
 pub(crate) struct Board {
     _segment: Arc<Segment>,
     controls: Vec<NonNull<Control>>,
-    /// For each rank of the group its place on this node, if it is here.
+    /// For each rank of the group its index on this node, if it is here.
     places: Vec<Option<usize>>,
     me: usize,
 }
 
-// SAFETY: the pointers lead into the segment that is kept alive here; what they lead to is made of atomics.
+// SAFETY: the pointers lead into the segment, which is kept alive here; they point to atomics.
 unsafe impl Send for Board {}
 // SAFETY: as above.
 unsafe impl Sync for Board {}
 
 impl Board {
-    /// The view of local rank `me`; `members` are the ranks of the group that live here.
+    /// The view of local rank `me`; `members` are the ranks of the group on this node.
     pub(super) fn new(segment: Arc<Segment>, layout: Layout, members: &[usize], me: usize) -> Self {
         let control = |place| segment.at(layout.control(place), size_of::<Control>()).cast();
         let controls = (0..members.len()).map(control).collect();
@@ -55,16 +55,16 @@ impl Board {
     /// The last call of a rank, collective or not, if it is on this node.
     pub(crate) fn last_call(&self, rank: usize) -> Option<Trace> {
         let control = self.control(rank)?;
-        let (collective, letter) = (control.record.read(), control.letters.read());
-        let is_newer = control.letter_after.load(Ordering::Relaxed) >= collective.sequence;
-        Some(if letter.sequence > 0 && is_newer { letter } else { collective })
+        let (collective, message) = (control.record.read(), control.messages.read());
+        let is_newer = control.message_after.load(Ordering::Relaxed) >= collective.sequence;
+        Some(if message.sequence > 0 && is_newer { message } else { collective })
     }
 
-    /// Notes the call of this rank that sends or receives messages, its `number`-th.
-    pub(crate) fn note_letter(&self, call: &Call, number: u64, known: &mut KnownSites) {
+    /// Records this rank's `number`-th call that sends or receives messages.
+    pub(crate) fn note_message(&self, call: &Call, number: u64, known: &mut KnownSites) {
         let control = self.here(self.me);
-        control.letter_after.store(control.record.sequence(), Ordering::Relaxed);
-        control.letters.write(call, number, known);
+        control.message_after.store(control.record.sequence(), Ordering::Relaxed);
+        control.messages.write(call, number, known);
     }
 
     /// Whether a rank of this node has left the group.
@@ -72,7 +72,7 @@ impl Board {
         self.control(rank).is_some_and(|control| control.left.load(Ordering::Acquire) != 0)
     }
 
-    /// This rank leaves the group: whoever waits for it need not any longer.
+    /// Publishes that this rank has left the group, and wakes those that wait for it.
     pub(crate) fn leave(&self) {
         self.here(self.me).left.store(1, Ordering::Release);
         Bell::order();

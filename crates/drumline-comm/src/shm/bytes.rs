@@ -1,8 +1,8 @@
 //! Slices of elements as bytes.
 //!
-//! All elements but `bool` are valid for any bytes. Bytes that become `bool`s come from an authenticated rank of this same
-//! version of the library, and their header or fingerprint says that they were `bool`s there, so they are 0 or 1; what
-//! came in before a header turned out to be another's is wiped.
+//! All elements but `bool` are valid for any bytes. Bytes that become `bool`s come from an authenticated rank with the same
+//! version of the library, and their header or fingerprint says that they were `bool`s there, so they are 0 or 1. Bytes that
+//! were read before the header turned out to be of another call are set to zero.
 
 use crate::element::Element;
 
@@ -17,7 +17,7 @@ pub(crate) fn of_mut<T: Element>(slice: &mut [T]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(slice.as_mut_ptr().cast(), size_of_val(slice)) }
 }
 
-/// The first `len` elements that lie in `words`, which hold the bytes of a slice of the same type.
+/// The first `len` elements in `words`, which hold the bytes of a slice of the same type.
 pub(crate) fn view<T: Element>(words: &[u64], len: usize) -> &[T] {
     assert!(len * size_of::<T>() <= size_of_val(words), "{len} elements do not fit");
     // SAFETY: inside the words, which are 8-byte aligned, as no element needs more; their bytes were a `[T]` (see above).

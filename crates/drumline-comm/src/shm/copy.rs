@@ -1,10 +1,10 @@
 //! Copies between private and shared memory.
 //!
-//! The C library copies more than a few kilobytes with one string instruction. On some processors (AMD Zen 3 and 4) that
-//! instruction is several times slower when source and destination lie a little apart modulo the page size, which is
-//! just how a large allocation and a page-aligned staging place lie. Plain vector loads and stores have no such trap.
+//! The C library copies more than a few kilobytes with one string instruction. On some CPUs (AMD Zen 3 and 4) that
+//! instruction is several times slower if source and destination are a little apart modulo the page size, which is just how
+//! a large allocation and a page-aligned staging buffer lie. Plain vector loads and stores do not have this problem.
 //!
-//! A result larger than the caches is written past them: a plain store would first fetch the line it is about to replace.
+//! A result larger than the caches is written past them: a plain store would first fetch the line that it replaces.
 
 use crate::element::Element;
 
@@ -25,15 +25,15 @@ pub(crate) fn copy<T: Element>(to: &mut [T], from: &[T]) {
     to.copy_from_slice(from);
 }
 
-/// From this many bytes of input and output on a rank's result is written past the caches.
+/// From this many bytes of input and output on, a rank's result is written past the caches.
 const PAST_CACHES: usize = 32 << 20;
 
-/// How to copy the pieces of a result, when input and output have `bytes` bytes together.
+/// The copy function for a result, when input and output have `bytes` bytes together.
 pub(crate) fn copy_for<T: Element>(bytes: usize) -> fn(&mut [T], &[T]) {
     if bytes >= PAST_CACHES { copy_past_caches } else { copy }
 }
 
-/// Copies `from` to `to`, which are equally long and will not be read soon.
+/// Copies `from` to `to`, which are equally long, without keeping `to` in the caches: for data that is not read soon.
 pub fn copy_past_caches<T: Element>(to: &mut [T], from: &[T]) {
     assert_eq!(to.len(), from.len(), "a copy has one length");
     let bytes = size_of_val(from);
@@ -46,7 +46,7 @@ pub fn copy_past_caches<T: Element>(to: &mut [T], from: &[T]) {
     to.copy_from_slice(from);
 }
 
-/// Copies `bytes` bytes, at least 32, without fetching what is overwritten.
+/// Copies `bytes` bytes, at least 32, without fetching the lines that are overwritten.
 ///
 /// # Safety
 /// Both pointers are valid for `bytes` bytes that do not overlap.
@@ -112,7 +112,11 @@ mod tests {
                     let mut to = vec![0xaa; len + 2];
                     copy(&mut to[1..=len], &from[start..start + len]);
                     assert_eq!(to[1..=len], from[start..start + len], "{len} from {start}");
-                    assert_eq!((to[0], to[len + 1]), (0xaa, 0xaa), "{len} from {start}: nothing beside it");
+                    assert_eq!(
+                        (to[0], to[len + 1]),
+                        (0xaa, 0xaa),
+                        "{len} from {start}: nothing else is written"
+                    );
                 }
             }
         }

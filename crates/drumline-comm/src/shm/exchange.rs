@@ -1,14 +1,14 @@
-//! The collectives that move data without reducing it all: broadcast, (all-)gather, scatter, all-to-all, reduce-scatter.
+//! The collectives that move data without reducing all of it: broadcast, (all-)gather, scatter, all-to-all, reduce-scatter.
 //!
-//! Two shapes cover them. In a **row** exchange a rank stages one row that is meant for everybody who reads it. In a
-//! **column** exchange its place is cut into one cell for each rank, and rank `j` reads cell `j` of everybody.
+//! They are of two forms. In a **row** exchange a rank stages one row for all ranks that read it. In a **column** exchange its
+//! staging buffer is cut into one cell for each rank, and rank `j` reads cell `j` of every rank.
 //!
 //! ```text
 //!            rows                                columns
 //!   stage 0 [ for all      ]            stage 0 [ →0 | →1 | →2 ]
 //!   stage 1 [ for all      ]            stage 1 [ →0 | →1 | →2 ]      rank 1 reads the middle cells
 //! ```
-//! Lengths may differ between ranks; the number of rounds follows from the longest, which all ranks know.
+//! Lengths may differ between ranks. The number of rounds follows from the longest, which all ranks know.
 
 use std::ops::Range;
 
@@ -21,24 +21,51 @@ use super::wait::Stop;
 use crate::element::Element;
 use crate::reduce::{ReduceOp, reduce_into};
 use crate::select::node_chunk;
-use crate::slices::{chunks, clip, offsets, part};
+use crate::slices::{Cells, CellsMut, chunks, clip, offsets, part};
+
+/// What a rank passes to a collective.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Input<'a, T> {
+    pub(crate) data: &'a [T],
+    /// Where the data lies in the symmetric heap, if it does.
+    pub(crate) heap: Option<Symmetric>,
+}
+
+impl<'a, T> Input<'a, T> {
+    /// Data that is not in the symmetric heap.
+    pub(crate) fn private(data: &'a [T]) -> Self {
+        Self { data, heap: None }
+    }
+}
+
+/// The rows of a row exchange.
+#[derive(Debug, Clone, Copy)]
+struct Rows<'a> {
+    /// The length of each rank's row.
+    lens: &'a [usize],
+    /// The ranks that read them.
+    keep: Keep,
+}
 
 impl Node {
-    /// Row exchange: `rows[i]` is the length of rank `i`'s row. This rank stages `mine` (empty if it has nothing to give);
-    /// `take` is called with a rank, a range of its row and the data there: for this rank's own row, and if this rank
-    /// reads, for those of its peers.
+    /// Row exchange. This rank stages `mine` (empty if it has no row). `take` is
+    /// called with a rank, a range of its row and the data there: for this rank's own row, and, if this rank reads, for those
+    /// of its peers.
     fn rows<T: Element>(
         &mut self,
         cx: &Context<'_>,
         mine: &[T],
-        (rows, keep): (&[usize], Keep),
+        rows: Rows<'_>,
         mut take: impl FnMut(usize, Range<usize>, &[T]),
     ) -> Result<(), Stop> {
+        let Rows { lens, keep } = rows;
         let alone = self.ranks() == 2 || keep == Keep::Only(self.me());
-        let longest = rows.iter().copied().max().unwrap_or(0);
-        for window in chunks(longest, node_chunk(longest * size_of::<T>(), self.pace()) / size_of::<T>()) {
+        let longest = lens.iter().copied().max().unwrap_or(0);
+        for window in
+            chunks(longest, node_chunk(longest * size_of::<T>(), self.core_share()) / size_of::<T>())
+        {
             let given = clip(mine.len(), &window);
-            // SAFETY: the round before was awaited from all, and nothing is published until the copy is done.
+            // SAFETY: all ranks were awaited in the round before, and nothing is published until the copy is done.
             let place = unsafe { self.fill(Area::Stage, 0, given.len()) };
             for block in blocks::<T>(given.len()) {
                 let range = shifted(&block, given.start);
@@ -47,10 +74,10 @@ impl Node {
             }
             self.data_round(cx)?;
             for peer in self.peers().filter(|_| keep.kept_by(self.me())) {
-                let range = clip(rows[peer], &window);
+                let range = clip(lens[peer], &window);
                 if alone {
                     let take = |block, given: &[T]| take(peer, shifted(&block, range.start), given);
-                    // SAFETY: all were awaited in this round, and nobody else reads this place.
+                    // SAFETY: all were awaited in this round, and no other rank reads this staging buffer.
                     unsafe { self.consume(peer, Area::Stage, 0..range.len(), take) };
                 } else {
                     // SAFETY: all were awaited in this round.
@@ -63,12 +90,13 @@ impl Node {
 
     /// The windows of a column exchange whose longest cell has `longest` elements.
     fn cell_windows<T>(&self, longest: usize) -> impl Iterator<Item = Range<usize>> + use<T> {
-        let chunk =
-            node_chunk(longest * self.ranks() * size_of::<T>(), self.pace()) / size_of::<T>() / self.ranks();
+        let chunk = node_chunk(longest * self.ranks() * size_of::<T>(), self.core_share())
+            / size_of::<T>()
+            / self.ranks();
         chunks(longest, chunk.clamp(1, self.cell_capacity::<T>()))
     }
 
-    /// One round of a column exchange: `cell(j)` is the range of `input` that goes to rank `j` now.
+    /// One round of a column exchange: `cell(j)` is the range of `input` that is for rank `j` in this round.
     fn pass_cells<T: Element>(
         &mut self,
         cx: &Context<'_>,
@@ -84,12 +112,12 @@ impl Node {
         self.data_round(cx)
     }
 
-    /// Where this rank's cell lies in every peer's place.
+    /// Where this rank's cell lies in every peer's staging buffer.
     fn cell<T>(&self, range: &Range<usize>) -> Range<usize> {
         shifted(range, self.me() * self.cell_capacity::<T>())
     }
 
-    /// Copies this rank's cell of `peer` by `copy`, after `pass_cells`.
+    /// Copies this rank's cell of `peer` with `copy`, after `pass_cells`.
     fn take_cell<T: Element>(&self, peer: usize, output: &mut [T], copy: fn(&mut [T], &[T])) {
         let cell = self.cell::<T>(&(0..output.len()));
         // SAFETY: `pass_cells` awaited all, and a cell has one reader.
@@ -114,20 +142,27 @@ impl Node {
         let copy = copy_for(size_of_val(data));
         let mut rows = vec![0; self.ranks()];
         rows[root] = data.len();
-        self.staged(|node| match node.me() == root {
-            true => node.rows(cx, data, (&rows, Keep::All), |_, _, _: &[T]| {}),
-            false => node.rows(cx, &[], (&rows, Keep::All), |_, range, given| copy(&mut data[range], given)),
+        self.staged(|node| {
+            if node.me() == root {
+                node.rows(cx, data, Rows { lens: &rows, keep: Keep::All }, |_, _, _: &[T]| {})
+            } else {
+                node.rows(cx, &[], Rows { lens: &rows, keep: Keep::All }, |_, range, given| {
+                    copy(&mut data[range], given)
+                })
+            }
         })
     }
 
-    /// Every rank's `input` laid end to end in `output`, on those that `keep` it. `counts[i]` is the length of rank `i`'s.
+    /// Every rank's `input` end to end in `output`, on the ranks that `keep` names. `counts[i]` is the length of rank `i`'s.
     pub(crate) fn gather<T: Element>(
         &mut self,
         cx: &Context<'_>,
-        (input, heap): (&[T], Option<Symmetric>),
-        (mut output, counts): (Option<&mut [T]>, &[usize]),
+        input: Input<'_, T>,
+        mut output: Option<&mut [T]>,
+        counts: &[usize],
         keep: Keep,
     ) -> Result<(), Stop> {
+        let Input { data: input, heap } = input;
         let starts = offsets(counts);
         let copy = copy_for(size_of_val(input) + output.as_deref().map_or(0, size_of_val));
         let mut place = |peer: usize, range: Range<usize>, given: &[T]| {
@@ -143,7 +178,7 @@ impl Node {
             }
             return self.round(cx, &[]);
         }
-        self.staged(|node| node.rows(cx, input, (counts, keep), &mut place))
+        self.staged(|node| node.rows(cx, input, Rows { lens: counts, keep }, &mut place))
     }
 
     /// Part `j` of the root's `input` (all of length `output.len()`) becomes rank `j`'s `output`.
@@ -175,10 +210,12 @@ impl Node {
     pub(crate) fn all_to_all<T: Element>(
         &mut self,
         cx: &Context<'_>,
-        (input, sends): (&[T], &[usize]),
-        (output, receives): (&mut [T], &[usize]),
+        sends: Cells<'_, T>,
+        receives: CellsMut<'_, T>,
         longest: usize,
     ) -> Result<(), Stop> {
+        let Cells { data: input, counts: sends } = sends;
+        let CellsMut { data: output, counts: receives } = receives;
         let (from, to, me) = (offsets(sends), offsets(receives), self.me());
         let copy = copy_for(size_of_val(input) + size_of_val(output));
         copy(&mut output[to[me]..][..receives[me]], &input[from[me]..][..sends[me]]);
@@ -196,10 +233,12 @@ impl Node {
     pub(crate) fn reduce_scatter<T: Element>(
         &mut self,
         cx: &Context<'_>,
-        (input, heap): (&[T], Option<Symmetric>),
-        (output, counts): (&mut [T], &[usize]),
+        input: Input<'_, T>,
+        output: &mut [T],
+        counts: &[usize],
         op: ReduceOp,
     ) -> Result<(), Stop> {
+        let Input { data: input, heap } = input;
         let (starts, me, ranks) = (offsets(counts), self.me(), self.ranks());
         if let Some(heap) = self.agree_on_heap(cx, size_of_val(input), heap)? {
             let range = shifted(&(0..counts[me]), starts[me]);
@@ -209,14 +248,15 @@ impl Node {
             reduce_into(output, &inputs, op);
             return self.round(cx, &[]);
         }
-        self.staged(|node| node.reduce_cells(cx, input, (&mut *output, counts), op))
+        self.staged(|node| node.reduce_cells(cx, input, &mut *output, counts, op))
     }
 
     fn reduce_cells<T: Element>(
         &mut self,
         cx: &Context<'_>,
         input: &[T],
-        (output, counts): (&mut [T], &[usize]),
+        output: &mut [T],
+        counts: &[usize],
         op: ReduceOp,
     ) -> Result<(), Stop> {
         let (starts, me, ranks) = (offsets(counts), self.me(), self.ranks());
@@ -245,8 +285,8 @@ impl Node {
         Ok(())
     }
 
-    /// The node's half of a larger all-reduce: this rank's part of `data`, of `parts`, becomes the node's reduction; the
-    /// rest of `data` is as it was. Ranks beyond `parts` have no part.
+    /// The node's first half of a larger all-reduce: this rank's part of `data`, of `parts`, becomes the node's reduction. The
+    /// rest of `data` is unchanged. Ranks beyond `parts` have no part.
     pub(crate) fn reduce_parts<T: Element>(
         &mut self,
         cx: &Context<'_>,
@@ -258,12 +298,12 @@ impl Node {
         let counts: Vec<usize> = ranges.iter().map(Range::len).collect();
         let mine = ranges[self.me()].clone();
         let mut reduced = vec![T::zeroed(); mine.len()];
-        self.reduce_scatter(cx, (data, None), (&mut reduced, &counts), op)?;
+        self.reduce_scatter(cx, Input::private(data), &mut reduced, &counts, op)?;
         data[mine].copy_from_slice(&reduced);
         Ok(())
     }
 
-    /// The other half: every rank's part of `data` is copied to all.
+    /// The node's second half: every rank's part of `data` is copied to all.
     pub(crate) fn share_parts<T: Element>(
         &mut self,
         cx: &Context<'_>,
@@ -273,7 +313,7 @@ impl Node {
         let ranges = self.ranges::<T>(data.len(), parts);
         let counts: Vec<usize> = ranges.iter().map(Range::len).collect();
         let mine = data[ranges[self.me()].clone()].to_vec();
-        self.gather(cx, (&mine, None), (Some(data), &counts), Keep::All)
+        self.gather(cx, Input::private(&mine), Some(data), &counts, Keep::All)
     }
 
     fn ranges<T>(&self, len: usize, parts: usize) -> Vec<Range<usize>> {

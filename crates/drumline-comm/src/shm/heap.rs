@@ -1,11 +1,11 @@
-//! The symmetric heap: buffers that every rank of a node can reach, so that collectives need no copy.
+//! The symmetric heap: buffers that every rank of a node can access, so that collectives need no copy.
 //!
 //! ```text
 //!   one region   | slice of rank 0 | slice of rank 1 | …      one memfd, mapped by all; each rank owns its slice
 //! ```
-//! A region is made by all ranks of a group together; a buffer is the caller's slice of it. A collective recognises a
-//! buffer by its address; if all ranks give the same place of the same region, it works on the peers' slices directly.
-//! The kernel frees a region with the last process that maps it.
+//! All ranks of a group make a region together; a buffer is the caller's slice of it. A collective recognises a buffer by its
+//! address. If all ranks pass the same offset of the same region, it works on the peers' slices directly.
+//! The kernel frees a region when the last process that maps it ends.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -28,7 +28,7 @@ pub(crate) fn region_len(bytes: usize, ranks: usize) -> usize {
 }
 
 fn stride(bytes: usize) -> usize {
-    // The odd page keeps equal offsets of different slices out of the same cache sets.
+    // The extra page keeps equal offsets of different slices out of the same cache sets.
     bytes.next_multiple_of(PAGE) + PAGE
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// Maps the region behind `fd`. `id` is the same on all ranks and is never used again in the group.
+    /// Maps the region behind `fd`. `id` is the same on all ranks, and is not used again in the group.
     pub(crate) fn map(fd: impl AsFd, id: u64, bytes: usize, me: usize, ranks: usize) -> io::Result<Self> {
         Ok(Self { segment: Segment::map(fd, region_len(bytes, ranks), Pages::Now)?, id, me, bytes })
     }
@@ -53,7 +53,7 @@ impl Region {
     }
 }
 
-/// A place in a region: the same place in every rank's slice. Good for as long as the buffer it was found for.
+/// An offset in a region, valid in every rank's slice, as long as the buffer that it was found for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Symmetric {
     region: NonNull<Region>,
@@ -67,12 +67,12 @@ impl Symmetric {
         unsafe { self.region.as_ref() }
     }
 
-    /// What ranks compare to know that they mean the same place. Never all zero.
+    /// What ranks compare to know that they mean the same offset of the same region. Never all zero.
     pub(crate) fn words(self) -> [u64; 2] {
         [self.region().id + 1, self.offset as u64]
     }
 
-    /// Elements `range`, counted from this place, in the slice of `rank`.
+    /// Elements `range`, counted from this offset, in the slice of `rank`.
     ///
     /// # Safety
     /// No other process and no other borrow may use these elements meanwhile.
@@ -90,15 +90,15 @@ impl Symmetric {
         unsafe { std::slice::from_raw_parts(self.at(rank, &range), range.len()) }
     }
 
-    /// Parts this rank's slice from the others': a rank that is late to a call that failed here may still write to it.
+    /// Replaces this rank's slice by a private copy: after a failed call a late rank may still write to the shared one.
     ///
     /// # Safety
     /// The group must make no further use of the region.
     pub(super) unsafe fn detach(self) {
         let region = self.region();
         let start = region.segment.at(region.me * stride(region.bytes), region.bytes);
-        // SAFETY: the slice is mapped, and this rank's own; pages of the same place are put over it with the same bytes, so
-        // a borrow of it stays valid. Where there is no memory for that, it stays shared.
+        // SAFETY: the slice is mapped, and this rank's own; private pages with the same bytes are mapped at the same
+        // address, so a borrow of it stays valid. If there is no memory for that, it stays shared.
         unsafe {
             let kept = std::slice::from_raw_parts(start.as_ptr(), region.bytes).to_vec();
             let (protection, flags) =
@@ -130,7 +130,7 @@ impl Heap {
         self.regions.insert(region.base(), Arc::downgrade(region));
     }
 
-    /// The place in the region that holds all of `slice`, if there is one and the slice is long enough to matter.
+    /// The offset in the region that holds all of `slice`, if there is one and the slice is long enough to matter.
     #[inline]
     pub(crate) fn find<T>(&self, slice: &[T]) -> Option<Symmetric> {
         if size_of_val(slice) < DIRECT_MIN || self.regions.is_empty() {
@@ -142,15 +142,15 @@ impl Heap {
             return None;
         }
         let place = Symmetric { region: NonNull::new(region.as_ptr().cast_mut())?, offset: address - base };
-        // The addresses of a region that is gone may be in use for something else, but then its count is 0. If the slice
-        // lies in a region that is alive, it was borrowed from a buffer there, which lives at least as long.
+        // The addresses of a freed region may be in use for something else, but then its count is 0. If the slice lies in a
+        // region that is alive, it was borrowed from a buffer there, which lives at least as long.
         (place.offset + size_of_val(slice) <= place.region().bytes).then_some(place)
     }
 }
 
-/// A buffer in the symmetric heap: a slice like any other, but collectives reach it without copies.
+/// A buffer in the symmetric heap: a slice like any other, but collectives access it without copies.
 ///
-/// Made by [`ProcessGroup::heap_alloc`](crate::ProcessGroup::heap_alloc), on all ranks together; starts as zeros.
+/// All ranks make it together with [`ProcessGroup::heap_alloc`](crate::ProcessGroup::heap_alloc). It starts as zeros.
 #[derive(Debug)]
 pub struct HeapBuffer<T> {
     region: Arc<Region>,
@@ -170,7 +170,7 @@ impl<T: Element> Deref for HeapBuffer<T> {
 
     fn deref(&self) -> &[T] {
         // SAFETY: this rank's own slice, mapped as long as `region`, zeroed at first and holding `T`s since; peers write
-        // it only inside a collective that was given the buffer by `&mut`.
+        // to it only inside a collective that was given the buffer by `&mut`.
         unsafe { std::slice::from_raw_parts(self.region.base() as *const T, self.len) }
     }
 }

@@ -1,11 +1,11 @@
-//! What lies where in the segment that the ranks of one node share.
+//! The layout of the segment that the ranks of one node share.
 //!
 //! ```text
-//!   control 0 | control 1 | …        flags, bells, last calls: a few cache lines a rank
-//!   stage 0   | stage 1   | …        per rank: two staging places, two places for results
+//!   control 0 | control 1 | …        flags, bells, last calls: a few cache lines per rank
+//!   stage 0   | stage 1   | …        per rank: two staging buffers, two result buffers
 //!   ring 0→0  | ring 0→1  | …        one byte ring for each ordered pair, for point-to-point messages
 //! ```
-//! Pages are taken when first touched, so the rings of pairs that never talk cost nothing.
+//! The kernel allocates a page when it is first touched, so the rings of pairs that exchange no messages cost nothing.
 
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -13,28 +13,28 @@ use super::line::{Bell, Flags};
 use super::record::Record;
 use super::ring::RING;
 
-/// Bytes of one staging place. Large enough to hide the flags' latency, small enough to stay in the second-level cache.
+/// Bytes of one staging buffer. Large enough to hide the flags' latency, small enough to stay in the second-level cache.
 pub(crate) const STAGE: usize = 256 << 10;
 
 const PAGE: usize = 4096;
 
-/// What one rank shows of itself; it alone writes it, except for ringing the bells.
+/// What one rank publishes about itself. Only this rank writes it, except that others ring the bells.
 #[repr(C)]
 pub(crate) struct Control {
     pub(crate) flags: Flags,
-    /// The bell of point-to-point messages; apart, since both kinds may be waited for at once.
+    /// The bell of point-to-point messages. It is separate, since both kinds may be waited for at once.
     pub(crate) mail: Bell,
     /// Its last collective.
     pub(crate) record: Record,
     /// Its last call that sends or receives messages.
-    pub(crate) letters: Record,
+    pub(crate) messages: Record,
     /// The number of the collective before that.
-    pub(crate) letter_after: AtomicU64,
+    pub(crate) message_after: AtomicU64,
     /// Not zero once it has left the group.
     pub(crate) left: AtomicU32,
 }
 
-/// The two kinds of places a rank fills.
+/// The two kinds of buffers that a rank fills.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Area {
     /// What the rank gives to the others.
@@ -43,7 +43,7 @@ pub(crate) enum Area {
     Result,
 }
 
-/// Offsets for a node with so many ranks.
+/// Offsets for a node with `ranks` ranks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Layout {
     ranks: usize,

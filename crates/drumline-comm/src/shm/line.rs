@@ -1,22 +1,22 @@
 //! The flag protocol: how ranks that share memory tell each other that data is ready.
 //!
 //! A **round** is numbered by its **epoch**, counted from 1 over the life of the group. In round `k` a rank fills its own
-//! places of parity `k & 1` (a staging buffer, and the few bytes beside the flag), **publishes** the epoch, waits until
-//! every peer has published `k`, and reads the peers' places of that parity.
+//! buffers of parity `k & 1` (a staging buffer, and the few bytes beside the flag), **publishes** the epoch, waits until every
+//! peer has published `k`, and reads the peers' buffers of that parity.
 //!
 //! ```text
 //!   rank 0   fill[0] publish 2 ──wait all 2── read[0]   fill[1] publish 3 ──wait all 3── read[1]   fill[0] publish 4 …
 //!   rank 1       fill[0] publish 2 ──wait── read[0]         fill[1] publish 3 …
 //! ```
 //!
-//! Why two places are enough: a rank fills parity `k & 1` for round `k + 2` only after it has seen every peer publish
+//! Why two buffers are enough: a rank fills parity `k & 1` for round `k + 2` only after it has seen every peer publish
 //! `k + 1`, and a peer publishes `k + 1` only after it has read everything of round `k`. So no trailing barrier is
-//! needed, a small message costs one transfer of one cache line each way, and flags have a single writer.
+//! needed, a small message costs one transfer of one cache line each way, and each flag has a single writer.
 //!
-//! Sleeping: a waiter that has run out of patience raises `asleep`, looks once more, and sleeps on its `bell`; a publisher
-//! looks at `asleep` some time after publishing. The fence on both sides makes it impossible that each misses the other.
+//! Sleeping: a rank that has waited for some time sets `asleep`, checks once more, and sleeps on its `bell`. A publisher
+//! checks `asleep` some time after publishing. The fence on both sides makes it impossible that each misses the other.
 //!
-//! In: epochs in order. Out: happens-before from filling to reading. Not here: what is filled (`node`), patience (`wait`).
+//! In: epochs in order. Out: happens-before from filling to reading. Not here: what is filled (`node`), how to wait (`wait`).
 //! The types are those of loom under `--cfg loom`, where the tests below try every interleaving.
 
 #[cfg(loom)]
@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 /// Bytes that fit beside the flag, in its cache line.
 pub(crate) const INLINE: usize = 48;
 
-/// One flag: the epoch, what the call is, and a few bytes of data, all in one cache line.
+/// One flag: the epoch, the call's fingerprint, and a few bytes of data, all in one cache line.
 #[repr(C, align(128))]
 pub(crate) struct Line {
     epoch: AtomicU64,
@@ -42,7 +42,7 @@ pub(crate) struct Bell {
     ring: AtomicU32,
 }
 
-/// What a rank shows to its peers; it alone writes the lines.
+/// What a rank publishes to its peers. Only this rank writes the lines.
 #[repr(C)]
 pub(crate) struct Flags {
     lines: [Line; 2],
@@ -61,8 +61,8 @@ impl Flags {
         line.epoch.store(epoch, Ordering::Release);
     }
 
-    /// For the owner, after round `epoch`: asks for the line of the next round, which a peer read last, so that it is here
-    /// when it is written.
+    /// For the owner, after round `epoch`: prefetches the line of the next round, which a peer read last, so that it is in the
+    /// cache when it is written.
     #[inline]
     pub(crate) fn fetch_next(&self, epoch: u64) {
         #[cfg(all(target_arch = "x86_64", not(loom)))]
@@ -92,31 +92,31 @@ impl Flags {
 }
 
 impl Bell {
-    /// For a publisher, after it published: whether this bell's owner sleeps (or is about to) and must be woken.
+    /// For a publisher, after it has published: whether this bell's owner sleeps (or is about to) and must be woken.
     #[inline]
     pub(crate) fn wanted(&self) -> bool {
         self.asleep.load(Ordering::Relaxed) != 0
     }
 
-    /// Orders a publication before the look at `wanted` (and, in the sleeper, `asleep` before its last look).
+    /// Orders a publication before the check of `wanted`; in the sleeper, `asleep` before its last check.
     #[inline]
     pub(crate) fn order() {
         fence(Ordering::SeqCst);
     }
 
-    /// Rings: the owner's sleep ends or does not begin. The caller then wakes the futex.
+    /// Rings: the owner's sleep ends, or does not begin. The caller then wakes the futex.
     pub(crate) fn strike(&self) {
         self.ring.fetch_add(1, Ordering::Release);
     }
 
-    /// The word a sleeper's futex lives on.
+    /// The word that the sleeper's futex is on.
     #[cfg(not(loom))]
     pub(crate) fn word(&self) -> &AtomicU32 {
         &self.ring
     }
 
-    /// One try to sleep: raises the flag, looks once more, and if still not ready calls `sleep(ring, value)`, which
-    /// returns at once where `ring` no longer holds `value`.
+    /// One attempt to sleep: sets the flag, checks once more, and if still not ready calls `sleep(ring, value)`, which returns
+    /// at once if `ring` no longer holds `value`.
     pub(crate) fn doze(&self, ready: impl Fn() -> bool, sleep: impl FnOnce(&AtomicU32, u32)) {
         let value = self.ring.load(Ordering::Acquire);
         self.asleep.store(1, Ordering::Relaxed);
@@ -128,29 +128,29 @@ impl Bell {
     }
 }
 
-/// Memory for loom's tests, which reports any access to it that is not ordered after the one before.
+/// Memory for loom's tests. It reports any access that is not ordered after the one before.
 #[cfg(all(test, loom))]
 pub(super) mod loom_cells {
     use loom::cell::UnsafeCell;
 
     pub(crate) struct Cell(UnsafeCell<u64>);
 
-    // SAFETY: unordered access from two threads is what loom is to find, and panics at.
+    // SAFETY: unordered access from two threads is what loom is to find, and it panics then.
     unsafe impl Sync for Cell {}
 
     impl Cell {
         pub(crate) fn write(&self, value: u64) {
-            // SAFETY: loom panics first if anybody else may use it now.
+            // SAFETY: loom panics first if another thread may use it now.
             self.0.with_mut(|place| unsafe { *place = value });
         }
 
         pub(crate) fn read(&self) -> u64 {
-            // SAFETY: loom panics first if anybody may write it now.
+            // SAFETY: loom panics first if another thread may write it now.
             self.0.with(|place| unsafe { *place })
         }
     }
 
-    /// Tries all orders with at most so many preemptions, or as many as `LOOM_MAX_PREEMPTIONS` says.
+    /// Tries all orders with at most this many preemptions, or as many as `LOOM_MAX_PREEMPTIONS` says.
     pub(crate) fn model(preemptions: usize, body: impl Fn() + Sync + Send + 'static) {
         let mut builder = loom::model::Builder::new();
         builder.preemption_bound = builder.preemption_bound.or(Some(preemptions));
@@ -178,7 +178,7 @@ mod loom_tests {
         Flags { lines: [line(), line()], bell: Bell { asleep: AtomicU32::new(0), ring: AtomicU32::new(0) } }
     }
 
-    /// What one rank owns: its flags and, for either parity, a staging place of one cell for each rank.
+    /// What one rank owns: its flags and, for each parity, a staging buffer of one cell for each rank.
     struct Rank {
         flags: Flags,
         places: [Vec<Cell>; 2],
@@ -188,9 +188,9 @@ mod loom_tests {
         Arc::new((0..n).map(|_| Rank { flags: flags(), places: [cells(n), cells(n)] }).collect())
     }
 
-    /// Runs `part` as each of `n` ranks, in all orders with so many preemptions at most.
+    /// Runs `part` as each of `n` ranks, in all orders with a limited number of preemptions.
     fn run(n: usize, part: impl Fn(&[Rank], usize) + Copy + Send + Sync + 'static) {
-        // Three of them have too many orders; they are switched wherever one waits, and read old values where they may.
+        // Three ranks have too many orders; they are switched wherever one waits, and read old values where they may.
         super::loom_cells::model(if n == 2 { 3 } else { 0 }, move || {
             let ranks = ranks(n);
             let others: Vec<_> = (1..n)
@@ -238,8 +238,8 @@ mod loom_tests {
         }
     }
 
-    /// Waits as `Patience::wait` does when it has run out of patience. The futex is modelled as "returns once the word
-    /// differs"; a lost wake-up would be a thread that never ends, which loom reports.
+    /// Waits as `Backoff::wait` does when it goes to sleep. The futex is modelled as "returns once the word differs"; a lost
+    /// wake-up would be a thread that never ends, which loom reports.
     fn sleep_until(bell: &Bell, ready: impl Fn() -> bool) {
         while !ready() {
             bell.doze(&ready, |ring, value| {
@@ -266,7 +266,7 @@ mod loom_tests {
         run(3, |ranks, me| take_part(ranks, me, 3));
     }
 
-    /// With one place instead of two.
+    /// With one buffer instead of two.
     fn overwrite(ranks: &[Rank], me: usize) {
         for epoch in 1..=2 {
             ranks[me].places[0][0].write(epoch);
@@ -281,23 +281,23 @@ mod loom_tests {
     /// The control: loom must find the overwrite.
     #[test]
     #[should_panic]
-    fn loom_finds_a_single_place_unsafe() {
+    fn loom_finds_a_single_buffer_unsafe() {
         run(2, overwrite);
     }
 
     #[test]
     #[should_panic]
-    fn loom_finds_a_single_place_unsafe_among_three() {
+    fn loom_finds_a_single_buffer_unsafe_among_three() {
         run(3, overwrite);
     }
 
     #[test]
-    fn loom_lines_taken_over_come_back_to_their_owner() {
+    fn loom_lines_taken_over_return_to_their_owner() {
         run(2, |ranks, me| take_over(ranks, me, 4));
         run(3, |ranks, me| take_over(ranks, me, 3));
     }
 
-    /// The control: what a peer takes over the owner must not read in the same round.
+    /// The control: the owner must not read in the same round what a peer takes over.
     #[test]
     #[should_panic]
     fn loom_finds_an_owner_that_reads_what_is_taken_over() {
@@ -309,7 +309,7 @@ mod loom_tests {
 
     #[test]
     #[should_panic]
-    fn loom_finds_three_that_take_over_the_same() {
+    fn loom_finds_three_ranks_that_take_over_the_same_line() {
         run(3, |ranks, me| {
             ranks[me].flags.publish(1, 7, &[]);
             for (_, peer) in peers(ranks, me) {
@@ -333,7 +333,7 @@ mod loom_tests {
         });
     }
 
-    /// As `Node::round`: a rank looks for sleepers only after it has waited itself, since the last to arrive wakes all.
+    /// As `Node::round`: a rank checks for sleepers only after it has waited itself, since the last to arrive wakes all.
     fn round(ranks: &[Rank], me: usize) {
         ranks[me].flags.publish(1, 0, &[]);
         for (_, peer) in peers(ranks, me) {

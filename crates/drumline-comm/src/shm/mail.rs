@@ -1,4 +1,4 @@
-//! The point-to-point side of a node: a ring to and from each local rank, and the bell that says "look again".
+//! The point-to-point side of a node: a ring to and from each local rank, and the bell that means "look again".
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use super::layout::{Control, Layout};
 use super::line::Bell;
 use super::ring::Ring;
 use super::segment::Segment;
-use super::wait::{Patience, Stop, Watch, wake};
+use super::wait::{Backoff, Stop, Watch, wake};
 
 /// The rings of one rank.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub(crate) struct Mail {
     to: Vec<Ring>,
     from: Vec<Ring>,
     me: usize,
-    patience: Patience,
+    backoff: Backoff,
 }
 
 // SAFETY: as for `Node`: pointers into a segment that is kept alive.
@@ -29,7 +29,7 @@ impl Mail {
         layout: Layout,
         me: usize,
         ranks: usize,
-        patience: Patience,
+        backoff: Backoff,
     ) -> Self {
         let ring = |from, to| Ring::new(segment.clone(), layout.ring(from, to));
         Self {
@@ -40,7 +40,7 @@ impl Mail {
             from: (0..ranks).map(|rank| ring(rank, me)).collect(),
             _segment: segment,
             me,
-            patience,
+            backoff,
         }
     }
 
@@ -49,13 +49,13 @@ impl Mail {
         unsafe { &self.controls[rank].as_ref().mail }
     }
 
-    /// Gives `rank` as many of the bytes as it has room for.
+    /// Writes as many of the bytes to `rank`'s ring as it has room for.
     pub(crate) fn give(&mut self, rank: usize, bytes: &[u8]) -> usize {
         let given = self.to[rank].give(bytes);
         self.moved(rank, given)
     }
 
-    /// Takes up to `into.len()` bytes that `rank` gave.
+    /// Reads up to `into.len()` bytes that `rank` has written.
     pub(crate) fn take(&mut self, rank: usize, into: &mut [u8]) -> usize {
         let taken = self.from[rank].take(into);
         self.moved(rank, taken)
@@ -69,12 +69,12 @@ impl Mail {
         bytes
     }
 
-    /// Waits until one of `senders` has given something or one of `receivers` has room.
+    /// Waits until one of `senders` has written something or one of `receivers` has room.
     pub(crate) fn wait(&self, watch: &Watch<'_>, senders: &[usize], receivers: &[usize]) -> Result<(), Stop> {
-        self.patience.wait(self.bell(self.me), watch, None, || self.can_move(senders, receivers))
+        self.backoff.wait(self.bell(self.me), watch, None, || self.can_move(senders, receivers))
     }
 
-    /// Whether a `wait` for the same would return at once.
+    /// Whether a `wait` for the same ranks would return at once.
     pub(crate) fn can_move(&self, senders: &[usize], receivers: &[usize]) -> bool {
         senders.iter().any(|&rank| self.from[rank].ready() > 0)
             || receivers.iter().any(|&rank| self.to[rank].room() > 0)

@@ -1,22 +1,22 @@
 //! Ranks of one node: shared memory, the flag protocol, and the collectives on top of them.
 //!
-//! This is the only module of the crate with unsafe code. Its layers, from below:
-//! `segment` (mapped memory) → `line`, `record`, `ring` (what is written there by whom) → `wait` → `node` (the round) →
-//! `all_reduce`, `exchange` (collectives), `heap` (symmetric buffers), `mail` (point to point), `board` (who did what
-//! last); `passing` brings the descriptors to all ranks.
+//! Almost all unsafe code of the crate is here. The layers, from the bottom:
+//! `segment` (mapped memory) → `line`, `record`, `ring` (what is written there, and by whom) → `wait` → `node` (the round) →
+//! `all_reduce`, `exchange` (collectives), `heap` (symmetric buffers), `mail` (point to point), `board` (last calls);
+//! `descriptors` passes file descriptors to all ranks.
 #![allow(unsafe_code)]
 
 mod all_reduce;
 mod board;
 pub(crate) mod bytes;
 mod copy;
+mod descriptors;
 mod exchange;
 mod heap;
 mod layout;
 mod line;
 mod mail;
 mod node;
-mod passing;
 mod record;
 mod ring;
 mod segment;
@@ -25,16 +25,17 @@ mod wait;
 pub(crate) use all_reduce::{Keep, Reduction};
 pub(crate) use board::Board;
 pub use copy::copy_past_caches;
+pub(crate) use descriptors::{DescriptorListener, Descriptors};
+pub(crate) use exchange::Input;
 pub use heap::HeapBuffer;
-pub(crate) use heap::{Heap, Region, Symmetric, region_len};
+pub(crate) use heap::{Heap, Region, region_len};
 pub(crate) use layout::{Layout, STAGE};
 pub(crate) use line::INLINE;
 pub(crate) use mail::Mail;
 pub(crate) use node::{Context, Node};
-pub(crate) use passing::{Door, Passing};
 pub(crate) use record::KnownSites;
 pub(crate) use segment::{Pages, Segment, create};
-pub(crate) use wait::{Pace, Stop, Watch};
+pub(crate) use wait::{CoreShare, Stop, Watch};
 
 /// Brings the cache line of `place` to this core, ready to be written.
 #[cfg(all(target_arch = "x86_64", not(loom)))]

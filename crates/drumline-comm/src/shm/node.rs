@@ -1,8 +1,8 @@
-//! The ranks of one group that share memory, and the round: the one step all their collectives are made of.
+//! The ranks of one group that share memory, and the round: the step that all their collectives consist of.
 //!
-//! In a round each rank fills its place, publishes, waits for all others, and reads their places; `line` says why that is
-//! safe without a second barrier. Every round carries the call's fingerprint and every rank compares all of them, so
-//! disagreement is an error on all ranks at once. Not here: the collectives themselves (`all_reduce`, `exchange`).
+//! In a round each rank fills its buffer, publishes, waits for all others, and reads their buffers; `line` explains why that is
+//! safe without a second barrier. Every round carries the call's fingerprint and every rank compares all of them, so all
+//! ranks see a mismatch at once. Not here: the collectives themselves (`all_reduce`, `exchange`).
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -14,21 +14,21 @@ use super::layout::{Area, Control, Layout, STAGE};
 use super::line::Bell;
 use super::record::KnownSites;
 use super::segment::Segment;
-use super::wait::{Pace, Patience, Stop, Watch, wake};
+use super::wait::{Backoff, CoreShare, Stop, Watch, wake};
 use crate::call::Call;
 use crate::element::Element;
 use crate::select::DIRECT_MIN;
 use crate::slices::chunks;
 
-/// How long ranks that have not arrived are waited for once it is known that others disagree.
-const LATECOMERS: Duration = Duration::from_millis(500);
+/// How long late ranks are waited for once it is known that others made different calls.
+const LATE_RANK_WAIT: Duration = Duration::from_millis(500);
 
-/// What a collective needs to know of the call it serves.
+/// What a collective needs to know about its call.
 #[derive(Debug, Clone)]
 pub(crate) struct Context<'a> {
-    /// Of the call.
+    /// The call's fingerprint.
     pub(crate) fingerprint: u64,
-    /// How many calls this rank has made on the group.
+    /// The number of calls that this rank has made on the group.
     pub(crate) sequence: u64,
     pub(crate) watch: Watch<'a>,
 }
@@ -39,14 +39,14 @@ pub(crate) struct Node {
     segment: Arc<Segment>,
     controls: Vec<NonNull<Control>>,
     layout: Layout,
-    /// The ranks of the group that live here, in order.
+    /// The ranks of the group on this node, in order.
     members: Vec<usize>,
     me: usize,
     /// The last round this rank published.
     epoch: u64,
-    patience: Patience,
-    pace: Pace,
-    /// The next data round is the first of its call, in which a peer may say that its buffer is symmetric.
+    backoff: Backoff,
+    core_share: CoreShare,
+    /// Whether the next data round is the first of its call: in it a peer may announce a symmetric buffer.
     first: bool,
     known_sites: KnownSites,
 }
@@ -55,26 +55,37 @@ pub(crate) struct Node {
 unsafe impl Send for Node {}
 
 impl Node {
-    /// The view of local rank `me`; `members` are the ranks of the group that live here, for which the segment was made.
-    pub(crate) fn new(segment: Arc<Segment>, members: Vec<usize>, me: usize, pace: Pace) -> Self {
+    /// The view of local rank `me`; `members` are the ranks of the group on this node, for which the segment was made.
+    pub(crate) fn new(segment: Arc<Segment>, members: Vec<usize>, me: usize, core_share: CoreShare) -> Self {
         let layout = Layout::new(members.len());
         let controls = (0..members.len())
             .map(|rank| segment.at(layout.control(rank), size_of::<Control>()).cast())
             .collect();
-        let patience = Patience::new(pace);
+        let backoff = Backoff::new(core_share);
         let known_sites = KnownSites::default();
-        Self { segment, controls, layout, members, me, epoch: 0, patience, pace, first: false, known_sites }
+        Self {
+            segment,
+            controls,
+            layout,
+            members,
+            me,
+            epoch: 0,
+            backoff,
+            core_share,
+            first: false,
+            known_sites,
+        }
     }
 
-    pub(super) fn pace(&self) -> Pace {
-        self.pace
+    pub(super) fn core_share(&self) -> CoreShare {
+        self.core_share
     }
 
     pub(crate) fn me(&self) -> usize {
         self.me
     }
 
-    /// The ranks of the group that live here, in order.
+    /// The ranks of the group on this node, in order.
     pub(crate) fn members(&self) -> &[usize] {
         &self.members
     }
@@ -95,7 +106,7 @@ impl Node {
         unsafe { self.controls[rank].as_ref() }
     }
 
-    /// Notes the call where peers can read it.
+    /// Records the call where peers can read it.
     #[inline]
     pub(crate) fn note(&mut self, call: &Call, sequence: u64) {
         // SAFETY: as in `control`, which cannot be called while another field is borrowed mutably.
@@ -103,7 +114,7 @@ impl Node {
         control.record.write(call, sequence, &mut self.known_sites);
     }
 
-    /// Publishes the next round; `words` ride beside the flag.
+    /// Publishes the next round; `words` are stored beside the flag.
     #[inline]
     fn publish(&mut self, cx: &Context<'_>, words: &[u64]) {
         self.epoch += 1;
@@ -115,30 +126,30 @@ impl Node {
     fn await_peer(&self, cx: &Context<'_>, peer: usize) -> Result<(), Stop> {
         let flags = &self.control(peer).flags;
         let (bell, member) = (&self.control(self.me).flags.bell, self.members[peer]);
-        self.patience.wait(bell, &cx.watch, Some(member), || flags.arrived(self.epoch))?;
+        self.backoff.wait(bell, &cx.watch, Some(member), || flags.arrived(self.epoch))?;
         if !cfg!(feature = "unchecked") && flags.fingerprint(self.epoch) != cx.fingerprint {
             return Err(Stop::Mismatch(cx.sequence));
         }
         Ok(())
     }
 
-    /// One whole round: publish, then wait for all. The caller reads the peers' places before the next round.
+    /// One whole round: publish, then wait for all. The caller reads the peers' buffers before the next round.
     #[inline]
     pub(crate) fn round(&mut self, cx: &Context<'_>, words: &[u64]) -> Result<(), Stop> {
         self.publish(cx, words);
         for peer in self.peers() {
             if let Err(stop) = self.await_peer(cx, peer) {
-                return Err(self.see_all(cx, stop));
+                return Err(self.prefer_mismatch(cx, stop));
             }
         }
         self.wake_sleepers();
         Ok(())
     }
 
-    /// After a stop: if ranks made different calls, lets the others arrive too for a moment, so that all see it and the
-    /// report can show all of their calls; it matters more than that one of them is late.
+    /// After a stop: if ranks made different calls, waits a moment for the others, so that all see it and the error can show
+    /// all calls. A mismatch matters more than a late rank.
     #[cold]
-    fn see_all(&self, cx: &Context<'_>, stop: Stop) -> Stop {
+    fn prefer_mismatch(&self, cx: &Context<'_>, stop: Stop) -> Stop {
         self.wake_sleepers();
         let differs = |&peer: &usize| {
             let flags = &self.control(peer).flags;
@@ -148,15 +159,15 @@ impl Node {
             return stop;
         }
         let mut cx = cx.clone();
-        cx.watch.timeout = cx.watch.timeout.min(LATECOMERS);
+        cx.watch.timeout = cx.watch.timeout.min(LATE_RANK_WAIT);
         for peer in self.peers() {
             let _ = self.await_peer(&cx, peer);
         }
         Stop::Mismatch(cx.sequence)
     }
 
-    /// Wakes peers that sleep. Everybody waits for the last to arrive, so it is early enough to look for sleepers after
-    /// having waited; the fence then costs little, since the flag has long left this core.
+    /// Wakes peers that sleep. All ranks wait for the last to arrive, so it is early enough to check for sleepers after
+    /// waiting. By then the fence costs little, since the flag has left this core long ago.
     #[inline]
     fn wake_sleepers(&self) {
         Bell::order();
@@ -179,14 +190,14 @@ impl Node {
         self.peers().filter(|&peer| !self.control(peer).flags.arrived(self.epoch)).collect()
     }
 
-    /// How many elements one staging place holds for each rank when it is cut into cells.
+    /// How many elements of a staging buffer each rank has when it is cut into cells.
     pub(super) fn cell_capacity<T>(&self) -> usize {
         STAGE / self.ranks() / 64 * 64 / size_of::<T>()
     }
 
-    /// The symmetric place, if the message is large enough for it to matter and every rank gave the same one.
+    /// The symmetric buffer, if the message is large enough for it to matter and all ranks passed the same one.
     ///
-    /// A rank with a private buffer asks nothing: it goes on to its first data round, and learns there if a peer asked.
+    /// A rank with a private buffer announces nothing: it continues with its first data round, and learns there if a peer did.
     pub(super) fn agree_on_heap(
         &mut self,
         cx: &Context<'_>,
@@ -210,7 +221,7 @@ impl Node {
         Ok(())
     }
 
-    /// Passes data on by `body`, once more from the beginning if it turns out that a peer asked for symmetric buffers.
+    /// Runs `body`, which stages data; runs it again from the beginning if it turns out that a peer announced a symmetric buffer.
     pub(super) fn staged(&mut self, mut body: impl FnMut(&mut Self) -> Result<(), Stop>) -> Result<(), Stop> {
         match body(self) {
             Err(Stop::Mixed) => body(self),
@@ -218,15 +229,15 @@ impl Node {
         }
     }
 
-    /// This rank's place for the coming round, before it is published.
+    /// This rank's buffer for the next round, before it is published.
     ///
     /// # Safety
-    /// One borrow per place and range at a time, over before the next `publish`; every peer must have been awaited in the
-    /// current round.
+    /// One borrow per buffer and range at a time, which ends before the next `publish`; every peer must have been awaited in
+    /// the current round.
     #[inline]
     #[allow(clippy::mut_from_ref)]
     pub(super) unsafe fn fill<T: Element>(&self, area: Area, offset: usize, len: usize) -> &mut [T] {
-        // SAFETY: passed on to the caller; parity and `line`'s argument keep peers away from this place now.
+        // SAFETY: passed on to the caller; parity and `line`'s argument keep peers away from this buffer now.
         unsafe { std::slice::from_raw_parts_mut(self.place(self.me, area, self.epoch + 1, offset, len), len) }
     }
 
@@ -237,11 +248,11 @@ impl Node {
     #[inline]
     pub(super) unsafe fn filled<T: Element>(&self, rank: usize, area: Area, range: Range<usize>) -> &[T] {
         let start = self.place(rank, area, self.epoch, range.start, range.len());
-        // SAFETY: passed on to the caller; the owner overwrites the place only after this rank's next publish.
+        // SAFETY: passed on to the caller; the owner overwrites the buffer only after this rank's next publish.
         unsafe { std::slice::from_raw_parts(start, range.len()) }
     }
 
-    /// Hands what `rank` filled to `read`, block by block, and takes over the cache lines of each block after it.
+    /// Passes what `rank` filled to `read`, block by block, and takes over the cache lines of each block after it.
     ///
     /// # Safety
     /// As for [`take_over`](Self::take_over).
@@ -262,13 +273,13 @@ impl Node {
         }
     }
 
-    /// Takes over the cache lines of what was read, by writing to each; call when this rank is done with them.
+    /// Takes over the cache lines of what was read, by writing to each. To be called when this rank is done with them.
     ///
-    /// Their owner will fill them again. Lines that its core and ours both hold for reading cost it dearly then, several
-    /// times a plain transfer; lines that only we hold, changed, come back at once.
+    /// Their owner will fill them again. If its core and ours both hold a line for reading, that costs the owner several times a
+    /// plain transfer; a line that only we hold, modified, returns at once.
     ///
     /// # Safety
-    /// As for [`filled`](Self::filled); besides, no other rank, the owner included, may read the range in this round.
+    /// As for [`filled`](Self::filled); also, no other rank, the owner included, may read the range in this round.
     pub(super) unsafe fn take_over<T: Element>(&self, rank: usize, area: Area, range: Range<usize>) {
         const LINE: usize = 64;
         let start = self.place::<T>(rank, area, self.epoch, range.start, range.len()).cast::<u8>();
@@ -280,23 +291,23 @@ impl Node {
 
     fn place<T>(&self, rank: usize, area: Area, epoch: u64, offset: usize, len: usize) -> *mut T {
         let (offset, len) = (offset * size_of::<T>(), len * size_of::<T>());
-        assert!(offset + len <= STAGE, "{offset}+{len} bytes do not fit a staging place");
+        assert!(offset + len <= STAGE, "{offset}+{len} bytes do not fit a staging buffer");
         self.segment.at(self.layout.place(rank, area, epoch) + offset, len).cast().as_ptr()
     }
 
-    /// What the ranks of this node show of themselves.
+    /// What the ranks of this node publish about themselves.
     pub(crate) fn board(&self) -> super::board::Board {
         super::board::Board::new(self.segment.clone(), self.layout, &self.members, self.me)
     }
 
     /// The parts of this node that point-to-point messages use.
     pub(crate) fn mail(&self) -> super::mail::Mail {
-        super::mail::Mail::new(self.segment.clone(), self.layout, self.me, self.ranks(), self.patience)
+        super::mail::Mail::new(self.segment.clone(), self.layout, self.me, self.ranks(), self.backoff)
     }
 }
 
-/// The blocks in which `len` elements are used more than once in turn: small enough that the nearest cache still holds
-/// one for its second use.
+/// The blocks of `len` elements that are used more than once in turn: small enough that the nearest cache still holds a block
+/// for its second use.
 pub(super) fn blocks<T>(len: usize) -> impl Iterator<Item = Range<usize>> {
     const BLOCK: usize = 8 << 10;
     chunks(len, BLOCK / size_of::<T>())

@@ -1,8 +1,8 @@
 //! The last call of a rank, where its peers can read it even when it is frozen.
 //!
-//! Only the owner writes, before each call; others read when something went wrong. A reader that meets a half-written
-//! record sees two different sequence numbers and looks again. The text of a place in the program is written when a call
-//! is first made from there; later calls only name its slot.
+//! Only the owner writes, before each call; others read when something went wrong. A reader that finds a half-written record
+//! sees two different sequence numbers and reads again. The text of a call site is written when a call is first made from
+//! there; later calls only refer to its slot.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU64, Ordering, fence};
@@ -13,10 +13,10 @@ use crate::call::{Call, Op, Trace};
 use crate::element::DType;
 use crate::reduce::ReduceOp;
 
-/// Longest `file:line` kept; the end of a longer one is kept, since that tells files apart.
+/// The longest `file:line` that is kept. Of a longer one the end is kept, since that tells files apart.
 const SITE_BYTES: usize = if cfg!(loom) { 8 } else { 96 };
 
-/// Places in the program remembered at a time. Under loom, which tries all orders, any two are one too many.
+/// How many call sites are remembered. Loom tries all orders, so there is only one under loom.
 const SITES: usize = if cfg!(loom) { 1 } else { 64 };
 
 #[repr(C, align(128))]
@@ -38,7 +38,7 @@ struct Site {
     text: [AtomicU64; SITE_BYTES / 8],
 }
 
-/// Which places in the program the owner has written to its record.
+/// The call sites that the owner has written to its record.
 #[derive(Debug)]
 pub(crate) struct KnownSites([usize; SITES]);
 
@@ -49,7 +49,7 @@ impl Default for KnownSites {
 }
 
 impl Record {
-    /// Notes the call.
+    /// Records the call.
     #[inline]
     pub(crate) fn write(&self, call: &Call, sequence: u64, known: &mut KnownSites) {
         let put = |word: &AtomicU64, value| word.store(value, Ordering::Relaxed);
@@ -89,12 +89,12 @@ impl Record {
         self.sites[slot].len.store(bytes.len() as u64, Ordering::Relaxed);
     }
 
-    /// The number of the last call noted here.
+    /// The number of the last recorded call.
     pub(crate) fn sequence(&self) -> u64 {
         self.after.load(Ordering::Relaxed)
     }
 
-    /// The last call noted here.
+    /// The last recorded call.
     pub(crate) fn read(&self) -> Trace {
         for _ in 0..1000 {
             if let Some(trace) = self.read_whole() {
@@ -109,7 +109,7 @@ impl Record {
     fn read_whole(&self) -> Option<Trace> {
         let after = self.after.load(Ordering::Acquire);
         let trace = self.read_once(after);
-        // Whoever has seen a word of a later call also sees that call's number in `before`.
+        // A reader that has seen a word of a later call also sees that call's number in `before`.
         fence(Ordering::Acquire);
         (self.before.load(Ordering::Relaxed) == after).then_some(trace)
     }
@@ -166,7 +166,7 @@ mod tests {
     use crate::shm::segment::{Pages, Segment, create};
 
     #[test]
-    fn a_record_comes_back_as_it_was_written() {
+    fn a_record_is_read_as_it_was_written() {
         let fd = create(size_of::<Record>(), Pages::WhenTouched).unwrap();
         let segment = Segment::map(&fd, size_of::<Record>(), Pages::WhenTouched).unwrap();
         // SAFETY: fresh zeroed memory, aligned to a page; all-zero is a valid record of atomics.
@@ -241,7 +241,7 @@ mod loom_tests {
         });
     }
 
-    /// The control: a writer that does not say before that it writes.
+    /// The control: a writer that does not first write the number of the call.
     #[test]
     #[should_panic(expected = "half of each")]
     fn loom_finds_a_record_without_its_first_number() {

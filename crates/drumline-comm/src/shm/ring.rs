@@ -1,10 +1,10 @@
 //! A ring of bytes from one rank to another: one writer, one reader.
 //!
 //! ```text
-//!   taken ──▶ ░░░░░░▓▓▓▓▓▓▓▓░░░░ ◀── given        both count bytes since the beginning; the place is the count
+//!   taken ──▶ ░░░░░░▓▓▓▓▓▓▓▓░░░░ ◀── given        both count bytes from the beginning; the position is the count
 //!                    ready                        modulo the capacity
 //! ```
-//! Neither side waits here: both calls do what they can and say how much that was.
+//! Neither side waits here: both calls do what they can and return how much that was.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -64,22 +64,22 @@ impl Ring {
         self.counters().ready(CAPACITY)
     }
 
-    /// Copies as much of `bytes` into the ring as there is room for, and says how much.
+    /// Copies as much of `bytes` into the ring as there is room for, and returns how much.
     pub(crate) fn give(&mut self, bytes: &[u8]) -> usize {
         let data = self.data.as_ptr();
         self.counters().give(CAPACITY, bytes.len(), |at, places| {
-            // SAFETY: the places lie inside the ring, and until `give` returns they are this side's alone.
+            // SAFETY: the positions lie inside the ring, and until `give` returns they are this side's alone.
             unsafe {
                 std::ptr::copy_nonoverlapping(bytes[at..].as_ptr(), data.add(places.start), places.len())
             };
         })
     }
 
-    /// Copies as much as is ready, at most `into.len()`, and says how much.
+    /// Copies as much as is ready, at most `into.len()`, and returns how much.
     pub(crate) fn take(&mut self, into: &mut [u8]) -> usize {
         let data = self.data.as_ptr();
         self.counters().take(CAPACITY, into.len(), |at, places| {
-            // SAFETY: the places lie inside the ring, and until `take` returns they are this side's alone.
+            // SAFETY: the positions lie inside the ring, and until `take` returns they are this side's alone.
             unsafe {
                 std::ptr::copy_nonoverlapping(data.add(places.start), into[at..].as_mut_ptr(), places.len())
             };
@@ -87,7 +87,7 @@ impl Ring {
     }
 }
 
-/// Who may touch which places of a ring, without the ring.
+/// Which side may touch which positions of a ring. It needs no data.
 impl Counters {
     fn room(&self, capacity: usize) -> usize {
         let held = self.given.0.load(Ordering::Relaxed).wrapping_sub(self.taken.0.load(Ordering::Acquire));
@@ -99,7 +99,7 @@ impl Counters {
         (held as usize).min(capacity)
     }
 
-    /// Lets `fill` write up to `most` bytes, then shows them to the reader; says how many. Between `given` and
+    /// Lets `fill` write up to `most` bytes, then shows them to the reader; returns how many. Between `given` and
     /// `taken + capacity` only the writer touches the ring, and the reader does not look there until `given` moves.
     fn give(&self, capacity: usize, most: usize, fill: impl FnMut(usize, Range<usize>)) -> usize {
         let len = most.min(self.room(capacity));
@@ -109,7 +109,7 @@ impl Counters {
         len
     }
 
-    /// Lets `read` see up to `most` bytes, then leaves their places to the writer, who does not touch them before.
+    /// Lets `read` see up to `most` bytes, then gives their positions back to the writer, who does not touch them before.
     fn take(&self, capacity: usize, most: usize, read: impl FnMut(usize, Range<usize>)) -> usize {
         let len = most.min(self.ready(capacity));
         let taken = self.taken.0.load(Ordering::Relaxed);
@@ -119,8 +119,8 @@ impl Counters {
     }
 }
 
-/// The places of `len` bytes from `count` on: up to the end of the ring, then from its start. `each` gets how many bytes
-/// come before, and the places.
+/// The positions of `len` bytes from `count` on: up to the end of the ring, then from its start. `each` gets the number of bytes
+/// that come before, and the positions.
 fn pieces(capacity: usize, count: u64, len: usize, mut each: impl FnMut(usize, Range<usize>)) {
     let start = (count % capacity as u64) as usize;
     let before_end = len.min(capacity - start);
@@ -220,14 +220,14 @@ mod loom_tests {
         });
     }
 
-    /// Three bytes go through two places, so every place is used again.
+    /// Three bytes go through two positions, so positions are used again.
     #[test]
     fn loom_a_ring_passes_all_bytes_in_order() {
         pass(1, write);
         pass(PLACES, write);
     }
 
-    /// The control: a writer that does not look for room overwrites what the reader has not taken.
+    /// The control: a writer that does not check for room overwrites what the reader has not taken.
     #[test]
     #[should_panic]
     fn loom_finds_a_writer_without_room() {

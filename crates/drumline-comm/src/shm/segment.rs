@@ -1,8 +1,8 @@
 //! A piece of memory that several processes map: a sealed memfd.
 //!
-//! It has no name, so nobody else can open it and nothing is left behind: the kernel frees it with the last process that
-//! holds it. It cannot shrink or grow once made, so a peer cannot make us fault. Not here: how the descriptor travels
-//! (`passing`), what lies where (`layout`, `heap`).
+//! It has no name, so nobody else can open it and nothing is left behind: the kernel frees it when the last process that holds
+//! it ends. Its size cannot change, so a peer cannot make this process fault. Not here: how the descriptor gets to the other
+//! ranks (`descriptors`), what lies where (`layout`, `heap`).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,29 +11,29 @@ use std::ptr::NonNull;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// Memory shared between processes, mapped here for as long as this value lives.
+/// Memory shared between processes, mapped as long as this value lives.
 #[derive(Debug)]
 pub(crate) struct Segment {
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: the mapping belongs to this value alone and does not depend on the thread; access to its bytes is governed by
-// the protocol of whoever uses `at`.
+// SAFETY: the mapping belongs to this value alone and does not depend on the thread; the users of `at` govern access to its
+// bytes.
 unsafe impl Send for Segment {}
 // SAFETY: as above.
 unsafe impl Sync for Segment {}
 
-/// Whether the pages are there from the start.
+/// When the kernel allocates the pages.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Pages {
-    /// Taken when first touched: for large areas of which most calls use little.
+    /// When they are first touched: for large areas that most calls use little of.
     WhenTouched,
-    /// Taken now, so that lack of memory is an error here and not a fault later.
+    /// At once, so that a lack of memory is an error here and not a fault later.
     Now,
 }
 
-/// Makes a segment and the descriptor under which peers can map it.
+/// Makes a segment and the descriptor with which peers can map it.
 pub(crate) fn create(len: usize, pages: Pages) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create("drumline", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, len as u64)?;
@@ -45,7 +45,7 @@ pub(crate) fn create(len: usize, pages: Pages) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// An error if the machine has less memory than that: the kernel would take what there is and then end processes.
+/// An error if the machine has less memory: the kernel would allocate what there is and then kill processes.
 fn check_room(len: usize) -> io::Result<()> {
     let available = available_memory().unwrap_or(u64::MAX);
     if len as u64 <= available {
@@ -53,13 +53,11 @@ fn check_room(len: usize) -> io::Result<()> {
     }
     Err(io::Error::new(
         io::ErrorKind::OutOfMemory,
-        format!(
-            "{len} bytes of shared memory were asked for, {available} are available; try smaller buffers"
-        ),
+        format!("{len} bytes of shared memory are needed, {available} are available; try smaller buffers"),
     ))
 }
 
-/// Bytes that can be taken without ending other processes, as far as the system says.
+/// The bytes that can be allocated without killing processes, if the system says.
 fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -67,7 +65,7 @@ fn available_memory() -> Option<u64> {
 }
 
 impl Segment {
-    /// Maps the memory behind `fd`, after a check that it really has `len` bytes and cannot lose them.
+    /// Maps the memory behind `fd`, after a check that it has `len` bytes and cannot lose them.
     pub(crate) fn map(fd: impl AsFd, len: usize, pages: Pages) -> io::Result<Self> {
         let fd = fd.as_fd();
         let size = rustix::fs::fstat(fd)?.st_size as u64;
@@ -94,7 +92,7 @@ impl Segment {
         Ok(Self { base, len })
     }
 
-    /// The address of byte `offset`, where at least `len` bytes follow.
+    /// The address of byte `offset`, with at least `len` bytes after it.
     pub(crate) fn at(&self, offset: usize, len: usize) -> NonNull<u8> {
         assert!(
             offset <= self.len && len <= self.len - offset,
@@ -141,20 +139,20 @@ mod tests {
     }
 
     #[test]
-    fn more_than_there_is_is_refused_before_it_is_taken() {
+    fn a_segment_larger_than_memory_is_an_error_before_anything_is_allocated() {
         assert_eq!(create(1 << 45, Pages::Now).unwrap_err().kind(), io::ErrorKind::OutOfMemory);
-        assert!(create(1 << 45, Pages::WhenTouched).is_ok(), "control: nothing is taken");
+        assert!(create(1 << 45, Pages::WhenTouched).is_ok(), "control: nothing is allocated");
     }
 
     #[test]
-    fn more_memory_than_there_is_is_refused() {
+    fn more_than_the_available_memory_is_an_error() {
         let available = available_memory().unwrap();
         let error = create(available as usize * 2, Pages::Now).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::OutOfMemory, "{error}");
     }
 
     #[test]
-    fn a_segment_cannot_be_cut() {
+    fn a_segment_cannot_shrink() {
         let fd = create(4096, Pages::WhenTouched).unwrap();
         assert!(rustix::fs::ftruncate(&fd, 0).is_err());
     }

@@ -1,8 +1,8 @@
-//! Waiting for a peer: spin briefly, then give the core away, then sleep; always with an eye on death and the deadline.
+//! Waiting for a peer: spin briefly, then yield the core, then sleep; always checking for deaths and the deadline.
 //!
-//! Spinning wins when the peer runs on another core at this moment. When there are more ranks than cores, or the
-//! scheduler has put two ranks on one core, spinning keeps the peer from running, so it is kept short and followed by
-//! yields, which cost little when nobody else wants the core. Only after that does a waiter sleep on its bell.
+//! Spinning is best when the peer runs on another core at this moment. When there are more ranks than cores, or the
+//! scheduler has put two ranks on one core, spinning keeps the peer from running. So spinning is short and followed by
+//! yields, which cost little when no other thread wants the core. Only after that does a rank sleep on its bell.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -15,63 +15,71 @@ use super::line::Bell;
 pub(crate) enum Stop {
     /// The deadline passed.
     TimedOut,
-    /// The deadline passed without a word from these ranks of the group.
+    /// The deadline passed, and nothing came from these ranks of the group.
     Silent(Vec<usize>),
-    /// This rank of the group has left in good order.
+    /// This rank of the group has left normally.
     Left(usize),
     /// The link to this rank of the group failed.
     Link { peer: usize, cause: String },
     /// The group was given up: a peer died, left or reported an error.
     GivenUp,
-    /// A peer made another call, as its call of this number.
+    /// A peer made another call as its call with this number.
     Mismatch(u64),
-    /// Some ranks gave symmetric buffers and some private ones: to be done again as if all were private.
+    /// Some ranks passed symmetric buffers and some private ones: to be done again as if all were private.
     Mixed,
 }
 
-/// What every wait of a group watches besides its own condition.
+impl Stop {
+    /// The link to this rank of the group failed, with this error.
+    #[cold]
+    pub(crate) fn link(peer: usize, error: &impl ToString) -> Self {
+        Self::Link { peer, cause: error.to_string() }
+    }
+}
+
+/// What every wait of a group checks besides its own condition.
 #[derive(Debug, Clone)]
 pub(crate) struct Watch<'a> {
-    /// Raised when the group is given up.
+    /// Set when the group is given up.
     pub(crate) given_up: &'a AtomicBool,
-    /// Raised for each rank of the group that is known to have left the job.
+    /// Set for each rank of the group that is known to have left the job.
     pub(crate) left: &'a [AtomicBool],
-    /// Where ranks of this node show that they have left the group.
+    /// Where ranks of this node publish that they have left the group.
     pub(crate) board: Option<&'a Board>,
     /// How long one call may wait.
     pub(crate) timeout: Duration,
 }
 
-/// Whether every rank of a node can have a core of its own. All ranks of the node must agree on it.
+/// Whether every rank of a node has a core of its own. All ranks of the node must agree on it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Pace {
-    Roomy,
-    /// A round costs turns of the scheduler, so fewer and larger rounds are better, and spinning is in the way.
-    Crowded,
+pub(crate) enum CoreShare {
+    Own,
+    /// A round needs the scheduler several times, so fewer and larger rounds are better, and spinning gets in the way.
+    Shared,
 }
 
-/// How long to try before sleeping.
+/// How often to try before sleeping.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Patience {
+pub(crate) struct Backoff {
     spins: u32,
     yields: u32,
 }
 
-/// Looks without a pause in between.
+/// The number of first checks without a pause in between.
 const CLOSE_LOOKS: u32 = 32;
 
-/// Longest sleep before a waiter looks at death and deadline again.
+/// The longest sleep before deaths and the deadline are checked again.
 const NAP: Duration = Duration::from_millis(20);
 
-impl Patience {
-    pub(crate) fn new(pace: Pace) -> Self {
-        match pace {
-            Pace::Roomy => Self { spins: 400, yields: 400 },
-            Pace::Crowded => Self { spins: 0, yields: 200 },
+impl Backoff {
+    pub(crate) fn new(core_share: CoreShare) -> Self {
+        match core_share {
+            CoreShare::Own => Self { spins: 400, yields: 400 },
+            CoreShare::Shared => Self { spins: 0, yields: 200 },
         }
     }
 
-    /// Returns as soon as `ready` does, or says why it never will. `peer` is the rank it depends on, if it is one.
+    /// Returns as soon as `ready` is true, or says why it never will be. `peer` is the rank that it depends on, if it is one.
     #[inline]
     pub(crate) fn wait(
         self,
@@ -84,7 +92,7 @@ impl Patience {
             if ready() {
                 return Ok(());
             }
-            // The first looks follow each other closely: a peer that is just arriving should be seen at once.
+            // The first checks follow each other closely, to see a peer that is just arriving at once.
             if spin >= CLOSE_LOOKS {
                 std::hint::spin_loop();
             }
@@ -118,12 +126,12 @@ impl Patience {
 }
 
 impl Watch<'_> {
-    /// Whether this rank of the group has left in good order.
+    /// Whether this rank of the group has left normally.
     pub(crate) fn has_left(&self, rank: usize) -> bool {
         self.left[rank].load(Ordering::Acquire) || self.board.is_some_and(|board| board.has_left(rank))
     }
 
-    /// An error once the group is given up, `peer` has left, or the deadline has passed, unless `ready` turned true
+    /// An error once the group is given up, `peer` has left, or the deadline has passed, unless `ready` has become true
     /// meanwhile.
     pub(crate) fn check(
         &self,
@@ -151,7 +159,7 @@ impl Watch<'_> {
 fn sleep(ring: &std::sync::atomic::AtomicU32, value: u32) {
     use rustix::thread::futex;
     let nap = rustix::fs::Timespec { tv_sec: 0, tv_nsec: NAP.as_nanos() as _ };
-    // An early return (signal, changed word, nap over) is fine: the caller looks again.
+    // An early return (signal, changed word, end of the nap) is fine: the caller checks again.
     let _ = futex::wait(ring, futex::Flags::empty(), value, Some(&nap));
 }
 

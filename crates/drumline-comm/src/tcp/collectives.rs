@@ -1,13 +1,13 @@
 //! Collectives over links, among a **team**: some ranks of the group, in an order all of them know.
 //!
-//! Every rank has a link to every other, so a part goes straight to its owner: an all-reduce moves `2 (n-1)/n` of the data
-//! out of each rank, in two steps however many ranks there are, and its owner reduces a part in team order, so all
-//! ranks hold the same bits. What arrives is reduced in small windows while it is still in the cache.
+//! Every rank has a link to every other, so each part is sent straight to its owner. An all-reduce moves `2 (n-1)/n` of the
+//! data out of each rank, in two steps however many ranks there are. The owner reduces its part in team order, so all ranks
+//! hold the same bits. What arrives is reduced in small windows while it is still in the cache.
 //!
-//! So each rank has n-1 flows in each direction at once, however large n and the data are, and on purpose. A ring or
-//! recursive halving moves as many bytes, but in `2 (n-1)` or `2 log n` steps, each of which waits for the slowest, and
-//! combines the inputs in another order than that of the ranks. What they would spare is sockets, and packets lost where
-//! a switch has small buffers and many send to one. Ranks of one node share memory, and a rail has one rank of each node,
+//! So each rank has n-1 flows in each direction at once, for any n and any size of data. This is on purpose. A ring or
+//! recursive halving moves as many bytes, but in `2 (n-1)` or `2 log n` steps, each of which waits for the slowest rank, and
+//! combines the inputs in another order than that of the ranks. They would save sockets, and packets that are lost where a
+//! switch has small buffers and many ranks send to one. Ranks of one node share memory, and a rail has one rank of each node,
 //! so n is the number of nodes, and parts get smaller as it grows.
 
 use std::ops::Range;
@@ -20,10 +20,10 @@ use crate::select::{LinkReduce, link_reduce};
 use crate::shm::{Context, Stop, bytes};
 use crate::slices::{chunks, offsets, own_and_others, part};
 
-/// Bytes received from all peers together before they are reduced: many ranks have smaller windows.
+/// Bytes received from all peers together before they are reduced: with many ranks the windows are smaller.
 const SCRATCH: usize = 8 << 20;
 
-/// A collective over links: who takes part, and the number of its next step.
+/// A collective over links: its ranks, and the number of its next step.
 pub(crate) struct Team<'t> {
     pub(crate) fabric: &'t mut Fabric,
     /// Ranks of the group.
@@ -31,14 +31,14 @@ pub(crate) struct Team<'t> {
     step: u32,
 }
 
-/// An exchange under way.
+/// An exchange that has begun.
 pub(crate) struct Step<'s, 'd> {
     drive: Paused<'s, 'd>,
     ranks: &'s [usize],
 }
 
 impl Step<'_, '_> {
-    /// The second half: takes what comes, and sends what is left.
+    /// The second half: receives the data, and sends the rest.
     pub(crate) fn finish<'d, T: Element>(
         self,
         takes: impl IntoIterator<Item = (usize, &'d mut [T])>,
@@ -47,7 +47,7 @@ impl Step<'_, '_> {
     }
 }
 
-/// Takes what comes from these places among `ranks`, and sends what is left.
+/// Receives what these members of `ranks` send, and sends the rest.
 fn take<'d, T: Element>(
     mut drive: Drive<'_, '_>,
     ranks: &[usize],
@@ -83,7 +83,7 @@ impl<'t> Team<'t> {
         (0..self.len()).filter(move |&place| place != me)
     }
 
-    /// One step: what is given to place `p` goes to the team's `p`-th rank, what comes from it fills what is taken there.
+    /// One step: sends data to members of the team, and receives data from members, each given by its index in the team.
     pub(crate) fn exchange<'d, T: Element>(
         &mut self,
         cx: &Context<'_>,
@@ -94,7 +94,7 @@ impl<'t> Team<'t> {
         take(self.drive(cx, gives)?, ranks, takes)
     }
 
-    /// The first half of an exchange: what is given is on its way while the caller does something else.
+    /// The first half of an exchange: the data is sent while the caller does something else.
     pub(crate) fn begin<'s, 'd, T: Element>(
         &'s mut self,
         cx: &'s Context<'s>,
@@ -116,7 +116,7 @@ impl<'t> Team<'t> {
         Ok(drive)
     }
 
-    /// Nobody returns before all have called.
+    /// Returns when all ranks have called it.
     pub(crate) fn barrier(&mut self, cx: &Context<'_>) -> Result<(), Stop> {
         let (me, n) = (self.me(), self.len());
         let mut distance = 1;
@@ -149,7 +149,7 @@ impl<'t> Team<'t> {
         (0..self.len()).map(|place| part(data.len(), self.len(), place, size_of::<T>())).collect()
     }
 
-    /// Everyone sends everything to everyone and reduces it all: one step, for small data.
+    /// Every rank sends everything to every rank and reduces it all: one step, for small data.
     fn reduce_everything<T: Element>(
         &mut self,
         cx: &Context<'_>,
@@ -165,7 +165,7 @@ impl<'t> Team<'t> {
         Ok(())
     }
 
-    /// First half: each rank ends with the reduction of its own part, in place.
+    /// First half: each rank has the reduction of its own part, in place.
     fn reduce_my_part<T: Element>(
         &mut self,
         cx: &Context<'_>,
@@ -190,7 +190,7 @@ impl<'t> Team<'t> {
         self.exchange(cx, self.peers().map(|place| (place, own)), others)
     }
 
-    /// Gives each peer what is meant for it; `mine` becomes its reduction with what comes from all of them, in team order.
+    /// Sends each peer its data; `mine` becomes its reduction with what all peers send, in team order.
     fn reduce_in_place<'d, T: Element>(
         &mut self,
         cx: &Context<'_>,
@@ -230,7 +230,7 @@ impl<'t> Team<'t> {
         Ok(())
     }
 
-    /// Everybody's `input` laid end to end in everybody's `output`.
+    /// Every rank's `input` end to end in every rank's `output`.
     pub(crate) fn gather_all<T: Element>(
         &mut self,
         cx: &Context<'_>,
@@ -243,12 +243,13 @@ impl<'t> Team<'t> {
         self.exchange(cx, self.peers().map(|place| (place, input)), others)
     }
 
-    /// Everybody's `input` laid end to end in the root's `output`.
+    /// Every rank's `input` end to end in the root's `output`.
     pub(crate) fn gather<T: Element>(
         &mut self,
         cx: &Context<'_>,
         input: &[T],
-        (output, counts): (Option<&mut [T]>, &[usize]),
+        output: Option<&mut [T]>,
+        counts: &[usize],
         root: usize,
     ) -> Result<(), Stop> {
         let me = self.me();
@@ -260,7 +261,7 @@ impl<'t> Team<'t> {
         self.exchange(cx, [], others)
     }
 
-    /// The root's `data` is copied to all: straight, or if it is large and goes to several, in parts that all pass on.
+    /// Copies the root's `data` to all: straight, or, if it is large and there are several ranks, in parts that all pass on.
     pub(crate) fn broadcast<T: Element>(
         &mut self,
         cx: &Context<'_>,
@@ -286,7 +287,7 @@ impl<'t> Team<'t> {
         self.share_parts(cx, data, &parts)
     }
 
-    /// The root's `data` becomes the reduction; the others' is unchanged.
+    /// The root's `data` becomes the reduction; that of the others is unchanged.
     pub(crate) fn reduce<T: Element>(
         &mut self,
         cx: &Context<'_>,
@@ -296,15 +297,16 @@ impl<'t> Team<'t> {
     ) -> Result<(), Stop> {
         let counts: Vec<usize> = self.parts(data).iter().map(Range::len).collect();
         let mut reduced = vec![T::zeroed(); counts[self.me()]];
-        self.reduce_scatter(cx, data, (&mut reduced, &counts), op)?;
-        self.gather(cx, &reduced, (Some(data), &counts), root)
+        self.reduce_scatter(cx, data, &mut reduced, &counts, op)?;
+        self.gather(cx, &reduced, Some(data), &counts, root)
     }
 
     pub(crate) fn reduce_scatter<T: Element>(
         &mut self,
         cx: &Context<'_>,
         input: &[T],
-        (output, counts): (&mut [T], &[usize]),
+        output: &mut [T],
+        counts: &[usize],
         op: ReduceOp,
     ) -> Result<(), Stop> {
         let starts = offsets(counts);

@@ -1,11 +1,11 @@
-//! The drive: the one loop that moves bytes over several links at once.
+//! The drive: the loop that moves bytes over several links at once.
 //!
-//! A **drive** is one step of a collective. Its sends are queued at the start, each behind a header; then the caller asks
-//! to receive, piece by piece if it likes, and whatever can be sent meanwhile is sent. So both directions of every link
-//! are busy at the same time without a thread for each, and a piece can be reduced while the next one arrives.
+//! A **drive** is one step of a collective. Its sends are queued at the start, each with a header. Then the caller receives,
+//! piece by piece if it likes, and meanwhile whatever can be sent is sent. So both directions of every link are busy at the
+//! same time without a thread for each, and a piece can be reduced while the next one arrives.
 //!
-//! What is sent is the caller's until the step is over, so a link need not copy it in case it must be sent again: only what
-//! has not arrived by then, at the step's end, when a link breaks, and when the caller does something else in between.
+//! The data to send belongs to the caller until the step ends, so a link need not copy it in case it must be sent again. It
+//! copies only what has not arrived at that time: at the end of the step, when a link breaks, and when the caller pauses.
 
 use std::collections::HashMap;
 use std::sync::MutexGuard;
@@ -16,35 +16,36 @@ use rustix::event::{PollFd, PollFlags};
 use super::fabric::{CLOSED, Fabric, NAP};
 use super::frame::{DataHeader, GOODBYE, HEADER};
 use super::link::Link;
-use super::mender::Links;
+use super::reconnector::Links;
+use super::record::BadRecord;
 use crate::shm::{Context, Stop};
 
 /// How long data may be on its way after the group was given up.
 pub(crate) const UNDER_WAY: Duration = Duration::from_millis(300);
 
-/// How long nothing may move on a link to a rank that has left: it may never have taken the link. Longer than what was lost
-/// on the way needs to be sent again.
+/// How long nothing may move on a link to a rank that has left: it may never have claimed the link. Longer than TCP needs to
+/// send lost packets again.
 const UNCLAIMED: Duration = Duration::from_secs(5);
 
-/// Bytes moved in one direction of a link before the other has its turn. So little is under way at a time that the kernel's
-/// copy of it is still in the caches when the peer reads it.
+/// Bytes moved in one direction of a link before the other direction's turn. Few enough that the kernel's copy is still in the
+/// caches when the peer reads it.
 pub(super) const BURST: usize = 256 << 10;
 
 impl Fabric {
-    /// Begins one step: `sends` go out while the caller receives.
+    /// Begins one step: `sends` are sent while the caller receives.
     pub(crate) fn drive<'m, 'd>(
         &'m mut self,
         cx: &'m Context<'m>,
         step: u32,
         sends: impl IntoIterator<Item = (usize, &'d [u8])>,
     ) -> Result<Drive<'m, 'd>, Stop> {
-        self.rehearse();
+        self.apply_faults();
         let links = self.links.lock();
         let mut drive = Drive { fabric: self, links, cx, step, sends: Vec::new(), opened: Vec::new() };
         drive.links.values_mut().for_each(Link::mark);
         for (peer, data) in sends {
             drive.ensure(peer)?;
-            drive.fabric.hold_back(peer);
+            drive.fabric.delay(peer);
             let header = drive.header(data.len()).encode();
             drive.sends.push(Sending { peer, header, data, sent: 0, kept: 0 });
         }
@@ -57,24 +58,24 @@ struct Sending<'d> {
     peer: usize,
     header: [u8; HEADER],
     data: &'d [u8],
-    /// Bytes gone out, header included.
+    /// Bytes sent, the header included.
     sent: usize,
-    /// Of those, the ones that the link has been told to remember.
+    /// Of those, the bytes that the link has copied.
     kept: usize,
 }
 
-/// One step of a collective under way.
+/// One step of a collective.
 pub(crate) struct Drive<'m, 'd> {
     fabric: &'m Fabric,
     links: MutexGuard<'m, Links>,
     cx: &'m Context<'m>,
     step: u32,
     sends: Vec<Sending<'d>>,
-    /// Peers whose header has come.
+    /// Peers whose header has arrived.
     opened: Vec<usize>,
 }
 
-/// A step that waits while its caller does something else: the mender has the links.
+/// A paused step: its caller does something else, and the links are unlocked.
 pub(crate) struct Paused<'m, 'd> {
     fabric: &'m Fabric,
     cx: &'m Context<'m>,
@@ -93,13 +94,13 @@ impl<'m, 'd> Paused<'m, 'd> {
 /// A piece of what a peer sends.
 pub(crate) struct Piece<'b> {
     pub(crate) peer: usize,
-    /// Length of all the peer sends in this step.
+    /// Length of all data that the peer sends in this step.
     pub(crate) total: usize,
     pub(crate) into: &'b mut [u8],
 }
 
 impl<'m, 'd> Drive<'m, 'd> {
-    /// Lets go of the links, which remember what was sent.
+    /// Unlocks the links, which copy what was sent.
     pub(crate) fn pause(mut self) -> Paused<'m, 'd> {
         self.keep();
         let Self { fabric, cx, step, sends, opened, .. } = self;
@@ -123,7 +124,7 @@ impl Drive<'_, '_> {
         Ok(())
     }
 
-    /// Receives all pieces, at most one from each peer; sends meanwhile.
+    /// Receives all pieces, at most one from each peer; meanwhile sends.
     pub(crate) fn receive(&mut self, pieces: &mut [Piece<'_>]) -> Result<(), Stop> {
         let mut state: Vec<Receiving> = Vec::with_capacity(pieces.len());
         for piece in pieces.iter() {
@@ -158,7 +159,7 @@ impl Drive<'_, '_> {
         }
     }
 
-    /// Sends what is left.
+    /// Sends the rest.
     pub(crate) fn finish(mut self) -> Result<(), Stop> {
         let mut idle = Idle::new();
         while !self.sends.iter().all(Sending::done) || self.links.values().any(Link::has_backlog) {
@@ -188,11 +189,11 @@ impl Drive<'_, '_> {
         while state.got < HEADER + piece.into.len() && state.got < before + BURST {
             let in_header = state.got < HEADER;
             let Some(link) = self.links.get_mut(&peer) else { break };
-            if state.pull(link, piece.into).map_err(|cause| Stop::Link { peer, cause })? == 0 {
+            if state.pull(link, piece.into).map_err(|bad| Stop::link(peer, &bad))? == 0 {
                 break;
             }
             if in_header && state.got >= HEADER {
-                // What came with a header of another call may be of another type: it must not stay in the buffer.
+                // What came with the header of another call may be of another type: it must not stay in the buffer.
                 self.check(piece, &state.header).inspect_err(|_| piece.into.fill(0))?;
                 self.opened.push(peer);
                 self.links.get_mut(&peer).into_iter().for_each(Link::acknowledge);
@@ -201,14 +202,13 @@ impl Drive<'_, '_> {
         Ok(state.got > before)
     }
 
-    /// The header must be the one this rank would send in the peer's place.
+    /// An error unless the header is the one that this rank would send in the peer's place.
     fn check(&self, piece: &Piece<'_>, header: &[u8; HEADER]) -> Result<(), Stop> {
         let peer = piece.peer;
         if *header == GOODBYE {
             return Err(Stop::Link { peer, cause: CLOSED.into() });
         }
-        let got =
-            DataHeader::decode(header).map_err(|error| Stop::Link { peer, cause: error.to_string() })?;
+        let got = DataHeader::decode(header).map_err(|error| Stop::link(peer, &error))?;
         if got == self.header(piece.total) || cfg!(feature = "unchecked") {
             return Ok(());
         }
@@ -216,10 +216,10 @@ impl Drive<'_, '_> {
             return Err(Stop::Mismatch(got.sequence.min(self.cx.sequence)));
         }
         let expected = self.header(piece.total);
-        Err(Stop::Link { peer, cause: format!("it sent {got:?} where {expected:?} was due") })
+        Err(Stop::Link { peer, cause: format!("it sent {got:?}, expected {expected:?}") })
     }
 
-    /// A rank that only sends would never read that its receiver, too, only sends: in another call.
+    /// Finds a mismatch between two ranks that both only send, in different calls: neither would read the other's header.
     fn look_for_other_calls(&mut self) -> Result<(), Stop> {
         for send in self.sends.iter().filter(|send| !send.done()) {
             let header = self.links.get_mut(&send.peer).and_then(Link::peek);
@@ -258,16 +258,16 @@ impl Drive<'_, '_> {
             self.look_for_other_calls()?;
         }
         if matches!(num_ready, Ok(0)) || num_links < interest.len() {
-            self.look_after_links(&interest.keys().copied().collect::<Vec<_>>())?;
+            self.maintain_links(&interest.keys().copied().collect::<Vec<_>>())?;
         }
-        // A peer that has left in good order may have data under way; its end of the link tells when that is all.
+        // A peer that has left normally may have data on its way; the end of its link says when that is all.
         let absent = interest.keys().find(|&&peer| self.cx.watch.has_left(peer));
         if let Some(&peer) = absent.filter(|_| idle.begin.elapsed() > UNCLAIMED) {
             return Err(Stop::Left(peer));
         }
         match self.cx.watch.check(idle.begin, None, &|| false) {
             Err(Stop::TimedOut) => Err(self.silence(interest.into_keys().collect())),
-            // A rank may die when it has done its part, and what it and the others sent is on its way.
+            // A rank may die after its part is done, while its data and that of others is still on its way.
             Err(Stop::GivenUp)
                 if idle.given_up_since.get_or_insert_with(Instant::now).elapsed() < UNDER_WAY =>
             {
@@ -279,13 +279,13 @@ impl Drive<'_, '_> {
 }
 
 impl Drive<'_, '_> {
-    /// Sees to links that may have broken. What was sent over them must be there to be sent again.
-    fn look_after_links(&mut self, needed: &[usize]) -> Result<(), Stop> {
+    /// Checks links that may have broken. What was sent over them is copied first, so that it can be sent again.
+    fn maintain_links(&mut self, needed: &[usize]) -> Result<(), Stop> {
         self.keep();
-        self.fabric.look_after_links(self.cx, &mut self.links, needed)
+        self.fabric.maintain_links(self.cx, &mut self.links, needed)
     }
 
-    /// Has the links remember what they have sent.
+    /// Makes the links copy what they have sent.
     fn keep(&mut self) {
         for send in &mut self.sends {
             if let Some(link) = self.links.get_mut(&send.peer) {
@@ -294,7 +294,7 @@ impl Drive<'_, '_> {
         }
     }
 
-    /// Why nothing has come from these ranks in time.
+    /// The error if nothing has come from these ranks in time.
     fn silence(&self, mut awaited: Vec<usize>) -> Stop {
         if awaited.is_empty() {
             awaited.extend(self.links.iter().filter(|(_, link)| link.has_backlog()).map(|(peer, _)| peer));
@@ -319,13 +319,13 @@ impl Idle {
 
 struct Receiving {
     header: [u8; HEADER],
-    /// Bytes come in, header included.
+    /// Bytes received, the header included.
     got: usize,
 }
 
 impl Receiving {
     /// One read: into what is left of the header and of the piece at once.
-    fn pull(&mut self, link: &mut Link, into: &mut [u8]) -> Result<usize, String> {
+    fn pull(&mut self, link: &mut Link, into: &mut [u8]) -> Result<usize, BadRecord> {
         let header = self.got.min(HEADER);
         let data = self.got.saturating_sub(HEADER);
         let end = into.len().min(data + BURST);
@@ -340,7 +340,7 @@ impl Sending<'_> {
         self.sent == HEADER + self.data.len()
     }
 
-    /// Writes a burst, or as much as the link takes; says whether that was anything.
+    /// Writes a burst, or as much as the link accepts; returns whether that was anything.
     fn push(&mut self, link: &mut Link) -> bool {
         let before = self.sent;
         while !self.done() && self.sent < before + BURST {
@@ -359,7 +359,7 @@ impl Sending<'_> {
         self.sent > before
     }
 
-    /// Has the link remember what it has sent and does not remember yet.
+    /// Makes the link copy what it has sent and has not copied yet.
     fn keep(&mut self, link: &mut Link) {
         let part = |position: usize| (position.min(HEADER), position.saturating_sub(HEADER));
         let ((header, data), (header_end, data_end)) = (part(self.kept), part(self.sent));

@@ -1,5 +1,4 @@
-//! Faults on purpose: connections that are broken, data that is held back. Each fabric of the process carries them out when it
-//! next sends.
+//! Injected faults: broken connections and delayed data. Each fabric of the process applies them when it next sends.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,16 +7,16 @@ use std::time::Duration;
 
 use drumline_rendezvous::fault::LinkFault;
 
-/// What was asked for so far, by all of the process.
+/// All faults that were injected into the process so far.
 #[derive(Debug, Default)]
 pub(crate) struct LinkFaults {
     count: AtomicUsize,
     all: Mutex<Vec<LinkFault>>,
 }
 
-/// How far one fabric has come with it.
+/// The faults that one fabric has applied.
 #[derive(Debug, Default)]
-pub(super) struct Rehearsed {
+pub(super) struct AppliedFaults {
     seen: usize,
     /// By rank of the job.
     delays: HashMap<usize, Duration>,
@@ -31,9 +30,8 @@ impl LinkFaults {
     }
 }
 
-impl Rehearsed {
-    /// Takes in what is new, and returns the ranks to which connections are to be broken. Costs one load where there is
-    /// nothing new.
+impl AppliedFaults {
+    /// Adds what is new, and returns the ranks whose connections are to be broken. Costs one load if there is nothing new.
     pub(super) fn catch_up(&mut self, faults: &LinkFaults) -> Vec<usize> {
         if faults.count.load(Ordering::Acquire) == self.seen {
             return Vec::new();
@@ -50,8 +48,8 @@ impl Rehearsed {
         dropped
     }
 
-    /// Waits as long as data for this rank of the job is held back.
-    pub(super) fn hold_back(&self, peer: usize) {
+    /// Waits as long as data for this rank of the job is delayed.
+    pub(super) fn delay(&self, peer: usize) {
         if let Some(by) = self.delays.get(&peer) {
             std::thread::sleep(*by);
         }
@@ -63,9 +61,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_fabric_meets_each_fault_once() {
+    fn each_fabric_applies_each_fault_once() {
         let faults = LinkFaults::default();
-        let (mut one, mut other) = (Rehearsed::default(), Rehearsed::default());
+        let (mut one, mut other) = (AppliedFaults::default(), AppliedFaults::default());
         assert!(one.catch_up(&faults).is_empty());
         faults.add(LinkFault::Drop(3));
         assert_eq!(one.catch_up(&faults), [3]);
@@ -74,9 +72,9 @@ mod tests {
         assert_eq!((one.catch_up(&faults), other.catch_up(&faults)), (vec![2], vec![3, 2]));
         assert!(one.catch_up(&faults).is_empty());
         let begin = std::time::Instant::now();
-        one.hold_back(0);
-        assert!(begin.elapsed() < Duration::from_millis(25), "nobody else is held back");
-        one.hold_back(1);
+        one.delay(0);
+        assert!(begin.elapsed() < Duration::from_millis(25), "no other rank is delayed");
+        one.delay(1);
         assert!(begin.elapsed() >= Duration::from_millis(30));
     }
 }

@@ -1,12 +1,12 @@
-//! What precedes data on a link: a fixed header, checked before anything is read into a buffer.
+//! The header of data on a link: of fixed length, and checked before anything is read into a buffer.
 //!
 //! ```text
 //!   magic 4 | step 4 | sequence 8 | fingerprint 8 | length 8          collective data, read straight into place
 //!   magic 4 | dtype 1, zero 3 | tag 8 | elements 8 | length 8         a point-to-point message
-//!   magic 4 | text 28                                                 goodbye: the last of a link
+//!   magic 4 | text 28                                                 goodbye: the last header of a link
 //! ```
-//! Numbers are little-endian. A length is only ever compared with what the receiver expects or with a limit; it never
-//! decides by itself how much memory is taken.
+//! Numbers are little-endian. A length is only compared with what the receiver expects, or with a limit; it never decides alone
+//! how much memory is allocated.
 
 use crate::element::DType;
 
@@ -16,10 +16,10 @@ pub(crate) const HEADER: usize = 32;
 const DATA_MAGIC: [u8; 4] = *b"DLd1";
 const MAIL_MAGIC: [u8; 4] = *b"DLm1";
 
-/// In the place of a header: nothing more will come. A connection that ends without it has broken.
+/// Sent instead of a header: nothing more will come. A connection that ends without it has broken.
 pub(crate) const GOODBYE: [u8; HEADER] = *b"DLx1 nothing more will come here";
 
-/// The most a receiver takes in from one rank of messages that it did not expect.
+/// The most bytes that a receiver keeps from one rank of messages that it did not expect.
 pub(crate) const MAX_UNEXPECTED: u64 = 1 << 30;
 
 /// Announces the data of one step of a collective.
@@ -116,7 +116,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn headers_come_back(step: u32, sequence: u64, fingerprint: u64, len: u64, tag: u64, elements in 0u64..1 << 60) {
+        fn headers_survive_a_round_trip(step: u32, sequence: u64, fingerprint: u64, len: u64, tag: u64, elements in 0u64..1 << 60) {
             let data = DataHeader { step, sequence, fingerprint, len };
             prop_assert_eq!(DataHeader::decode(&data.encode()), Ok(data));
             let mail = MailHeader { dtype: DType::I16, tag, elements };
@@ -125,7 +125,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_upset_the_decoders(bytes: [u8; HEADER]) {
+        fn the_decoders_accept_any_bytes_without_a_panic(bytes: [u8; HEADER]) {
             let _ = DataHeader::decode(&bytes);
             let _ = MailHeader::decode(&bytes);
         }

@@ -1,11 +1,11 @@
-//! Where links begin: one listener a process, and the links that have come in, waiting to be claimed.
+//! Where links begin: one listener per process, and the incoming links that wait to be claimed.
 //!
-//! It listens on one address only, the one this process is known by. Who comes in must first prove the job's key, at a
-//! [`Gate`] that holds strangers in a few hundred bytes each, and say which link it brings: one that is meant for another
-//! rank, or protected in another way than this rank expects, is refused. What came in for a group that is over goes with it.
+//! The hub listens only on the address by which this process is known. A connection must first prove the job's key, at a
+//! [`Gate`] that holds strangers in a few hundred bytes each, and say which link it is. A link for another rank, or one that is
+//! protected in another way than this rank expects, is refused. Unclaimed links of a group end with it.
 //!
-//! The side that comes in hears last whether it was let in, and dials again if that word is lost. So it confirms a new link
-//! with one byte, and until then nobody can claim the link: both sides agree on which connection it is.
+//! The connecting side is the last to learn whether it was accepted, and connects again if that answer is lost. So it confirms a
+//! new link with one byte, and until then nobody can claim the link: both sides agree on which connection it is.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io::{self, Read, Write};
@@ -28,25 +28,25 @@ use super::security::LinkSecurity;
 /// How long one handshake may take.
 const PROOF_TIME: Duration = Duration::from_secs(2);
 
-/// How long one attempt to make a link again may take: short, so that who makes it soon hears of a rank that has died.
+/// How long one attempt to reconnect may take. It is short, so that the caller soon learns of a rank that has died.
 const ATTEMPT: Duration = Duration::from_millis(500);
 
-/// Groups remembered that are over: long enough for links that were on their way when they ended.
+/// How many ended groups are remembered: enough for links that were on their way when their group ended.
 const REMEMBERED: usize = 1024;
 
-/// What the side that made a link says over it first, once it knows that it was let in.
+/// The first byte that the connecting side sends over a link, once it knows that it was accepted.
 const CONFIRMED: u8 = 1;
 
-/// Time between two questions to a host that says nothing, if it is waited for long enough for six of them.
+/// Time between two probes of a silent host, if it is waited for long enough for six of them.
 const PROBE: Duration = Duration::from_secs(5);
 
-/// The kernel's limit.
+/// The kernel's limit on probes.
 const MAX_PROBES: u64 = 127;
 
-/// Bytes that may be under way on a link in each direction.
+/// Bytes that may be on their way on a link in each direction.
 const SOCKET_BUFFER: usize = 4 << 20;
 
-/// The most that the kernel holds of what one side has sent: it may grant less than was asked for, or twice that.
+/// The most that the kernel holds of what one side has sent: it may grant less than was requested, or twice that.
 const WINDOW: usize = 2 * SOCKET_BUFFER;
 
 /// What all links of a process have in common.
@@ -59,7 +59,7 @@ pub(crate) struct LinkRules {
     /// The number of the meeting.
     pub(crate) meeting: u64,
     /// How long a silent host is waited for.
-    pub(crate) patience: Duration,
+    pub(crate) host_timeout: Duration,
 }
 
 /// The listener and the links that came in.
@@ -81,15 +81,15 @@ struct Links {
 #[derive(Debug, Default)]
 struct Waiting {
     arrived: HashMap<LinkName, Arrival>,
-    /// New connections of links that have arrived before, each with the bytes that the other side has received.
+    /// New connections of known links, each with the number of bytes that the other side has received.
     resumed: HashMap<LinkName, (TcpStream, u64)>,
-    /// Links that have arrived, claimed or not: no other can be resumed.
+    /// Links that have arrived, claimed or not. Only these can be resumed.
     known: HashSet<LinkName>,
-    /// Groups that are over, the newest last. Names of groups are not used twice.
+    /// Groups that have ended, the newest last. Names of groups are not used twice.
     over: VecDeque<String>,
 }
 
-/// A link that came in.
+/// An incoming link.
 #[derive(Debug)]
 pub(super) struct Arrival {
     pub(super) stream: TcpStream,
@@ -98,10 +98,10 @@ pub(super) struct Arrival {
 
 /// Why a link could not be made.
 #[derive(Debug)]
-pub(crate) enum Dialled {
-    /// The other side holds the key and does not want it, ever.
+pub(crate) enum DialError {
+    /// The other side has the key and refuses the link for good.
     Refused(String),
-    /// It may go better next time.
+    /// Another attempt may succeed.
     Failed(String),
 }
 
@@ -112,11 +112,11 @@ impl Links {
 }
 
 impl Hub {
-    /// Listens on a free port of `ip`. `hello` says who this process is.
+    /// Listens on a free port of `ip`. `hello` describes this process.
     pub(crate) fn open(ip: IpAddr, key: JobKey, hello: Hello, rules: LinkRules) -> Result<Self, StoreError> {
         let links = Arc::new(Links::default());
-        let porter = Porter { hello: hello.clone(), rules: rules.clone(), links: links.clone() };
-        let gate = Gate::open((ip, 0), &key, porter)?;
+        let host = LinkHost { hello: hello.clone(), rules: rules.clone(), links: links.clone() };
+        let gate = Gate::open((ip, 0), &key, host)?;
         Ok(Self { key, hello, rules, links, gate })
     }
 
@@ -125,17 +125,17 @@ impl Hub {
     }
 
     /// How long a silent host is waited for.
-    pub(super) fn patience(&self) -> Duration {
-        self.rules.patience
+    pub(super) fn host_timeout(&self) -> Duration {
+        self.rules.host_timeout
     }
 
-    /// How this link, of which this process is one end, is protected.
+    /// How this link is protected. This process is one end of it.
     pub(super) fn security(&self, name: &LinkName) -> LinkSecurity {
         self.rules.security[self.other(name)]
     }
 
-    /// How much of what is sent over this link must be remembered. Nobody breaks connections inside a machine, where to
-    /// remember would cost a tenth of the rate and more.
+    /// How many of the last bytes sent over this link are kept. Connections inside a machine do not break, and keeping bytes
+    /// would cost a tenth of the rate and more there.
     pub(super) fn window(&self, name: &LinkName) -> usize {
         match self.security(name) {
             LinkSecurity::None if self.rules.is_here[self.other(name)] => 0,
@@ -148,50 +148,50 @@ impl Hub {
         if self.hello.rank == Some(name.from as u32) { name.to } else { name.from }
     }
 
-    /// Takes the link if it has come in and the other side knows it.
+    /// Claims the link, if it has arrived and the other side has confirmed it.
     pub(super) fn claim(&self, name: &LinkName) -> Option<Arrival> {
         let mut waiting = self.links.waiting();
         let mut confirmed = [0];
         let is_confirmed =
             (&waiting.arrived.get(name)?.stream).read(&mut confirmed).is_ok_and(|read| read == 1);
-        // Only a link that the other side knows is resumed by it.
+        // Only a confirmed link is resumed.
         if is_confirmed || waiting.resumed.contains_key(name) { waiting.arrived.remove(name) } else { None }
     }
 
-    /// Waits a little for this link to come in, or for what is missing of it.
-    pub(super) fn wait_for(&self, name: &LinkName, patience: Duration) {
+    /// Waits a little for this link to arrive or to be confirmed.
+    pub(super) fn wait_for(&self, name: &LinkName, timeout: Duration) {
         let stream = self.links.waiting().arrived.get(name).map(|arrival| arrival.stream.try_clone());
         match stream {
             Some(Ok(stream)) => {
-                let nap = Timespec { tv_sec: 0, tv_nsec: i64::from(patience.subsec_nanos()) };
+                let nap = Timespec { tv_sec: 0, tv_nsec: i64::from(timeout.subsec_nanos()) };
                 let ready = rustix::event::poll(&mut [PollFd::new(&stream, PollFlags::IN)], Some(&nap));
-                // One that has ended is ready for ever: the other side dials again.
+                // A connection that has ended is always ready; the other side connects again.
                 if ready.is_ok_and(|ready| ready > 0) && stream.peek(&mut [0]).map_or(true, |read| read == 0)
                 {
-                    self.wait_for_news(patience);
+                    self.wait_for_news(timeout);
                 }
             }
-            _ => self.wait_for_news(patience),
+            _ => self.wait_for_news(timeout),
         }
     }
 
-    /// Takes the newest new connection of this link, if there is one, and the bytes that the other side has received.
+    /// Claims the newest connection of a resumed link, if there is one, and the number of bytes that the other side has received.
     pub(super) fn claim_resumed(&self, name: &LinkName) -> Option<(TcpStream, u64)> {
         self.links.waiting().resumed.remove(name)
     }
 
-    /// Waits a little for any link to come in.
-    pub(crate) fn wait_for_news(&self, patience: Duration) {
-        drop(self.links.news.wait_timeout(self.links.waiting(), patience));
+    /// Waits a little for any link to arrive.
+    pub(crate) fn wait_for_news(&self, timeout: Duration) {
+        drop(self.links.news.wait_timeout(self.links.waiting(), timeout));
     }
 
-    /// Ends the wait of everybody who waits for links to come in.
+    /// Wakes all that wait for links to arrive.
     pub(super) fn wake(&self) {
         drop(self.links.waiting());
         self.links.news.notify_all();
     }
 
-    /// The group is over: closes its links that nobody has claimed, and those that come in later.
+    /// Closes the unclaimed links of a group that has ended, and those that arrive later.
     pub(crate) fn forget(&self, group: &str) {
         let mut waiting = self.links.waiting();
         waiting.arrived.retain(|name, _| name.group != group);
@@ -203,15 +203,15 @@ impl Hub {
         waiting.over.push_back(group.into());
     }
 
-    /// Makes a link to the hub at `address`; or makes it again, with the bytes received so far.
+    /// Makes a link to the hub at `address`; or resumes it, with the number of bytes received so far.
     pub(super) fn connect(
         &self,
         address: SocketAddr,
         name: &LinkName,
         resumes: Option<u64>,
         deadline: Instant,
-    ) -> Result<(TcpStream, Session), Dialled> {
-        let failed = |error: io::Error| Dialled::Failed(error.to_string());
+    ) -> Result<(TcpStream, Session), DialError> {
+        let failed = |error: io::Error| DialError::Failed(error.to_string());
         let longest = if resumes.is_some() { ATTEMPT } else { PROOF_TIME };
         let left =
             || deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)).min(longest);
@@ -221,48 +221,48 @@ impl Hub {
         let hello = Hello { note: note.encode(), ..self.hello.clone() };
         let session = handshake::connect(&mut stream, &self.key, &hello, Instant::now() + left());
         let session = session.map_err(|error| match error {
-            HandshakeError::Refused(reason) => Dialled::Refused(reason.to_string()),
-            other => Dialled::Failed(other.to_string()),
+            HandshakeError::Refused(reason) => DialError::Refused(reason.to_string()),
+            other => DialError::Failed(other.to_string()),
         })?;
         if resumes.is_none() {
             stream.write_all(&[CONFIRMED]).map_err(failed)?;
         }
-        prepare(&stream, self.rules.patience).map_err(failed)?;
+        prepare(&stream, self.rules.host_timeout).map_err(failed)?;
         Ok((stream, session))
     }
 }
 
-/// Small packets at once, no blocking, and an end to links whose other side has not answered for as long as `patience`.
-fn prepare(stream: &TcpStream, patience: Duration) -> io::Result<()> {
+/// Sets the socket's options: no delay, no blocking, and an end to links whose other side does not answer for `host_timeout`.
+fn prepare(stream: &TcpStream, host_timeout: Duration) -> io::Result<()> {
     stream.set_nodelay(true)?;
     stream.set_nonblocking(true)?;
     // Enough to keep both sides busy while one of them reduces; the kernel may grant less.
     let _ = sockopt::set_socket_send_buffer_size(stream, SOCKET_BUFFER);
     let _ = sockopt::set_socket_recv_buffer_size(stream, SOCKET_BUFFER);
-    // A side that only waits learns by a question that the other one has lost the connection. A host that answers none of
-    // them is given up when the patience ends.
-    let probe = (patience / 6).clamp(Duration::from_secs(1), PROBE);
-    let num_probes = (patience.as_secs() / probe.as_secs()).saturating_sub(1).clamp(1, MAX_PROBES);
+    // By a probe, a side that only waits learns that the other one has lost the connection. A host that answers none of them
+    // counts as lost after the host timeout.
+    let probe = (host_timeout / 6).clamp(Duration::from_secs(1), PROBE);
+    let num_probes = (host_timeout.as_secs() / probe.as_secs()).saturating_sub(1).clamp(1, MAX_PROBES);
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, probe)?;
     sockopt::set_tcp_keepintvl(stream, probe)?;
     sockopt::set_tcp_keepcnt(stream, num_probes as u32)?;
-    // No time limit for data under way: it would also end the link to a peer that is alive and busy with other things, whose
-    // window is closed. Its death is news of the store, and its silence has the call's deadline.
+    // No time limit for data on its direction: it would also end the link to a rank that is alive and busy, whose window is closed.
+    // The store reports a rank's death, and the call's deadline covers a silent rank.
     sockopt::set_tcp_user_timeout(stream, 0)?;
     Ok(())
 }
 
-/// Takes in what has proved the key.
-struct Porter {
-    /// Who this process is.
+/// Accepts connections that have proved the key.
+struct LinkHost {
+    /// Describes this process.
     hello: Hello,
     rules: LinkRules,
     links: Arc<Links>,
 }
 
-impl Porter {
-    fn judge(&self, hello: &Hello) -> Result<LinkNote, Refusal> {
+impl LinkHost {
+    fn check(&self, hello: &Hello) -> Result<LinkNote, Refusal> {
         let other = |message: String| Refusal::new(Cause::Other, message);
         if hello.role != Role::Link {
             return Err(other("this is a rank, not the store".into()));
@@ -294,20 +294,20 @@ impl Porter {
     }
 }
 
-impl Host for Porter {
+impl Host for LinkHost {
     fn admit(&mut self, hello: &Hello) -> Result<(), Refusal> {
-        let note = self.judge(hello)?;
+        let note = self.check(hello)?;
         let is_known = self.links.waiting().known.contains(&note.name);
         if note.resumes.is_some() && !is_known {
-            return Err(Refusal::new(Cause::Ending, format!("{} has let go of the group", self.hello)));
+            return Err(Refusal::new(Cause::Ending, format!("{} has dropped the group", self.hello)));
         }
         Ok(())
     }
 
     fn receive(&mut self, hello: Hello, stream: TcpStream, session: Session) {
-        let Ok(LinkNote { name, resumes, .. }) = self.judge(&hello) else { return };
+        let Ok(LinkNote { name, resumes, .. }) = self.check(&hello) else { return };
         let mut waiting = self.links.waiting();
-        if waiting.over.contains(&name.group) || prepare(&stream, self.rules.patience).is_err() {
+        if waiting.over.contains(&name.group) || prepare(&stream, self.rules.host_timeout).is_err() {
             return;
         }
         match resumes {
@@ -333,7 +333,7 @@ pub(super) mod tests {
             security: vec![security; 4],
             is_here: vec![true; 4],
             meeting: 1,
-            patience: Duration::from_secs(5),
+            host_timeout: Duration::from_secs(5),
         };
         Hub::open(Ipv4Addr::LOCALHOST.into(), key.clone(), hello, rules).unwrap()
     }
@@ -385,10 +385,10 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_link_whose_maker_does_not_know_that_it_was_let_in_is_not_claimed() {
+    fn a_link_that_is_not_confirmed_cannot_be_claimed() {
         let key = JobKey::random();
         let (a, b) = hubs(&key);
-        // As `connect` does, up to the word that lets it in, which is lost.
+        // As `connect` does, up to the answer, which is lost.
         let mut lost = TcpStream::connect(b.address()).unwrap();
         let note = LinkNote { name: name(), security: LinkSecurity::None, meeting: 1, resumes: None };
         let hello = Hello { note: note.encode(), ..a.hello.clone() };
@@ -409,7 +409,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn another_key_gets_nowhere() {
+    fn another_key_is_refused() {
         let ((a, _), (_, b)) = (hubs(&JobKey::random()), hubs(&JobKey::random()));
         assert!(connect(&a, &b, &name()).is_err());
         assert!(b.claim(&name()).is_none());
@@ -425,7 +425,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_link_that_is_led_to_another_rank_is_refused() {
+    fn a_link_that_arrives_at_another_rank_is_refused() {
         let key = JobKey::random();
         let (three, zero) = hubs(&key);
         let one = hub_of(1, &key, LinkSecurity::None);
@@ -437,7 +437,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn two_ways_of_protection_do_not_meet() {
+    fn two_kinds_of_protection_are_refused() {
         let key = JobKey::random();
         let (mac, none) = (hub_of(3, &key, LinkSecurity::Mac), hub_of(0, &key, LinkSecurity::None));
         let error = connect(&mac, &none, &name()).unwrap_err();
@@ -445,11 +445,11 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn only_links_that_have_come_in_can_be_resumed() {
+    fn only_links_that_have_arrived_can_be_resumed() {
         let key = JobKey::random();
         let (a, b) = hubs(&key);
         let resume = |received| a.connect(b.address(), &name(), Some(received), soon());
-        assert!(matches!(resume(7), Err(Dialled::Refused(_))));
+        assert!(matches!(resume(7), Err(DialError::Refused(_))));
         let _first = connect(&a, &b, &name()).unwrap();
         while !b.links.waiting().known.contains(&name()) {
             b.wait_for_news(Duration::from_millis(20));
@@ -459,7 +459,7 @@ pub(super) mod tests {
             b.wait_for_news(Duration::from_millis(20));
         }
         b.forget("world/1");
-        assert!(matches!(resume(9), Err(Dialled::Refused(_))), "its group is over");
+        assert!(matches!(resume(9), Err(DialError::Refused(_))), "its group has ended");
     }
 
     /// Whether the other side has closed it.
@@ -467,32 +467,32 @@ pub(super) mod tests {
         link.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         match link.read(&mut [0]) {
             Ok(read) => read == 0,
-            // What it had not read is lost with it.
+            // Bytes that it had not read make it reset the connection.
             Err(error) => error.kind() == io::ErrorKind::ConnectionReset,
         }
     }
 
     #[test]
-    fn a_group_that_is_over_takes_its_links_along_and_no_others() {
+    fn the_end_of_a_group_closes_its_links_and_no_others() {
         let key = JobKey::random();
         let (a, b) = hubs(&key);
         let other = LinkName { group: "world/2".into(), ..name() };
         let [gone, kept] = [&name(), &other].map(|name| connect(&a, &b, name).unwrap());
-        // The one that came last has arrived, so both have.
+        // The second one has arrived, so both have.
         while !b.links.waiting().known.contains(&other) {
             b.wait_for_news(Duration::from_millis(20));
         }
         b.forget("world/1");
-        assert!(is_closed(&gone), "it waited for nobody");
+        assert!(is_closed(&gone), "it was not claimed");
         let late = connect(&a, &b, &name()).unwrap();
-        assert!(is_closed(&late), "it came too late");
+        assert!(is_closed(&late), "it arrived too late");
         assert!(b.claim(&name()).is_none());
         (&kept).write_all(b"x").unwrap();
         claim(&b, &other).unwrap().read_exact(&mut [0]).unwrap();
     }
 
     #[test]
-    fn groups_that_are_over_are_not_remembered_for_ever() {
+    fn ended_groups_are_not_remembered_for_ever() {
         let (hub, _) = hubs(&JobKey::random());
         (0..2 * REMEMBERED).for_each(|number| hub.forget(&format!("world/{number}")));
         assert_eq!(hub.links.waiting().over.len(), REMEMBERED);

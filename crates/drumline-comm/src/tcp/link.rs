@@ -1,13 +1,13 @@
-//! A link between two ranks: a pipe, protected if that is asked for, that is made again when its connection breaks.
+//! A link between two ranks: a pipe, with records if it is protected, that is reconnected when its connection breaks.
 //!
 //! ```text
 //!   drive, streams ──▶ records (none: straight through) ──▶ pipe ──▶ TCP connection
-//!                                                            ▲ broken: the side that dialled dials again,
-//!                                                              the other takes in what comes under the same name
+//!                                                            ▲ broken: the side that connected connects again,
+//!                                                              the other accepts the connection under the same name
 //! ```
-//! A break is no error: nothing moves until the link is mended ([`Link::look_after`]) by the call that waits for it, or by the
-//! `mender` while no call does. The side that dials tries for as long as a silent host is waited for. The other side waits for
-//! it: its calls have their deadlines, and the death of a rank is news of the store.
+//! A break is no error: nothing moves until the link is reconnected ([`Link::maintain`]) by the call that waits for it, or by
+//! the `reconnector` if no call does. The connecting side tries as long as a silent host is waited for. The other side waits
+//! for it: its calls have their deadlines, and the store reports the death of a rank.
 
 use std::io::{IoSlice, IoSliceMut, Read};
 use std::net::{SocketAddr, TcpStream};
@@ -17,48 +17,48 @@ use std::time::{Duration, Instant};
 use drumline_rendezvous::handshake::Session;
 
 use super::frame::{GOODBYE, HEADER};
-use super::hub::{Arrival, Dialled, Hub};
+use super::hub::{Arrival, DialError, Hub};
 use super::name::LinkName;
 use super::pipe::{Break, Pipe};
-use super::record::{Opener, Sealer};
+use super::record::{BadRecord, Opener, Sealer};
 use super::security::LinkSecurity;
 
-/// Rest between two attempts to make a connection again.
+/// The pause between two attempts to reconnect.
 const REST: Duration = Duration::from_millis(50);
 
-/// How long a goodbye may take that the other side has no room for.
-const FAREWELL: Duration = Duration::from_millis(100);
+/// How long a goodbye may take if the other side has no room for it.
+const GOODBYE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// One link of a group.
 #[derive(Debug)]
 pub(crate) struct Link {
     name: LinkName,
-    /// Where the other side listens, if it is this side that connects.
+    /// Where the other side listens, if this side connects.
     dials: Option<SocketAddr>,
     pipe: Pipe,
     records: Option<Records>,
     attempt: Attempt,
-    /// When the other side last answered an attempt to make the connection again.
-    heard: Option<Instant>,
-    /// Why it will not be made again.
-    unmended: Option<Unmended>,
-    /// What was sent before this position is read when the other side sends the next header.
+    /// When the other side last answered an attempt to reconnect.
+    last_answer: Option<Instant>,
+    /// Why the link will not be reconnected.
+    error: Option<ReconnectError>,
+    /// The position at which the current step began. When the other side sends its next header, it has read all before it.
     mark: u64,
-    /// A frame has begun and not ended, so a goodbye would be taken for a part of it.
+    /// Whether a frame has begun and not ended: a goodbye would be read as a part of it.
     pub(crate) is_mid_frame: bool,
 }
 
-/// Why a link could not be made again.
+/// Why a link could not be reconnected.
 #[derive(Debug, Clone)]
-pub(crate) enum Unmended {
-    /// The other side does not want it any more: of no concern to who has nothing to say to it or hear from it.
+pub(crate) enum ReconnectError {
+    /// The other side has dropped the link. This matters only to a call that still needs it.
     Refused(String),
-    /// It may lack what was sent.
+    /// Bytes that were sent may be lost.
     Lost(String),
 }
 
-impl Unmended {
-    /// The reason, if it is one to stop for.
+impl ReconnectError {
+    /// The reason, if it ends the call.
     pub(crate) fn cause(self, is_needed: bool) -> Option<String> {
         match self {
             Self::Refused(cause) => is_needed.then_some(cause),
@@ -67,21 +67,21 @@ impl Unmended {
     }
 }
 
-/// What stands between data and the pipe.
+/// The layer between data and the pipe of a protected link.
 #[derive(Debug)]
 struct Records {
     sealer: Sealer,
     opener: Opener,
-    /// Data of a record that has not gone out as a whole. Its owner is told only then that it was taken.
+    /// Length of the data in a record that has not been sent completely. It counts as written only then.
     staged: usize,
 }
 
-/// How far this side is with making the connection again.
+/// The state of reconnecting.
 #[derive(Debug)]
 enum Attempt {
-    /// Not before then.
+    /// Connect, but not before this time.
     At(Instant),
-    /// A connection is made; these bytes of what the other side has received are known.
+    /// A connection is made. These are the bytes read so far of the number of bytes that the other side has received.
     Answer(TcpStream, Vec<u8>),
 }
 
@@ -92,7 +92,7 @@ impl Link {
         address: SocketAddr,
         name: &LinkName,
         deadline: Instant,
-    ) -> Result<Self, Dialled> {
+    ) -> Result<Self, DialError> {
         let (stream, session) = hub.connect(address, name, None, deadline)?;
         Ok(Self::new(hub, name, Some(address), stream, &session))
     }
@@ -120,11 +120,20 @@ impl Link {
         };
         let pipe = Pipe::new(stream, hub.window(name));
         let attempt = Attempt::At(Instant::now());
-        let (name, heard, unmended) = (name.clone(), None, None);
-        Self { name, dials, pipe, records, attempt, heard, unmended, mark: 0, is_mid_frame: false }
+        Self {
+            name: name.clone(),
+            dials,
+            pipe,
+            records,
+            attempt,
+            last_answer: None,
+            error: None,
+            mark: 0,
+            is_mid_frame: false,
+        }
     }
 
-    /// What to wait for; `None` while it is broken.
+    /// The descriptor to poll; `None` while the connection is broken.
     pub(crate) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.pipe.stream().map(AsFd::as_fd)
     }
@@ -133,7 +142,7 @@ impl Link {
         self.pipe.broken().is_some()
     }
 
-    /// Sends what it can of the two pieces, and says how much that is. What it does not take must be offered again.
+    /// Sends what it can of the two slices, and returns how much that is. The rest must be passed again.
     pub(crate) fn write(&mut self, first: &[u8], second: &[u8]) -> usize {
         let Some(records) = &mut self.records else {
             return self.pipe.write(&[IoSlice::new(first), IoSlice::new(second)]);
@@ -146,7 +155,7 @@ impl Link {
         if self.pipe.flush() { std::mem::take(&mut records.staged) } else { 0 }
     }
 
-    /// Remembers bytes that were written, for the case that they must be sent again.
+    /// Copies bytes that were written, in case they must be sent again.
     pub(crate) fn keep(&mut self, bytes: &[u8]) {
         // Records are kept when they are made.
         if self.records.is_none() {
@@ -154,18 +163,18 @@ impl Link {
         }
     }
 
-    /// A step begins. The other side begins it, too, only when it has read what was sent before.
+    /// A step begins. The other side begins the step only when it has read all that was sent before.
     pub(crate) fn mark(&mut self) {
         self.mark = self.pipe.position();
     }
 
-    /// The other side has begun the step that was marked: what was sent before need not be remembered.
+    /// The other side has begun the step: what was sent before it need not be kept.
     pub(crate) fn acknowledge(&mut self) {
         self.pipe.forget(self.mark);
     }
 
-    /// Reads what has come into the two pieces, and says how much that is.
-    pub(crate) fn read(&mut self, first: &mut [u8], second: &mut [u8]) -> Result<usize, String> {
+    /// Reads what has arrived into the two slices, and returns how much that is.
+    pub(crate) fn read(&mut self, first: &mut [u8], second: &mut [u8]) -> Result<usize, BadRecord> {
         let Some(records) = &mut self.records else {
             return Ok(self.pipe.read(&mut [IoSliceMut::new(first), IoSliceMut::new(second)]));
         };
@@ -182,20 +191,20 @@ impl Link {
         Ok(read)
     }
 
-    /// The header that has come, if all of it has; it stays to be read.
+    /// The next header, if all of it has arrived; it is not consumed.
     pub(crate) fn peek(&mut self) -> Option<[u8; HEADER]> {
         let mut header = [0; HEADER];
         match &mut self.records {
             None => (self.pipe.peek(&mut header) == HEADER).then_some(header),
             Some(records) => {
-                // A record that is wrong is an error for whoever reads it.
+                // A bad record is an error for the call that reads it.
                 records.data(&mut self.pipe).ok()?;
                 records.opener.data().first_chunk().copied()
             }
         }
     }
 
-    /// Whether something that was taken from its owner has yet to go out: only after a link was made again.
+    /// Whether data that was accepted is still to be sent: only after the link was reconnected.
     pub(crate) fn has_backlog(&self) -> bool {
         self.pipe.has_backlog()
     }
@@ -205,55 +214,55 @@ impl Link {
         self.pipe.flush();
     }
 
-    /// Notices the end of a connection that nothing is sent or read over just now, goes on with making a broken one again,
+    /// Notices the end of a connection that nothing is sent or read over at the moment, continues to reconnect a broken one,
     /// and sends what was lost with it.
-    pub(crate) fn look_after(&mut self, hub: &Hub) -> Result<(), Unmended> {
-        if let Some(unmended) = &self.unmended {
-            return Err(unmended.clone());
+    pub(crate) fn maintain(&mut self, hub: &Hub) -> Result<(), ReconnectError> {
+        if let Some(error) = &self.error {
+            return Err(error.clone());
         }
         self.pipe.notice_end();
-        self.mend(hub).inspect_err(|unmended| self.unmended = Some(unmended.clone()))?;
+        self.reconnect(hub).inspect_err(|error| self.error = Some(error.clone()))?;
         self.catch_up();
         Ok(())
     }
 
-    /// An error once it has been tried for long enough, or cannot succeed.
-    fn mend(&mut self, hub: &Hub) -> Result<(), Unmended> {
+    /// One attempt to reconnect; an error after enough attempts, or if it cannot succeed.
+    fn reconnect(&mut self, hub: &Hub) -> Result<(), ReconnectError> {
         match (self.dials, self.pipe.broken().cloned()) {
-            (None, _) => self.take_in(hub),
+            (None, _) => self.accept_new_connection(hub),
             (Some(_), None) => Ok(()),
             (Some(address), Some(broken)) => self.redial(hub, address, &broken),
         }
     }
 
-    /// The other side may have made a new connection before this one has noticed that the old one is of no use.
-    fn take_in(&mut self, hub: &Hub) -> Result<(), Unmended> {
+    /// Accepts a new connection. The other side may have made it before this one has noticed that the old one has ended.
+    fn accept_new_connection(&mut self, hub: &Hub) -> Result<(), ReconnectError> {
         let Some((stream, received_there)) = hub.claim_resumed(&self.name) else { return Ok(()) };
         self.pipe.leave_connection();
-        // It fits: nothing was sent over this connection before.
-        let told = std::io::Write::write(&mut &stream, &self.pipe.received().to_le_bytes());
-        if !matches!(told, Ok(8)) {
+        // The write cannot be partial: nothing was sent over this connection before.
+        let written = std::io::Write::write(&mut &stream, &self.pipe.received().to_le_bytes());
+        if !matches!(written, Ok(8)) {
             return Ok(());
         }
         self.resume(stream, received_there)
     }
 
-    fn redial(&mut self, hub: &Hub, address: SocketAddr, broken: &Break) -> Result<(), Unmended> {
+    fn redial(&mut self, hub: &Hub, address: SocketAddr, broken: &Break) -> Result<(), ReconnectError> {
         let error = match &mut self.attempt {
             Attempt::At(at) if *at > Instant::now() => return Ok(()),
             Attempt::At(_) => match hub.connect(
                 address,
                 &self.name,
                 Some(self.pipe.received()),
-                Instant::now() + hub.patience(),
+                Instant::now() + hub.host_timeout(),
             ) {
                 Ok((stream, _)) => {
-                    self.heard = Some(Instant::now());
+                    self.last_answer = Some(Instant::now());
                     self.attempt = Attempt::Answer(stream, Vec::new());
                     return Ok(());
                 }
-                Err(Dialled::Refused(reason)) => return Err(Unmended::Refused(reason)),
-                Err(Dialled::Failed(error)) => error,
+                Err(DialError::Refused(reason)) => return Err(ReconnectError::Refused(reason)),
+                Err(DialError::Failed(error)) => error,
             },
             Attempt::Answer(stream, known) => match read_number(stream, known) {
                 Ok(None) => return Ok(()),
@@ -268,13 +277,13 @@ impl Link {
             },
         };
         self.attempt = Attempt::At(Instant::now() + REST);
-        // Who has waited in vain for a sign of life for that long need not wait as long again.
-        let patience = if broken.timed_out { Duration::ZERO } else { hub.patience() };
-        let tried = self.heard.map_or(broken.since, |heard| heard.max(broken.since)).elapsed();
-        if tried < patience {
+        // If the connection broke because the host was silent for so long, it is not waited for again.
+        let host_timeout = if broken.timed_out { Duration::ZERO } else { hub.host_timeout() };
+        let tried = self.last_answer.map_or(broken.since, |answer| answer.max(broken.since)).elapsed();
+        if tried < host_timeout {
             return Ok(());
         }
-        Err(Unmended::Lost(format!(
+        Err(ReconnectError::Lost(format!(
             "the connection to {address} broke ({}) and could not be made again for {:.0} s ({error}); try looking at the \
              network between the two hosts, or a longer DRUMLINE_HOST_TIMEOUT",
             broken.cause,
@@ -282,20 +291,21 @@ impl Link {
         )))
     }
 
-    fn resume(&mut self, stream: TcpStream, received_there: u64) -> Result<(), Unmended> {
+    fn resume(&mut self, stream: TcpStream, received_there: u64) -> Result<(), ReconnectError> {
         let broken = self.pipe.broken().cloned();
-        self.pipe.resume(stream, received_there).map_err(Unmended::Lost)?;
+        let resumed = self.pipe.resume(stream, received_there);
+        resumed.map_err(|lost| ReconnectError::Lost(lost.to_string()))?;
         let LinkName { group, from, to, .. } = &self.name;
-        tracing::info!(group, from, to, cause = broken.map(|broken| broken.cause), "a link was made again");
+        tracing::info!(group, from, to, cause = broken.map(|broken| broken.cause), "reconnected a link");
         Ok(())
     }
 
-    /// Whether it is broken, and not for so long that nobody would make it again.
-    pub(super) fn is_being_mended(&self, hub: &Hub) -> bool {
-        self.pipe.broken().is_some_and(|broken| broken.since.elapsed() < hub.patience())
+    /// Whether it is broken, and may still be reconnected.
+    pub(super) fn is_reconnecting(&self, hub: &Hub) -> bool {
+        self.pipe.broken().is_some_and(|broken| broken.since.elapsed() < hub.host_timeout())
     }
 
-    /// Since when, and why, it is broken, in words.
+    /// Since when, and why, it is broken, as text.
     pub(crate) fn break_text(&self) -> Option<String> {
         let Break { since, cause, .. } = self.pipe.broken()?;
         let seconds = since.elapsed().as_secs_f64();
@@ -304,32 +314,32 @@ impl Link {
         ))
     }
 
-    /// Breaks the connection as a network would; the link is then made again.
+    /// Breaks the connection as a network would; the link is then reconnected.
     pub(crate) fn break_connection(&mut self) {
         self.pipe.break_connection();
     }
 
-    /// Says that nothing more will be sent, and that the link need not be made again.
+    /// Sends a goodbye: nothing more will be sent, and the link need not be reconnected.
     pub(crate) fn say_goodbye(&mut self) {
-        let deadline = Instant::now() + FAREWELL;
-        let mut said = self.is_mid_frame as usize * HEADER;
-        while said < HEADER && !self.is_broken() && Instant::now() < deadline {
-            match self.write(&GOODBYE[said..], &[]) {
+        let deadline = Instant::now() + GOODBYE_TIMEOUT;
+        let mut sent = self.is_mid_frame as usize * HEADER;
+        while sent < HEADER && !self.is_broken() && Instant::now() < deadline {
+            match self.write(&GOODBYE[sent..], &[]) {
                 0 => std::thread::sleep(Duration::from_millis(1)),
-                written => said += written,
+                written => sent += written,
             }
         }
-        // What was sent goes out before the end is told. Only if the peer sent something that was not read here does the
-        // close that follows reset the connection, and what the peer has not read by then may be lost.
+        // The kernel sends everything before the end. But if the peer sent something that was not read here, the close that
+        // follows resets the connection, and what the peer has not read by then may be lost.
         self.pipe.shut();
     }
 }
 
 impl Records {
-    /// How much proved data there is; reads more if there is none.
-    fn data(&mut self, pipe: &mut Pipe) -> Result<usize, String> {
+    /// The length of verified data; reads more if there is none.
+    fn data(&mut self, pipe: &mut Pipe) -> Result<usize, BadRecord> {
         while self.opener.data().is_empty() {
-            if !self.opener.open().map_err(|error| error.to_string())? {
+            if !self.opener.open()? {
                 let read = pipe.read(&mut [IoSliceMut::new(self.opener.room())]);
                 if read == 0 {
                     break;
@@ -341,7 +351,7 @@ impl Records {
     }
 }
 
-/// Reads on in a number of eight bytes; `None` if not all of it has come.
+/// Reads more of a number of eight bytes; `None` if not all of it has arrived.
 fn read_number(mut stream: &TcpStream, known: &mut Vec<u8>) -> std::io::Result<Option<u64>> {
     let mut bytes = [0; 8];
     match stream.read(&mut bytes[known.len()..]) {

@@ -1,10 +1,10 @@
-//! What a rank says of a link when it makes one, or makes it again: which link it is, and how it is protected.
+//! What a rank sends about a link when it makes or resumes one: which link it is, and how it is protected.
 //!
 //! ```text
 //!   channel 1 | security 1 | resumes 1 | meeting 8 | received 8 | from 4 | to 4 | group, at most 229 bytes
 //! ```
-//! It travels in the note of the handshake, so it is part of what both sides prove, and of the link's keys: a link cannot be
-//! passed off as another, nor led to another rank.
+//! It travels in the note of the handshake, so both sides prove it, and the link's keys depend on it: a link cannot be passed off
+//! as another, nor led to another rank.
 
 use super::security::LinkSecurity;
 
@@ -14,11 +14,11 @@ use super::security::LinkSecurity;
 pub(crate) enum Channel {
     /// Collectives, both ways.
     Data = 1,
-    /// Point-to-point messages, from the one who connected.
+    /// Point-to-point messages, from the side that connected.
     Mail = 2,
 }
 
-/// Which link: of a group, for a purpose, from one rank of the job to another. The round is in the handshake.
+/// Which link: its group, its purpose, and its two ranks of the job. The round is in the handshake.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct LinkName {
     pub(crate) group: String,
@@ -35,7 +35,7 @@ pub(crate) struct LinkNote {
     pub(crate) security: LinkSecurity,
     /// The number of the meeting that the group belongs to.
     pub(crate) meeting: u64,
-    /// For a link whose connection broke: the bytes that the one who connects has received over it so far.
+    /// For a resumed link: the number of bytes that the connecting side has received over it so far.
     pub(crate) resumes: Option<u64>,
 }
 
@@ -85,14 +85,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn notes_come_back(group in "[a-z/0-9.]{0,40}", from: u32, to: u32, meeting: u64, resumes: Option<u64>) {
+        fn notes_survive_a_round_trip(group in "[a-z/0-9.]{0,40}", from: u32, to: u32, meeting: u64, resumes: Option<u64>) {
             let name = LinkName { group, channel: Channel::Mail, from: from as usize, to: to as usize };
             let note = LinkNote { name, security: LinkSecurity::Mac, meeting, resumes };
             prop_assert_eq!(LinkNote::decode(&note.encode()), Some(note));
         }
 
         #[test]
-        fn no_bytes_upset_the_decoder(bytes in prop::collection::vec(0u8..4, 0..64)) {
+        fn the_decoder_accepts_any_bytes_without_a_panic(bytes in prop::collection::vec(0u8..4, 0..64)) {
             if let Some(note) = LinkNote::decode(&bytes) {
                 prop_assert_eq!(note.encode(), bytes);
             }

@@ -1,4 +1,4 @@
-//! How much of what a socket has sent has not arrived at the other kernel.
+//! How many of the bytes that a socket has sent have not arrived at the other kernel.
 #![allow(unsafe_code)]
 
 use std::net::TcpStream;
@@ -9,7 +9,7 @@ use rustix::ioctl::{Getter, Opcode, ioctl};
 /// Linux's `SIOCOUTQ`.
 const SIOCOUTQ: Opcode = 0x5411;
 
-/// Bytes that were written and that the other kernel has not acknowledged; `None` if that cannot be known.
+/// Bytes that were written and that the other kernel has not acknowledged; `None` if the system does not say.
 pub(super) fn num_outstanding(stream: &TcpStream) -> Option<usize> {
     // SAFETY: SIOCOUTQ writes one `int`, which is what this getter has room for.
     let outcome = unsafe { ioctl(stream, Getter::<SIOCOUTQ, c_int>::new()) };
@@ -31,7 +31,7 @@ mod tests {
         near.write_all(b"hello").unwrap();
         far.read_exact(&mut [0; 5]).unwrap();
         assert_eq!(num_outstanding(&near), Some(0));
-        // More than the other kernel takes.
+        // More than the other kernel accepts.
         near.set_nonblocking(true).unwrap();
         while near.write(&[0; 1 << 16]).is_ok() {}
         std::thread::sleep(Duration::from_millis(50));

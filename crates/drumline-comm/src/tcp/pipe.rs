@@ -1,13 +1,13 @@
-//! A stream of bytes in both directions that outlives its TCP connection.
+//! A stream of bytes in both directions that survives the end of its TCP connection.
 //!
 //! ```text
 //!   sent ──▶ our kernel ──▶ network ──▶ their kernel ──▶ read
 //!            lost with the connection    drained when it breaks
 //!    └─ ring: the bytes that their kernel has not acknowledged
 //! ```
-//! When the connection breaks, each side drains what its kernel still has, both tell how many bytes they have, and each sends
-//! again what the other lacks. So nothing is lost, nothing comes twice, and the bytes are the same. A proxy that acknowledges
-//! in the other side's place may lose more than is kept, which is an error. Not here: how a new connection is made (`link`).
+//! When the connection breaks, each side drains what its kernel still holds, each sends the number of bytes that it has, and each
+//! sends again what the other lacks. So nothing is lost, nothing comes twice, and the bytes are the same. A proxy that
+//! acknowledges bytes for the other side may lose more than is kept, which is an error. Not here: how to reconnect (`link`).
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -19,7 +19,7 @@ use rustix::fs::Timespec;
 use super::outstanding::num_outstanding;
 use super::ring::Ring;
 
-/// More than any kernel holds of what one side has not read.
+/// More bytes than any kernel holds of what one side has not read.
 const MAX_DRAINED: u64 = 64 << 20;
 
 /// How long the other side may take to notice that a connection is broken on purpose.
@@ -29,13 +29,13 @@ const NOTICED: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(super) struct Pipe {
     connection: Result<TcpStream, Break>,
-    /// Bytes given to the kernel, counted from the link's beginning. Behind the ring's end after a resumption, and while a
-    /// record waits to go out; ahead of it while sent bytes can still be had from their owner.
+    /// Bytes given to the kernel, counted from the link's beginning. Less than the ring's end after a resumption, and while a
+    /// record waits to be sent; more while the sent bytes still belong to the caller.
     sent: u64,
     ring: Ring,
-    /// Bytes that were read by whoever uses the link.
+    /// Bytes that the user of the link has read.
     received: u64,
-    /// What came over a connection that has ended and has not been read: the last bytes of this many.
+    /// What arrived over a connection that has ended. The last `num_drained` bytes have not been read.
     drained: Vec<u8>,
     num_drained: usize,
 }
@@ -45,7 +45,7 @@ pub(super) struct Pipe {
 pub(super) struct Break {
     pub(super) since: Instant,
     pub(super) cause: String,
-    /// The other host did not answer for as long as hosts are waited for.
+    /// Whether the other host did not answer for the host timeout.
     pub(super) timed_out: bool,
 }
 
@@ -60,8 +60,8 @@ impl Break {
 }
 
 impl Pipe {
-    /// Over `stream`, which must not block. `window` is the most that this kernel may hold of what is sent; 0 to remember
-    /// nothing.
+    /// A pipe over `stream`, which must not block. `window` is the most that this kernel may hold of what is sent; 0 keeps no
+    /// bytes.
     pub(super) fn new(stream: TcpStream, window: usize) -> Self {
         let (ring, drained) = (Ring::new(window), Vec::new());
         Self { connection: Ok(stream), sent: 0, ring, received: 0, drained, num_drained: 0 }
@@ -75,12 +75,12 @@ impl Pipe {
         self.connection.as_ref().err()
     }
 
-    /// Bytes that need not be sent again.
+    /// The number of bytes that need not be sent again.
     pub(super) fn received(&self) -> u64 {
         self.received + self.num_drained as u64
     }
 
-    /// Gives the kernel what it takes, past the ring: see [`keep`](Self::keep).
+    /// Gives the kernel what it accepts, without the ring: see [`keep`](Self::keep).
     pub(super) fn write(&mut self, pieces: &[IoSlice<'_>]) -> usize {
         if !self.flush() {
             return 0;
@@ -90,8 +90,7 @@ impl Pipe {
         written
     }
 
-    /// Remembers bytes that were written, in the order in which they were: before their owner takes them back, and before
-    /// the link is resumed.
+    /// Copies bytes that were written, in the same order: before the caller may change them, and before the link is resumed.
     pub(super) fn keep(&mut self, bytes: &[u8]) {
         let num_kept = match &self.connection {
             _ if self.ring.capacity() == 0 => 0,
@@ -101,7 +100,7 @@ impl Pipe {
         self.ring.push_last(bytes, num_kept);
     }
 
-    /// The bytes that were sent so far; those of the ring's that have not gone out count.
+    /// The number of bytes sent so far, including those in the ring that the kernel does not have yet.
     pub(super) fn position(&self) -> u64 {
         self.sent.max(self.ring.end())
     }
@@ -111,17 +110,17 @@ impl Pipe {
         self.ring.forget(position);
     }
 
-    /// Has `bytes` sent by [`flush`](Self::flush).
+    /// Adds bytes that [`flush`](Self::flush) sends.
     pub(super) fn stage(&mut self, bytes: &[u8]) {
         self.ring.push(bytes);
     }
 
-    /// Whether something is staged, or must be sent again, and can be.
+    /// Whether something is staged or must be sent again, and can be.
     pub(super) fn has_backlog(&self) -> bool {
         self.sent < self.ring.end() && self.connection.is_ok()
     }
 
-    /// Gives the kernel what it takes of what is staged or must be sent again; says whether that was all.
+    /// Gives the kernel what it accepts of what is staged or must be sent again; returns whether that was all.
     pub(super) fn flush(&mut self) -> bool {
         while self.sent < self.ring.end() {
             let Some(pieces) = self.ring.since(self.sent) else { return false };
@@ -142,7 +141,7 @@ impl Pipe {
         true
     }
 
-    /// Reads what has come.
+    /// Reads what has arrived.
     pub(super) fn read(&mut self, pieces: &mut [IoSliceMut<'_>]) -> usize {
         if pieces.iter().all(|piece| piece.is_empty()) {
             return 0;
@@ -165,7 +164,7 @@ impl Pipe {
         read
     }
 
-    /// Looks at what has come without taking it, and so notices if the connection has ended.
+    /// Reads what has arrived without consuming it, and so notices if the connection has ended.
     pub(super) fn peek(&mut self, into: &mut [u8]) -> usize {
         if self.num_drained > 0 {
             let rest = &self.drained[self.drained.len() - self.num_drained..];
@@ -177,7 +176,7 @@ impl Pipe {
         })
     }
 
-    /// Notices if the connection has ended, also behind bytes that have come and that nobody has read.
+    /// Notices if the connection has ended, also if unread bytes are before its end.
     pub(super) fn notice_end(&mut self) {
         let Ok(stream) = &self.connection else { return };
         let mut fds = [PollFd::new(stream, PollFlags::empty())];
@@ -205,14 +204,14 @@ impl Pipe {
     fn fail(&mut self, error: &io::Error) {
         if let Ok(stream) = std::mem::replace(&mut self.connection, Err(Break::new(error))) {
             let before = self.drained.len();
-            // The kernel holds less; one that would block or has failed has no more.
+            // An error means that there is no more.
             let _ = stream.take(MAX_DRAINED).read_to_end(&mut self.drained);
             self.num_drained += self.drained.len() - before;
         }
     }
 
-    /// Breaks the connection on purpose: says no more over it, and leaves it when the other side has noticed. What comes until
-    /// then has arrived for the other kernel, which will not send it again.
+    /// Breaks the connection on purpose: sends no more over it, and closes it when the other side has noticed. What arrives
+    /// until then is read, since the other kernel will not send it again.
     pub(super) fn break_connection(&mut self) {
         let Ok(stream) = &self.connection else { return };
         let _ = stream.shutdown(Shutdown::Write);
@@ -227,27 +226,24 @@ impl Pipe {
         self.fail(&io::Error::other("broken on purpose"));
     }
 
-    /// The other side says that the connection has ended: it has made a new one.
+    /// Gives the connection up: the other side has made a new one.
     pub(super) fn leave_connection(&mut self) {
         if self.connection.is_ok() {
             self.fail(&io::Error::other("the other side gave it up"));
         }
     }
 
-    /// Continues over a new connection with a side that has received so many bytes.
-    pub(super) fn resume(&mut self, stream: TcpStream, received_there: u64) -> Result<(), String> {
+    /// Continues over a new connection with a side that has received this many bytes.
+    pub(super) fn resume(&mut self, stream: TcpStream, received_there: u64) -> Result<(), LostBytes> {
         if self.ring.since(received_there).is_none() {
-            return Err(format!(
-                "the other side has received {received_there} bytes of {}, and what follows is no longer kept",
-                self.ring.end()
-            ));
+            return Err(LostBytes { received: received_there, sent: self.ring.end() });
         }
         self.sent = received_there;
         self.connection = Ok(stream);
         Ok(())
     }
 
-    /// Says to the kernel that nothing more will be sent.
+    /// Shuts the sending direction down.
     pub(super) fn shut(&self) {
         if let Ok(stream) = &self.connection {
             let _ = stream.shutdown(Shutdown::Write);
@@ -255,7 +251,15 @@ impl Pipe {
     }
 }
 
-/// The call, again if a signal interrupted it; 0 if it would block.
+/// Bytes that the other side lacks and that are no longer kept.
+#[derive(Debug, thiserror::Error)]
+#[error("the other side has received {received} bytes of {sent}, and what follows is no longer kept")]
+pub(super) struct LostBytes {
+    received: u64,
+    sent: u64,
+}
+
+/// The call, repeated if a signal interrupted it; 0 if it would block.
 fn once(stream: &TcpStream, mut call: impl FnMut(&TcpStream) -> io::Result<usize>) -> io::Result<usize> {
     loop {
         match call(stream) {

@@ -1,14 +1,15 @@
-//! Records: what a protected link carries, each piece of data with its length and a tag that proves its origin and its place.
+//! Records: the data of a protected link in pieces, each with its length and a tag that proves its origin and its position.
 //!
 //! ```text
 //!   length 4, its complement 4 | data, at most 64 KiB | tag 32          mac: plain data
 //!   length 4, its complement 4 | data, at most 64 KiB | tag 16          aead: encrypted data
 //! ```
-//! The n-th record of a direction is sealed with the number n and that direction's key, so a record that is changed, repeated, left
-//! out, moved to another place or taken from another link does not verify. A length is proved only once all of the record
-//! has come; its complement shows a changed one at once, where a reader would wait for bytes that are not due. `mac` is
-//! the keyed hash of BLAKE3 over the number and the record, `aead` is AES-256-GCM with the number as its nonce. Where the
-//! processor has instructions for AES, encrypting is the faster of the two. Not here: where keys come from (the handshake), how bytes move (`pipe`).
+//! The n-th record of a direction is sealed with the number n and that direction's key. So a record that is changed, repeated,
+//! left out, moved or taken from another link does not verify. A length is verified only when all of the record has
+//! arrived; its complement shows a changed length at once, where a reader would otherwise wait for bytes that never come.
+//! `mac` is the keyed hash of BLAKE3 over the number and the record, `aead` is AES-256-GCM with the number as its nonce. On a
+//! CPU with AES instructions, encrypting is the faster of the two. Not here: where keys come from (the handshake), how bytes
+//! move (`pipe`).
 
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 
@@ -26,13 +27,13 @@ const MAX_TAG: usize = 32;
 /// The longest record.
 pub(super) const MAX_RECORD: usize = LENGTH + MAX_DATA + MAX_TAG;
 
-/// Room for what is read at once.
+/// Size of the read buffer.
 const READ_AHEAD: usize = 4 * MAX_RECORD;
 
 /// Why a record is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BadRecord {
-    /// It was changed, or it is not the one that is due.
+    /// It was changed, or it is not the next one.
     #[error(
         "record {number} does not prove its origin: it was changed, repeated, left out or moved on its way; try finding out \
          who sits between the two hosts"
@@ -102,7 +103,7 @@ impl Key {
         }
     }
 
-    /// Whether the tag at the record's end fits; then its data is plain.
+    /// Whether the tag at the record's end is right. If so, its data is decrypted.
     fn open(&self, number: u64, record: &mut [u8]) -> bool {
         match self {
             Self::Mac(key) => {
@@ -141,7 +142,7 @@ impl Sealer {
         Self { key: Key::new(security, key), next: 0, record: Vec::with_capacity(MAX_RECORD) }
     }
 
-    /// The next record, with as much of the pieces as it can hold; and how much that is.
+    /// The next record, with as much of the two slices as it can hold; and how much that is.
     pub(super) fn seal(&mut self, pieces: [&[u8]; 2]) -> (&[u8], usize) {
         self.record.clear();
         self.record.extend_from_slice(&[0; LENGTH]);
@@ -157,16 +158,16 @@ impl Sealer {
     }
 }
 
-/// Reads the records of one direction: bytes go in as they come, data comes out once it is proved.
+/// Reads the records of one direction: bytes are added as they arrive, data comes out once it is verified.
 pub(super) struct Opener {
     key: Key,
     /// The number of the next record.
     next: u64,
     buffer: Box<[u8]>,
-    /// What has been read and not been looked at: `buffer[begin..end]`.
+    /// What has been read and not been verified: `buffer[begin..end]`.
     begin: usize,
     end: usize,
-    /// Proved data that nobody has taken: `buffer[data.0..data.1]`.
+    /// Verified data that has not been consumed: `buffer[data.0..data.1]`.
     data: (usize, usize),
 }
 
@@ -176,29 +177,29 @@ impl Opener {
         Self { key: Key::new(security, key), next: 0, buffer, begin: 0, end: 0, data: (0, 0) }
     }
 
-    /// Proved data that nobody has taken.
+    /// Verified data that has not been consumed.
     pub(super) fn data(&self) -> &[u8] {
         &self.buffer[self.data.0..self.data.1]
     }
 
-    /// So much of the data was taken.
+    /// Consumes `len` bytes of the data.
     pub(super) fn take(&mut self, len: usize) {
         self.data.0 += len;
     }
 
-    /// Room for bytes that come; of use once there is no data and no whole record.
+    /// Room for arriving bytes; to be called when there is no data and no complete record.
     pub(super) fn room(&mut self) -> &mut [u8] {
         self.buffer.copy_within(self.begin..self.end, 0);
         (self.begin, self.end, self.data) = (0, self.end - self.begin, (0, 0));
         &mut self.buffer[self.end..]
     }
 
-    /// So many bytes were put into the room.
+    /// Adds `len` bytes that were read into the room.
     pub(super) fn fill(&mut self, len: usize) {
         self.end += len;
     }
 
-    /// Proves the next record, if all of it has come; says whether there is data now.
+    /// Verifies the next record, if all of it has arrived; returns whether there is data now.
     pub(super) fn open(&mut self) -> Result<bool, BadRecord> {
         let (number, tag_len) = (self.next, self.key.tag_len());
         let Some((length, rest)) = self.buffer[self.begin..self.end].split_first_chunk::<LENGTH>() else {
@@ -218,7 +219,7 @@ impl Opener {
     }
 }
 
-/// Whether any record comes out of these bytes, under a key that their maker cannot know.
+/// Whether any record comes out of these bytes, with a key that their maker cannot know.
 #[cfg(fuzzing)]
 pub(crate) fn opens_any<'b>(security: LinkSecurity, pieces: impl Iterator<Item = &'b [u8]>) -> bool {
     let mut key = [0; 32];
@@ -238,7 +239,7 @@ pub(crate) fn opens_any<'b>(security: LinkSecurity, pieces: impl Iterator<Item =
     false
 }
 
-/// Keys are nobody's to read in a log.
+/// Keys do not appear in logs.
 impl std::fmt::Debug for Sealer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Sealer(record {})", self.next)
@@ -298,7 +299,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn data_comes_out_as_it_went_in(
+        fn data_survives_a_round_trip(
             len in 0usize..300_000,
             pieces in prop::collection::vec(1usize..100_000, 0..20),
         ) {

@@ -1,25 +1,25 @@
 //! The last bytes that were sent over a link, kept until the other side must have read them.
 //!
-//! Bytes are numbered from the link's beginning. A ring holds those from `end - len` to `end`. One that has been emptied begins
-//! again at its first place, so that short messages always use the same memory, which the caches hold.
+//! Bytes are numbered from the link's beginning. A ring holds those from `end - len` to `end`. An empty ring begins again at its
+//! first position, so that short messages always use the same memory, which stays in the caches.
 
 /// The last bytes of a stream, as many as it was made for.
 #[derive(Debug)]
 pub(super) struct Ring {
     bytes: Box<[u8]>,
-    /// The number of the byte whose place is the first.
+    /// The number of the byte at the first position.
     base: u64,
     end: u64,
     len: usize,
 }
 
 impl Ring {
-    /// Its memory is taken by the system only as it is filled.
+    /// The kernel allocates its memory when bytes are first written to it.
     pub(super) fn new(capacity: usize) -> Self {
         Self { bytes: vec![0; capacity].into_boxed_slice(), base: 0, end: 0, len: 0 }
     }
 
-    /// The number of bytes that have gone through it.
+    /// The number of bytes that were added so far.
     pub(super) fn end(&self) -> u64 {
         self.end
     }
@@ -28,12 +28,12 @@ impl Ring {
         self.bytes.len()
     }
 
-    /// Adds `bytes`; the oldest make room.
+    /// Adds `bytes`; the oldest ones are dropped to make room.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.push_last(bytes, bytes.len());
     }
 
-    /// Adds `bytes`, of which only the last `num_kept`, and then none before them, are of use.
+    /// Adds `bytes`, but keeps only the last `num_kept` of them. If that is not all of them, no earlier byte is kept either.
     pub(super) fn push_last(&mut self, bytes: &[u8], num_kept: usize) {
         let capacity = self.bytes.len();
         let kept = &bytes[bytes.len() - num_kept.min(capacity).min(bytes.len())..];
@@ -57,7 +57,7 @@ impl Ring {
         }
     }
 
-    /// The bytes from number `from` on, in two pieces; `None` if some of them are no longer there, or never were.
+    /// The bytes from number `from` on, in two slices; `None` if some of them are no longer kept, or were never added.
     pub(super) fn since(&self, from: u64) -> Option<[&[u8]; 2]> {
         let len = usize::try_from(self.end.checked_sub(from)?).ok().filter(|len| *len <= self.len)?;
         let at = self.index(from);
@@ -76,7 +76,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Against a plain vector of everything that was ever sent.
+        /// Compared with a vector of everything that was ever sent.
         #[test]
         fn holds_the_last_bytes_and_no_others(
             capacity in 0usize..40,
@@ -94,7 +94,7 @@ mod tests {
                 }
                 prop_assert_eq!(ring.end(), all.len() as u64);
                 oldest = oldest.max(all.len().saturating_sub(capacity) as u64);
-                // The other side has often read nothing new, and at most everything.
+                // Often the other side has read nothing new; at most it has read everything.
                 if *read <= all.len() as u64 {
                     ring.forget(*read);
                     oldest = oldest.max(*read);

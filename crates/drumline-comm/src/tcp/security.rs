@@ -7,17 +7,17 @@ use std::str::FromStr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum LinkSecurity {
-    /// Plain TCP: whoever sits between two hosts can read the data and change it.
+    /// Plain TCP: anyone between two hosts can read the data and change it.
     None = 0,
-    /// Each record bears a message authentication code (BLAKE3, keyed) and is numbered: changes, replays and swaps are
-    /// noticed. The data can be read on its way.
+    /// Each record has a number and a message authentication code (keyed BLAKE3): changes, replays and swaps are noticed. The
+    /// data can be read on its way.
     Mac = 1,
     /// Each record is encrypted and authenticated (AES-256-GCM), and numbered.
     Aead = 2,
 }
 
 impl LinkSecurity {
-    /// What links between hosts have unless something else is asked for. Inside a host nobody else can reach the data.
+    /// The default for links between hosts. Inside a host nobody else can access the data.
     pub(crate) const BETWEEN_HOSTS: Self = Self::None;
 
     const ALL: [Self; 3] = [Self::None, Self::Mac, Self::Aead];
@@ -37,11 +37,16 @@ impl fmt::Display for LinkSecurity {
     }
 }
 
-impl FromStr for LinkSecurity {
-    type Err = String;
+/// A name that is no link security.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no link security `{0}`; try none, mac or aead")]
+pub struct UnknownLinkSecurity(String);
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl FromStr for LinkSecurity {
+    type Err = UnknownLinkSecurity;
+
+    fn from_str(text: &str) -> Result<Self, UnknownLinkSecurity> {
         let found = Self::ALL.into_iter().find(|security| security.to_string() == text);
-        found.ok_or_else(|| format!("no link security `{text}`; try none, mac or aead"))
+        found.ok_or_else(|| UnknownLinkSecurity(text.into()))
     }
 }

@@ -1,5 +1,5 @@
-//! A rank is killed (SIGKILL) at a random moment of a random life: the others name it within a second, and nothing is left
-//! behind, which `rank_test` looks for after each run: processes, their listening ports, names in /dev/shm.
+//! A rank is killed (SIGKILL) at a random moment of a random program: the others name it within a second, and nothing is left
+//! behind. `rank_test` checks that after each run: processes, their listening ports, names in /dev/shm.
 //!
 //! A failure says which seed it came from; `DRUMLINE_SEED` sets it.
 
@@ -15,23 +15,23 @@ const RANKS: usize = 4;
 
 const JOBS: usize = 20;
 
-/// Processes start, meet and have worked for a while by then.
+/// By then processes have started, met and worked for a while.
 const LATEST: Duration = Duration::from_millis(250);
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// What survivors may take to hear of a death, and what a busy machine may add.
-const TOLD: Duration = Duration::from_secs(1);
+/// How long survivors may take to learn of a death, and what a busy machine may add.
+const REPORTED: Duration = Duration::from_secs(1);
 const SLACK: Duration = Duration::from_secs(1);
 
-/// Works for as many rounds as `ROUNDS` says, or until something happens, and prints `verdict: …`.
+/// Works for `ROUNDS` rounds, or until an error, and prints `verdict: …`.
 fn live() -> Result<()> {
     let rounds = std::env::var("ROUNDS").map_or(Ok(u64::MAX), |rounds| rounds.parse())?;
     let outcome = ProcessGroup::from_env()
         .map_err(Into::into)
         .and_then(|group| (0..rounds).try_for_each(|round| work(&group, round)));
-    let words = outcome.map_or_else(|error| error.to_string(), |()| "all went well".into());
-    println!("verdict: {}", words.replace('\n', " | "));
+    let text = outcome.map_or_else(|error| error.to_string(), |()| "all went well".into());
+    println!("verdict: {}", text.replace('\n', " | "));
     Ok(())
 }
 
@@ -70,7 +70,7 @@ fn sum(group: &ProcessGroup, data: &mut [f32]) -> Result<()> {
     Ok(())
 }
 
-/// Messages in a ring, longer than what fits between two ranks.
+/// Messages in a ring, longer than the buffers between two ranks.
 fn pass_round(group: &ProcessGroup, tag: u64) -> Result<()> {
     let (me, ranks) = (group.rank(), group.size());
     let left = (me + ranks - 1) % ranks;
@@ -81,19 +81,19 @@ fn pass_round(group: &ProcessGroup, tag: u64) -> Result<()> {
     Ok(())
 }
 
-/// One life that ends with a victim's; returns how long the last survivor took to hear of it.
+/// Runs the ranks, kills one, and returns how long the last survivor took to learn of it.
 fn kill_one(ranks: &Ranks, victim: usize, delay: Duration) -> Result<Duration> {
     let running = ranks.start()?;
     std::thread::sleep(delay);
     running.kill(victim)?;
-    let struck = Instant::now();
+    let killed = Instant::now();
     for rank in (0..RANKS).filter(|&rank| rank != victim) {
         let line = running.wait_for_line(rank, "verdict:", SOON)?;
         ensure!(line.contains(&format!("lost rank {victim}")), "rank {rank}: {line}");
         ensure!(line.contains("killed by signal 9 (SIGKILL)"), "rank {rank}: {line}");
     }
-    let late = struck.elapsed();
-    ensure!(late < TOLD + SLACK, "they needed {late:?}");
+    let late = killed.elapsed();
+    ensure!(late < REPORTED + SLACK, "they needed {late:?}");
     let report = running.wait_all(SOON)?;
     for rank in &report.ranks {
         let expected = if rank.rank == victim { Exit::Signal(9) } else { Exit::Code(0) };
@@ -122,7 +122,7 @@ fn kill_at_random(ranks: &Ranks, transport: &str) -> Result<()> {
         })?;
         latest = latest.max(late);
     }
-    println!("over {transport}: all survivors of {JOBS} jobs heard of it within {latest:?}");
+    println!("over {transport}: all survivors of {JOBS} jobs learned of it within {latest:?}");
     // The control: nobody is killed.
     let report = ranks.env([("ROUNDS", "80")]).pass()?;
     ensure!(report.ranks.iter().all(|rank| rank.stdout_text().contains("all went well")), "{report}");

@@ -1,4 +1,4 @@
-//! Started calls: they run beside the program, in order, and their errors reach whoever waits.
+//! Started calls: they run in the background, in order, and whoever waits gets their errors.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -7,11 +7,11 @@ use drumline_comm::{CommError, ReduceOp, Transport};
 
 use crate::threads::{BOTH, outcomes, run};
 
-/// Long enough to be seen, short enough to be waited for.
+/// Long enough to be observed, short enough to wait for.
 const MOMENT: Duration = Duration::from_millis(100);
 
 #[test]
-fn the_program_goes_on_while_a_call_runs() {
+fn the_program_continues_while_a_call_runs() {
     for transport in BOTH {
         run(2, transport, |group| {
             let (mut x, begin) = (vec![1.0f32; 100_000], Instant::now());
@@ -21,7 +21,7 @@ fn the_program_goes_on_while_a_call_runs() {
                 }
                 let work = scope.start(|group| group.all_reduce(&mut x, ReduceOp::Sum));
                 if group.rank() == 0 {
-                    assert!(begin.elapsed() < MOMENT && !work.is_done(), "started, and not waited for");
+                    assert!(begin.elapsed() < MOMENT && !work.is_done(), "started, and nobody has waited");
                 }
                 let computed = (1..=20).product::<u64>();
                 work.wait()?;
@@ -63,7 +63,7 @@ fn started_calls_run_in_the_order_of_starting() {
 }
 
 #[test]
-fn polling_sees_the_end() {
+fn polling_sees_the_end_of_a_call() {
     run(2, Transport::Shm, |group| {
         group.scope(|scope| {
             let work = scope.start(|group| group.barrier());
@@ -109,7 +109,7 @@ fn a_call_on_the_outer_group_inside_a_started_one_does_not_wait_for_itself() {
 }
 
 #[test]
-fn calls_nobody_waits_for_are_done_when_the_scope_ends() {
+fn calls_that_nobody_waits_for_are_done_when_the_scope_ends() {
     for transport in BOTH {
         run(2, transport, |group| {
             let mut x = vec![1u32; 50_000];
@@ -124,7 +124,7 @@ fn calls_nobody_waits_for_are_done_when_the_scope_ends() {
 }
 
 #[test]
-fn an_error_reaches_the_one_who_waits_and_all_later_calls() {
+fn an_error_reaches_the_waiting_program_and_all_later_calls() {
     for transport in BOTH {
         let outcomes = outcomes(2, transport, Duration::from_secs(20), |group| {
             group.scope(|scope| {
@@ -159,7 +159,7 @@ fn an_invalid_started_call_leaves_the_group_usable() {
     });
 }
 
-/// Rank 1's started call ends with `act` before its all-reduce; how both ranks fare, and how long that takes.
+/// Rank 1's started call runs `act` before its all-reduce. Returns both ranks' outcomes, and how long it took.
 fn after(transport: Transport, act: fn()) -> (Vec<String>, Duration) {
     let begin = Instant::now();
     let outcomes = outcomes(2, transport, Duration::from_secs(20), move |group| {

@@ -1,4 +1,4 @@
-//! Ten thousand random all-reduces: all ranks hold the same bits, whatever the values, sizes, types and ways.
+//! Ten thousand random all-reduces: all ranks hold the same bits, for all values, sizes, types and transports.
 
 use drumline_comm::{Element, ProcessGroup, ReduceOp, Transport, bf16, f16};
 
@@ -24,7 +24,7 @@ macro_rules! bits {
 
 bits! { f64: u64; f32: u32; f16: u16; bf16: u16; }
 
-/// Mostly numbers of like size, whose sums depend on the order, with some of everything else.
+/// Mostly numbers of similar size, whose sums depend on the order, with some of everything else.
 fn random_value<T: Bits>(random: &mut Random) -> T {
     let (any, width) = (random.next(), 8 * size_of::<T>() as u32);
     let (exponent, mantissa) = match width {
@@ -66,7 +66,7 @@ fn one_call<T: Bits>(group: &ProcessGroup, shared: &mut Random, heap: &mut [T], 
     Ok(())
 }
 
-/// What each call was, and the bits it gave.
+/// A description of each call, and the bits of its result.
 type Bitwise = Vec<(String, Vec<u64>)>;
 
 fn calls(group: &ProcessGroup, seed: u64, count: usize) -> Result<Bitwise> {
@@ -109,7 +109,7 @@ fn all_ranks_hold_the_same_bits_over_tcp() {
     same_bits(Transport::Tcp, 3);
 }
 
-/// The control: these values do tell the order in which they are added.
+/// The control: the sums of these values do depend on the order.
 #[test]
 fn another_order_gives_other_bits() {
     let mut random = Random::new(5);

@@ -1,4 +1,4 @@
-//! Corners in which groups once went wrong: each keeps a promise that the grids do not reach.
+//! Corner cases in which groups once failed, and which the grids do not cover.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn all_ranks_hold_the_same_nan() {
     }
 }
 
-/// The sum of an average does not fit the type, the average does.
+/// The sum does not fit the type, but the average does.
 #[test]
 fn halves_are_averaged_before_they_are_rounded() {
     for transport in BOTH {
@@ -36,9 +36,9 @@ fn halves_are_averaged_before_they_are_rounded() {
     }
 }
 
-/// What a rank sent before it left in good order still counts.
+/// What a rank sent before it left normally still counts.
 #[test]
-fn the_last_words_of_a_rank_are_heard() {
+fn the_last_data_of_a_rank_that_leaves_arrives() {
     for _ in 0..40 {
         let sums = run(2, Transport::Tcp, |group| {
             let mut all = [0u32; 2];
@@ -50,25 +50,25 @@ fn the_last_words_of_a_rank_are_heard() {
     }
 }
 
-/// Bytes of another type must not stay in a buffer of truths.
+/// Bytes of another type must not stay in a buffer of `bool`s.
 #[test]
-fn a_mismatch_leaves_only_truths_in_a_buffer_of_truths() {
-    let truths = outcomes(2, Transport::Tcp, Duration::from_secs(5), |group| {
-        let mut truths = vec![true; 1000];
+fn a_mismatch_leaves_only_valid_bools_in_a_buffer() {
+    let are_valid = outcomes(2, Transport::Tcp, Duration::from_secs(5), |group| {
+        let mut bools = vec![true; 1000];
         let outcome = match group.rank() {
             0 => group.all_gather(&[0xabu8; 500], &mut [0; 1000]),
-            _ => group.all_gather(&[true; 500], &mut truths),
+            _ => group.all_gather(&[true; 500], &mut bools),
         };
         assert!(outcome.is_err());
-        // Looked at as numbers: a `bool` that is neither would be undefined behaviour.
-        Ok(truths.iter().map(|&truth| u8::from(truth)).all(|number| number < 2))
+        // Checked as numbers: a `bool` that is neither 0 nor 1 would be undefined behaviour.
+        Ok(bools.iter().map(|&value| u8::from(value)).all(|number| number < 2))
     });
-    assert!(truths.into_iter().all(|truth| matches!(truth, Ok(true))));
+    assert!(are_valid.into_iter().all(|is_valid| matches!(is_valid, Ok(true))));
 }
 
 /// Two ranks that both only send never read each other's header.
 #[test]
-fn ranks_that_both_only_send_learn_that_they_differ() {
+fn ranks_that_both_only_send_get_a_mismatch() {
     let errors = outcomes(2, Transport::Tcp, Duration::from_secs(20), |group| {
         let mut data = vec![1u8; 16 << 20];
         match group.rank() {
@@ -81,9 +81,9 @@ fn ranks_that_both_only_send_learn_that_they_differ() {
     }
 }
 
-/// That two ranks disagree matters more than that a third is late.
+/// A mismatch of two ranks matters more than a third rank that is late.
 #[test]
-fn a_latecomer_does_not_hide_a_mismatch() {
+fn a_late_rank_does_not_hide_a_mismatch() {
     let errors = outcomes(3, Transport::Shm, Duration::from_secs(2), |group| match group.rank() {
         0 => group.barrier(),
         1 => group.all_reduce(&mut [1u8], ReduceOp::Sum),
@@ -97,9 +97,9 @@ fn a_latecomer_does_not_hide_a_mismatch() {
     }
 }
 
-/// An error that nobody waited for comes out at the end of the scope.
+/// An error that nobody waited for is returned at the end of the scope.
 #[test]
-fn an_error_nobody_waited_for_is_not_lost() {
+fn an_error_that_nobody_waited_for_is_not_lost() {
     run(2, Transport::Shm, |group| {
         let outcome = group.scope(|scope| {
             let _ = scope.start(|group| group.broadcast(&mut [0u8], 7));
@@ -110,13 +110,13 @@ fn an_error_nobody_waited_for_is_not_lost() {
     });
 }
 
-/// Numbers from nowhere must not wrap round to a length that fits.
+/// Counts must not wrap around to a length that fits.
 #[test]
-fn counts_that_no_memory_holds_are_an_error_and_the_group_goes_on() {
+fn counts_that_no_memory_holds_are_an_error_and_the_group_stays_usable() {
     for transport in BOTH {
         run(2, transport, |group| {
             let huge = [usize::MAX, 5];
-            // Fits a number, but not as bytes.
+            // Fits a `usize`, but not as bytes.
             let long = [1 << 61, 5];
             for counts in [huge, long] {
                 let mine = vec![1.0f64; 4];
@@ -141,7 +141,7 @@ fn counts_that_no_memory_holds_are_an_error_and_the_group_goes_on() {
 }
 
 #[test]
-fn lists_in_which_a_rank_disagrees_with_itself_are_an_error_and_the_group_goes_on() {
+fn counts_in_which_a_rank_disagrees_with_itself_are_an_error_and_the_group_stays_usable() {
     for transport in BOTH {
         run(2, transport, |group| {
             let me = group.rank();
@@ -157,7 +157,7 @@ fn lists_in_which_a_rank_disagrees_with_itself_are_an_error_and_the_group_goes_o
 }
 
 #[test]
-fn coalesced_buffers_that_do_not_fit_are_an_error_and_the_group_goes_on() {
+fn coalesced_buffers_that_do_not_fit_are_an_error_and_the_group_stays_usable() {
     run(2, Transport::Shm, |group| {
         let (four, mut two) = ([1u8; 4], [0u8; 2]);
         let outcomes = [
@@ -200,16 +200,16 @@ ranks_test!(ranks_meet_again_after_a_failed_group, 2, {
         let mut data = vec![group.rank() as f32; 100];
         group.all_reduce(&mut data, ReduceOp::Sum)?;
         assert_eq!(data, [1.0; 100], "meeting {meeting}");
-        // Ranks part in anger, and meet again.
+        // The group fails, and the ranks meet again.
         let outcome =
             if group.rank() == 0 { group.barrier() } else { group.all_reduce(&mut data, ReduceOp::Sum) };
         assert!(outcome.is_err());
     }
 });
 
-/// A call that is refused says which one it is.
+/// The error of an invalid call names the call's place in the program.
 #[test]
-fn a_refused_call_is_named_by_its_place_in_the_program() {
+fn an_invalid_call_is_named_by_its_place_in_the_program() {
     run(2, Transport::Shm, |group| {
         let first = line!() + 2;
         let outcomes = [

@@ -1,4 +1,4 @@
-//! Groups that form, fail and form again a thousand times: memory, descriptors and threads stay as they were.
+//! Groups that form, fail and form again a thousand times: memory, descriptors and threads do not grow.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use drumline_comm::{CommError, GroupOptions, LocalGroup, ProcessGroup, ReduceOp,
 use rank_test::anyhow::{Result, ensure};
 use rank_test::ranks_test;
 
-/// Cycles before the first look: what is set up once is there by then.
+/// Cycles before the first measurement: what is set up once exists by then.
 const WARM_UP: usize = 100;
 const CYCLES: usize = 1000;
 
-/// What this process holds.
+/// The resources that this process holds.
 #[derive(Debug, Clone, Copy)]
 struct Held {
     kib: usize,
@@ -26,7 +26,7 @@ impl Held {
         Ok(Self { kib: pages * rustix::param::page_size() / 1024, descriptors, threads })
     }
 
-    /// The least of several looks: a thread that has done its work may take a moment to end.
+    /// The least of several measurements: a thread that is done may take a moment to end.
     fn at_rest() -> Result<Self> {
         let mut least = Self::now()?;
         for _ in 0..10 {
@@ -38,7 +38,7 @@ impl Held {
         Ok(least)
     }
 
-    /// Whether this is no more than before, when a thread may have been about to end that has ended since.
+    /// An error if this is more than before.
     fn is_flat_since(self, before: Held) -> Result<()> {
         ensure!(self.descriptors <= before.descriptors, "descriptors: {before:?}, then {self:?}");
         ensure!(self.threads <= before.threads, "threads: {before:?}, then {self:?}");
@@ -51,7 +51,7 @@ fn count(folder: &str) -> Result<usize> {
     Ok(std::fs::read_dir(folder)?.count())
 }
 
-/// Two ranks form a group, use every part of it, disagree, and give it up.
+/// Two ranks form a group, use every part of it, make different calls, and give it up.
 fn one_cycle(index: usize) {
     let transport = if index.is_multiple_of(2) { Transport::Shm } else { Transport::Tcp };
     let options = GroupOptions { transport, timeout: Duration::from_secs(20), ..GroupOptions::default() };
@@ -79,8 +79,8 @@ fn use_and_disagree(group: &ProcessGroup) -> Result<(), CommError> {
     }
 }
 
-/// Goes through the cycles, letting one descriptor slip in each if `LEAK` is set, and compares.
-fn go_round() -> Result<()> {
+/// Runs the cycles and compares; leaks one descriptor in each cycle if `LEAK` is set.
+fn run_cycles() -> Result<()> {
     let leak = std::env::var("LEAK").is_ok();
     let mut before = Held::now()?;
     for index in 0..WARM_UP + if leak { 10 } else { CYCLES } {
@@ -95,15 +95,15 @@ fn go_round() -> Result<()> {
     Held::at_rest()?.is_flat_since(before)
 }
 
-ranks_test!(a_thousand_cycles_leave_nothing, 1, { go_round()? }, |ranks| {
+ranks_test!(a_thousand_cycles_leave_nothing, 1, { run_cycles()? }, |ranks| {
     let control = ranks.clone().env([("LEAK", "1")]).pass();
     let text = control.expect_err("a leak is noticed").to_string();
     ensure!(text.contains("descriptors: "), "{text}");
     ranks.pass()?;
 });
 
-/// Subgroups of one long-lived group come and go.
-fn children_come_and_go() -> Result<()> {
+/// Makes and drops subgroups of one long-lived group.
+fn subgroups_come_and_go() -> Result<()> {
     for transport in [Transport::Shm, Transport::Tcp] {
         let options = GroupOptions { transport, timeout: Duration::from_secs(20), ..GroupOptions::default() };
         let cycle = |group: &ProcessGroup| {
@@ -116,7 +116,7 @@ fn children_come_and_go() -> Result<()> {
             drop(child);
             group.barrier()
         };
-        // Both are idle while one of them looks, since looking takes a descriptor.
+        // Both are idle while one of them measures, since measuring needs a descriptor.
         let look = |group: &ProcessGroup| {
             group.barrier()?;
             let held = (group.rank() == 0).then(Held::at_rest);
@@ -136,4 +136,4 @@ fn children_come_and_go() -> Result<()> {
     Ok(())
 }
 
-ranks_test!(subgroups_leave_nothing, 1, { children_come_and_go()? });
+ranks_test!(subgroups_leave_nothing, 1, { subgroups_come_and_go()? });

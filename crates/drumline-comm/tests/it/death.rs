@@ -1,6 +1,6 @@
-//! Ranks as processes that die, stop or run away at every point of their lives: the others learn who, where and how.
+//! Ranks as processes that die, stop or exit at every point of their lives: the others learn who, where and how.
 //!
-//! The ranks run [`live`]; `PHASE` says what they do, a fault of `rank_test` strikes the victim at a numbered point.
+//! The ranks run [`live`]; `PHASE` says what they do, and a fault of `rank_test` hits the victim at a numbered point.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -12,10 +12,10 @@ use rank_test::{Exit, Ranks, RunningRanks, fault, ranks_test};
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// What survivors may take to hear of a death.
-const TOLD: Duration = Duration::from_secs(1);
+/// How long survivors may take to learn of a death.
+const REPORTED: Duration = Duration::from_secs(1);
 
-/// Points at which a fault may strike.
+/// The points at which a fault may happen.
 const BEFORE_MEETING: u64 = 0;
 const BEFORE_FORMING: u64 = 1;
 const AT_WORK: u64 = 5;
@@ -24,7 +24,7 @@ fn env(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// The life of a rank; prints `verdict: …` at its end, with the error if it heard of one.
+/// The program of a rank; prints `verdict: …` at its end, with the error if there was one.
 fn live() -> Result<()> {
     let verdict = match attend() {
         Ok(()) => "all went well".to_string(),
@@ -44,7 +44,7 @@ fn attend() -> Result<()> {
     println!("ready");
     let outcome = work(&group, &env("PHASE").unwrap_or_default());
     if let Err(error) = &outcome {
-        let again = group.barrier().expect_err("a group that failed is of no use").to_string();
+        let again = group.barrier().expect_err("a group that failed cannot be used").to_string();
         ensure!(error.to_string() == again, "first {error}, then {again}");
     }
     outcome
@@ -54,7 +54,7 @@ fn work(group: &ProcessGroup, phase: &str) -> Result<()> {
     match phase {
         "small" => repeat(group, 3),
         "heap" => repeat_in_heap(group),
-        "large" => repeat_until_struck(group),
+        "large" => repeat_until_killed(group),
         "mail" => write_round(group),
         "idle" => idle(group),
         "forming" => form_many(group),
@@ -80,8 +80,8 @@ fn repeat_in_heap(group: &ProcessGroup) -> Result<()> {
     Ok(())
 }
 
-/// All-reduces 16 MiB again and again; the victim dies after this part of one all-reduce.
-fn repeat_until_struck(group: &ProcessGroup) -> Result<()> {
+/// All-reduces 16 MiB again and again; the victim dies after this fraction of one all-reduce.
+fn repeat_until_killed(group: &ProcessGroup) -> Result<()> {
     let mut data = vec![1f32; 4 << 20];
     let begin = Instant::now();
     (0..3).try_for_each(|_| group.all_reduce(&mut data, ReduceOp::Max))?;
@@ -100,7 +100,7 @@ fn repeat_until_struck(group: &ProcessGroup) -> Result<()> {
     Ok(())
 }
 
-/// Messages go round in a ring.
+/// Messages travel around a ring.
 fn write_round(group: &ProcessGroup) -> Result<()> {
     let (me, ranks) = (group.rank(), group.size());
     let mut data = vec![0u8; 300_000];
@@ -118,7 +118,7 @@ fn idle(group: &ProcessGroup) -> Result<()> {
     Ok(group.barrier()?)
 }
 
-/// A last call, and a while later the end: the victim's comes first.
+/// A last call, and a while later the end; the victim ends first.
 fn linger(group: &ProcessGroup) -> Result<()> {
     group.barrier()?;
     std::thread::sleep(Duration::from_millis(200));
@@ -137,7 +137,7 @@ fn form_many(group: &ProcessGroup) -> Result<()> {
         });
     }
     let rounds = if env("VICTIM").is_some() { 1_000_000 } else { 10 };
-    // The child may be the first to hear of it, under its own name.
+    // The child may be the first to get the error, with its own name.
     let form = || group.new_group(&all)?.expect("all are in it").barrier();
     match (0..rounds).try_for_each(|_| form()) {
         Err(_) => Ok(group.barrier()?),
@@ -145,36 +145,36 @@ fn form_many(group: &ProcessGroup) -> Result<()> {
     }
 }
 
-/// How a victim ends, and what the others say of it.
-struct Deed {
+/// How a victim ends, and how the others describe it.
+struct Death {
     fault: &'static str,
-    words: &'static str,
+    text: &'static str,
     exit: Exit,
 }
 
-const KILL: Deed = Deed { fault: "kill", words: "killed by signal 9 (SIGKILL)", exit: Exit::Signal(9) };
-const EXIT: Deed = Deed { fault: "exit=3", words: "exited with code 3", exit: Exit::Code(3) };
-const PANIC: Deed = Deed { fault: "panic", words: "panicked", exit: Exit::Code(101) };
+const KILL: Death = Death { fault: "kill", text: "killed by signal 9 (SIGKILL)", exit: Exit::Signal(9) };
+const EXIT: Death = Death { fault: "exit=3", text: "exited with code 3", exit: Exit::Code(3) };
+const PANIC: Death = Death { fault: "panic", text: "panicked", exit: Exit::Code(101) };
 
-/// One run of three ranks in which `victim` is struck at `step`.
-struct Blow {
+/// One run of three ranks in which `victim` dies at `step`.
+struct Scenario {
     phase: &'static str,
     victim: usize,
     step: u64,
-    deed: Deed,
+    death: Death,
 }
 
-fn blow(phase: &'static str, victim: usize, step: u64, deed: Deed) -> Blow {
-    Blow { phase, victim, step, deed }
+fn dies(phase: &'static str, victim: usize, step: u64, death: Death) -> Scenario {
+    Scenario { phase, victim, step, death }
 }
 
-impl Blow {
+impl Scenario {
     fn spec(&self) -> String {
-        format!("rank={},step={},{}", self.victim, self.step, self.deed.fault)
+        format!("rank={},step={},{}", self.victim, self.step, self.death.fault)
     }
 
-    /// Starts the ranks and waits until the victim is struck.
-    fn strike(&self, ranks: &Ranks, transport: &str) -> Result<(RunningRanks, Instant)> {
+    /// Starts the ranks and waits until the fault has happened.
+    fn start(&self, ranks: &Ranks, transport: &str) -> Result<(RunningRanks, Instant)> {
         let victim = self.victim.to_string();
         let env = [("PHASE", self.phase), ("DRUMLINE_TRANSPORT", transport), ("VICTIM", &victim)];
         let running = ranks.clone().env(env).fault(&self.spec()).start()?;
@@ -182,32 +182,32 @@ impl Blow {
         Ok((running, Instant::now()))
     }
 
-    /// Strikes; all others must hear of the victim with `words`, in time.
-    fn survivors_hear(&self, ranks: &Ranks, transport: &str, words: &str) -> Result<()> {
-        let (running, struck) = self.strike(ranks, transport)?;
+    /// Runs it; all others must name the victim with `text`, in time.
+    fn check_survivors(&self, ranks: &Ranks, transport: &str, text: &str) -> Result<()> {
+        let (running, died) = self.start(ranks, transport)?;
         let pid = running.pid(self.victim);
         for rank in (0..3).filter(|&rank| rank != self.victim) {
             let line = running.wait_for_line(rank, "verdict:", SOON)?;
-            let late = struck.elapsed();
+            let late = died.elapsed();
             let who = format!("{} over {transport}, rank {rank} after {late:?}: {line}", self.spec());
-            ensure!(late < TOLD, "too late: {who}");
+            ensure!(late < REPORTED, "too late: {who}");
             ensure!(line.contains(&format!("lost rank {}", self.victim)), "does not name the rank: {who}");
             if let Ok(pid) = &pid {
                 ensure!(line.contains(&format!("pid {pid})")), "does not name pid {pid}: {who}");
             }
-            ensure!(line.contains(words), "does not say `{words}`: {who}");
+            ensure!(line.contains(text), "does not say `{text}`: {who}");
         }
         let report = running.wait_all(SOON)?;
         let exits: Vec<_> = report.ranks.iter().map(|rank| rank.exit).collect();
         for (rank, exit) in exits.iter().enumerate() {
-            let expected = if rank == self.victim { self.deed.exit } else { Exit::Code(0) };
+            let expected = if rank == self.victim { self.death.exit } else { Exit::Code(0) };
             ensure!(*exit == expected, "{}: {report}", self.spec());
         }
         Ok(())
     }
 }
 
-/// The control: nobody is struck, and all goes well.
+/// The control: no rank dies, and all goes well.
 fn all_is_well(ranks: &Ranks, phase: &str, transport: &str) -> Result<()> {
     let report = ranks.clone().env([("PHASE", phase), ("DRUMLINE_TRANSPORT", transport)]).pass()?;
     for rank in report.ranks {
@@ -217,10 +217,10 @@ fn all_is_well(ranks: &Ranks, phase: &str, transport: &str) -> Result<()> {
     Ok(())
 }
 
-fn deaths(ranks: &Ranks, blows: &[Blow]) -> Result<()> {
+fn deaths(ranks: &Ranks, scenarios: &[Scenario]) -> Result<()> {
     for transport in ["shm", "tcp"] {
-        for blow in blows {
-            blow.survivors_hear(ranks, transport, blow.deed.words)?;
+        for scenario in scenarios {
+            scenario.check_survivors(ranks, transport, scenario.death.text)?;
         }
     }
     Ok(())
@@ -237,16 +237,16 @@ ranks_test!(a_death_before_the_group_is_formed, 3, { live()? }, |ranks| {
     deaths(
         &ranks,
         &[
-            blow("small", 1, BEFORE_MEETING, KILL),
-            blow("small", 0, BEFORE_FORMING, KILL),
-            blow("small", 2, BEFORE_FORMING, EXIT),
+            dies("small", 1, BEFORE_MEETING, KILL),
+            dies("small", 0, BEFORE_FORMING, KILL),
+            dies("small", 2, BEFORE_FORMING, EXIT),
         ],
     )?;
     controls(&ranks, &["small"])?;
 });
 
 ranks_test!(a_death_while_groups_are_formed, 3, { live()? }, |ranks| {
-    deaths(&ranks, &[blow("forming", 0, AT_WORK, KILL), blow("forming", 2, AT_WORK, KILL)])?;
+    deaths(&ranks, &[dies("forming", 0, AT_WORK, KILL), dies("forming", 2, AT_WORK, KILL)])?;
     controls(&ranks, &["forming"])?;
 });
 
@@ -254,10 +254,10 @@ ranks_test!(a_death_between_two_collectives, 3, { live()? }, |ranks| {
     deaths(
         &ranks,
         &[
-            blow("small", 0, 4, KILL),
-            blow("small", 1, 4, EXIT),
-            blow("small", 2, 4, PANIC),
-            blow("heap", 1, 4, KILL),
+            dies("small", 0, 4, KILL),
+            dies("small", 1, 4, EXIT),
+            dies("small", 2, 4, PANIC),
+            dies("heap", 1, 4, KILL),
         ],
     )?;
     controls(&ranks, &["small", "heap"])?;
@@ -266,22 +266,22 @@ ranks_test!(a_death_between_two_collectives, 3, { live()? }, |ranks| {
 ranks_test!(a_death_inside_a_large_all_reduce, 3, { live()? }, |ranks| {
     for (part, victim) in [("0.03", 0), ("0.5", 1), ("0.95", 2)] {
         let ranks = ranks.clone().env([("PART", part)]);
-        deaths(&ranks, &[blow("large", victim, AT_WORK, KILL)])?;
+        deaths(&ranks, &[dies("large", victim, AT_WORK, KILL)])?;
     }
     controls(&ranks, &["large"])?;
 });
 
-ranks_test!(a_death_among_messages, 3, { live()? }, |ranks| {
-    deaths(&ranks, &[blow("mail", 0, 5, KILL), blow("mail", 2, 3, EXIT)])?;
+ranks_test!(a_death_while_messages_travel, 3, { live()? }, |ranks| {
+    deaths(&ranks, &[dies("mail", 0, 5, KILL), dies("mail", 2, 3, EXIT)])?;
     controls(&ranks, &["mail"])?;
 });
 
 ranks_test!(a_death_while_all_are_idle, 3, { live()? }, |ranks| {
     for transport in ["shm", "tcp"] {
-        let (running, _) = blow("idle", 1, AT_WORK, KILL).strike(&ranks, transport)?;
+        let (running, _) = dies("idle", 1, AT_WORK, KILL).start(&ranks, transport)?;
         for rank in [0, 2] {
             let line = running.wait_for_line(rank, "verdict:", SOON)?;
-            ensure!(line.contains("lost rank 1") && line.contains(KILL.words), "{line}");
+            ensure!(line.contains("lost rank 1") && line.contains(KILL.text), "{line}");
         }
         running.wait_all(SOON)?;
     }
@@ -290,7 +290,7 @@ ranks_test!(a_death_while_all_are_idle, 3, { live()? }, |ranks| {
 
 ranks_test!(a_death_after_the_last_call_disturbs_nobody, 3, { live()? }, |ranks| {
     for transport in ["shm", "tcp"] {
-        let (running, _) = blow("exit", 1, AT_WORK, KILL).strike(&ranks, transport)?;
+        let (running, _) = dies("exit", 1, AT_WORK, KILL).start(&ranks, transport)?;
         for rank in [0, 2] {
             running.wait_for_line(rank, "verdict: all went well", SOON)?;
         }
@@ -299,7 +299,7 @@ ranks_test!(a_death_after_the_last_call_disturbs_nobody, 3, { live()? }, |ranks|
     controls(&ranks, &["exit"])?;
 });
 
-/// Rank 0 hosts the store itself, at an address it leaves in a file: no launcher can say how it ended.
+/// Rank 0 hosts the store itself, at an address that it writes to a file: no launcher can say how it ended.
 fn meeting_in_a_file(ranks: &Ranks, test: impl FnOnce(&Ranks) -> Result<()>) -> Result<()> {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -312,31 +312,31 @@ fn meeting_in_a_file(ranks: &Ranks, test: impl FnOnce(&Ranks) -> Result<()>) -> 
 
 ranks_test!(the_death_of_the_stores_host, 3, { live()? }, |ranks| {
     for transport in ["shm", "tcp"] {
-        for (victim, words) in [
+        for (victim, text) in [
             (0, "the store it hosts"),
-            (1, "its connection ended and nobody told why; try looking at what it last wrote on "),
+            (1, "its connection ended and nobody reported why; try looking at what it last wrote on "),
         ] {
-            let death = blow("small", victim, 4, KILL);
-            meeting_in_a_file(&ranks, |ranks| death.survivors_hear(ranks, transport, words))?;
+            let death = dies("small", victim, 4, KILL);
+            meeting_in_a_file(&ranks, |ranks| death.check_survivors(ranks, transport, text))?;
         }
         meeting_in_a_file(&ranks, |ranks| all_is_well(ranks, "small", transport))?;
     }
 });
 
-/// A rank that stands still is named when the time is up, and hears of it when it goes on.
-fn stand_still(ranks: &Ranks, transport: &str) -> Result<()> {
+/// A stopped rank is named at the deadline, and gets the error when it continues.
+fn stop_and_continue(ranks: &Ranks, transport: &str) -> Result<()> {
     let ranks = ranks.clone().env([("DRUMLINE_TIMEOUT", "600ms")]);
-    let deed = Deed { fault: "stop", words: "", exit: Exit::Code(0) };
-    let (running, struck) = blow("small", 1, 4, deed).strike(&ranks, transport)?;
+    let stop = Death { fault: "stop", text: "", exit: Exit::Code(0) };
+    let (running, stopped) = dies("small", 1, 4, stop).start(&ranks, transport)?;
     running.wait_until_stopped(1, SOON)?;
     for rank in [0, 2] {
         let line = running.wait_for_line(rank, "verdict:", SOON)?;
-        let time = struck.elapsed();
+        let time = stopped.elapsed();
         ensure!(time > Duration::from_millis(500) && time < Duration::from_secs(2), "{time:?}: {line}");
         let named = format!("rank 1: ({}, pid {}, stopped", host()?, running.pid(1)?);
         ensure!(line.contains("timed out after 600ms") && line.contains(&named), "{transport}: {line}");
         ensure!(line.matches(", pid ").count() == 1, "names others too: {line}");
-        // Over links the stopped rank cannot say what it did last; in shared memory it is written down.
+        // Over links the stopped rank cannot report its last call; shared memory holds it.
         ensure!(
             transport == "tcp" || line.contains("whose last call was all_reduce(3 f32, sum) #5 at"),
             "{line}"
@@ -353,15 +353,15 @@ fn host() -> Result<String> {
     Ok(std::fs::read_to_string("/proc/sys/kernel/hostname")?.trim().into())
 }
 
-ranks_test!(a_rank_that_is_stopped_is_named_and_told, 3, { live()? }, |ranks| {
+ranks_test!(a_rank_that_is_stopped_is_named_and_gets_the_error, 3, { live()? }, |ranks| {
     for transport in ["shm", "tcp"] {
-        stand_still(&ranks, transport)?;
+        stop_and_continue(&ranks, transport)?;
         all_is_well(&ranks.clone().env([("DRUMLINE_TIMEOUT", "600ms")]), "small", transport)?;
     }
 });
 
 ranks_test!(
-    an_abort_is_told_as_its_signal,
+    an_abort_is_reported_as_its_signal,
     2,
     {
         let group = ProcessGroup::from_env()?;

@@ -1,7 +1,7 @@
-//! A rank that dies while somebody else holds copies of all its sockets, as a child does that it has forked: nothing of its
-//! connections ends, and the others learn of its death all the same.
+//! A rank that dies while another process holds copies of all its sockets, as a forked child does: none of its connections ends,
+//! and yet the others learn of its death.
 //!
-//! No launcher tells of it: the ranks meet at a store that rank 0 hosts. The copies are taken by the test, with
+//! There is no launcher to report it: the ranks meet at a store that rank 0 hosts. The test takes the copies with
 //! `pidfd_getfd`, which gives exactly what a fork would.
 
 use std::os::fd::OwnedFd;
@@ -17,8 +17,8 @@ use crate::frozen_host::meeting_in_a_file;
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// What survivors may take to hear of it, on a busy machine.
-const TOLD: Duration = Duration::from_secs(6);
+/// How long survivors may take to learn of it, on a busy machine.
+const REPORTED: Duration = Duration::from_secs(6);
 
 fn live() -> Result<()> {
     let member = drumline_rendezvous::init(&std::env::var("MEETING")?, InitOptions::default())?;
@@ -63,9 +63,9 @@ fn die_with_copies(ranks: &Ranks, victim: usize) -> Result<()> {
         let line = running.wait_for_line(rank, "verdict: ", SOON)?;
         let time = begin.elapsed();
         ensure!(line.contains(&format!("lost rank {victim} ")), "rank {rank}: {line}");
-        ensure!(time < TOLD, "rank {rank} only after {time:?}: {line}");
+        ensure!(time < REPORTED, "rank {rank} only after {time:?}: {line}");
     }
-    // Closed only now: until here everything looked as if the rank were there.
+    // Closed only now: until here all sockets looked as if the rank were alive.
     drop(copies);
     running.wait_all(SOON).map(drop)
 }

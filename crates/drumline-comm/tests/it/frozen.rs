@@ -1,8 +1,8 @@
-//! Ranks that stand still (SIGSTOP) at every point of their lives: the others name them when the time is up, and hang
-//! nowhere; one that goes on in time (SIGCONT) is waited for, and the answers are right.
+//! Ranks that are frozen (SIGSTOP) at every point of their lives: the others name them at the deadline, and do not hang. A rank
+//! that continues in time (SIGCONT) is waited for, and the results are right.
 //!
-//! The ranks run [`live`], which goes through all [`PHASES`], or through the one that `PHASE` names. In each of them the
-//! rank `VICTIM` comes to a point of `rank_test`, at which it may be struck.
+//! The ranks run [`live`], which runs all [`PHASES`], or the one that `PHASE` names. In each of them the rank `VICTIM` reaches a
+//! point of `rank_test`, at which it may be frozen.
 
 use std::time::{Duration, Instant};
 
@@ -18,13 +18,13 @@ const SOON: Duration = Duration::from_secs(20);
 /// The deadline of every call, and of the meeting, where a rank stays frozen.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What survivors may take besides: to ask the others what they do, to say goodbye, and for a busy machine.
+/// What survivors may take in addition: to ask the others for their last calls, to leave, and for a busy machine.
 const SLACK: Duration = Duration::from_secs(2);
 
-/// How long a rank is frozen that goes on in time.
+/// How long a rank is frozen that continues in time.
 const PAUSE: Duration = Duration::from_millis(150);
 
-/// What a rank does, in this order; its place here is the number of the point at which it may be struck.
+/// What a rank does, in this order; the index is the number of the point at which it may be frozen.
 const PHASES: [&str; 12] = [
     "meet",
     "form",
@@ -53,7 +53,7 @@ fn victim() -> Option<usize> {
     env("VICTIM")?.parse().ok()
 }
 
-/// The life of a rank; prints `verdict: …` when its group is gone, with the error if it heard of one.
+/// The program of a rank; prints `verdict: …` after its group is dropped, with the error if there was one.
 fn live() -> Result<()> {
     let verdict = match attend() {
         Ok(()) => "all went well".to_string(),
@@ -75,24 +75,24 @@ fn attend() -> Result<()> {
 }
 
 fn work(group: &ProcessGroup, phase: &str) -> Result<()> {
-    let strike = || fault::point(step_of(phase));
+    let freeze = || fault::point(step_of(phase));
     match phase {
         "small" => (0..20).try_for_each(|turn| {
             if turn == 10 {
-                strike();
+                freeze();
             }
             sum(group, &mut [0.0; 3])
         }),
         "barrier" => {
-            strike();
+            freeze();
             Ok(group.barrier()?)
         }
         "large" => sums_meanwhile(group, phase, &mut vec![0.0; 4 << 20]),
         "heap" => sums_meanwhile(group, phase, &mut group.heap_alloc(4 << 20)?),
-        "recv" => write_from_victim(group, strike),
-        "send" => write_to_victim(group, strike),
+        "recv" => write_from_victim(group, freeze),
+        "send" => write_to_victim(group, freeze),
         "new_group" => {
-            strike();
+            freeze();
             form_child(group)
         }
         "new_groups" => {
@@ -103,7 +103,7 @@ fn work(group: &ProcessGroup, phase: &str) -> Result<()> {
         }),
         "exit" => {
             group.barrier()?;
-            strike();
+            freeze();
             Ok(())
         }
         _ => bail!("no phase `{phase}`"),
@@ -119,7 +119,7 @@ fn sum(group: &ProcessGroup, data: &mut [f32]) -> Result<()> {
     Ok(())
 }
 
-/// The victim is struck inside one of several all-reduces.
+/// The victim is frozen inside one of several all-reduces.
 fn sums_meanwhile(group: &ProcessGroup, phase: &str, data: &mut [f32]) -> Result<()> {
     let begin = Instant::now();
     sum(group, data)?;
@@ -129,7 +129,7 @@ fn sums_meanwhile(group: &ProcessGroup, phase: &str, data: &mut [f32]) -> Result
     Ok(group.barrier()?)
 }
 
-/// Runs `act`; on the victim the point of this phase comes after `delay`.
+/// Runs `act`; on the victim the point of this phase is reached after `delay`.
 fn meanwhile(phase: &str, delay: Duration, act: impl FnOnce() -> Result<()>) -> Result<()> {
     if env("RANK").and_then(|rank| rank.parse().ok()) != victim() {
         return act();
@@ -145,10 +145,10 @@ fn meanwhile(phase: &str, delay: Duration, act: impl FnOnce() -> Result<()>) -> 
 }
 
 /// Every other rank waits for a message of the victim.
-fn write_from_victim(group: &ProcessGroup, strike: impl Fn()) -> Result<()> {
+fn write_from_victim(group: &ProcessGroup, freeze: impl Fn()) -> Result<()> {
     let victim = victim().unwrap_or_default();
     if group.rank() == victim {
-        strike();
+        freeze();
         return others(group).try_for_each(|rank| Ok(group.send(&[7u16; 9], rank, 3)?));
     }
     let mut data = [0u16; 9];
@@ -157,14 +157,14 @@ fn write_from_victim(group: &ProcessGroup, strike: impl Fn()) -> Result<()> {
     Ok(())
 }
 
-/// Every other rank has more for the victim than fits between them.
-fn write_to_victim(group: &ProcessGroup, strike: impl Fn()) -> Result<()> {
+/// Every other rank sends the victim more than the buffers hold.
+fn write_to_victim(group: &ProcessGroup, freeze: impl Fn()) -> Result<()> {
     let victim = victim().unwrap_or_default();
     let mut data = vec![group.rank() as u8; 16 << 20];
     if group.rank() != victim {
         return Ok(group.send(&data, victim, 4)?);
     }
-    strike();
+    freeze();
     others(group).try_for_each(|rank| {
         group.recv(&mut data, Source::Rank(rank), 4)?;
         ensure!(data.iter().all(|&x| x == rank as u8), "a wrong message");
@@ -200,15 +200,15 @@ fn start(
     ranks.clone().env(pairs).fault(&faults.join(";")).start()
 }
 
-fn wait_until_struck(running: &RunningRanks, victim: usize, phase: &str) -> Result<Instant> {
+fn wait_until_frozen(running: &RunningRanks, victim: usize, phase: &str) -> Result<Instant> {
     let fault = format!("fault rank={victim},step={},stop", step_of(phase));
     running.wait_for_line(victim, &fault, SOON)?;
     running.wait_until_stopped(victim, SOON)?;
     Ok(Instant::now())
 }
 
-/// What those must say who are not frozen. Over links one of them may be ahead of the other, and says that it waits for
-/// him too.
+/// Whether the line of a rank that is not frozen names the victim. Over links one of these ranks may be ahead of the other, and
+/// names that one too.
 fn names(line: &str, phase: &str, victim: usize, pid: u32) -> bool {
     match phase {
         "exit" => line.ends_with("all went well"),
@@ -228,10 +228,10 @@ fn names(line: &str, phase: &str, victim: usize, pid: u32) -> bool {
 fn freeze(ranks: &Ranks, transport: &str, victim: usize, phase: &str) -> Result<()> {
     let ranks = ranks.clone().env([("PHASE", phase)]);
     let running = start(&ranks, transport, victim, &[phase], TIMEOUT)?;
-    let struck = wait_until_struck(&running, victim, phase)?;
+    let frozen = wait_until_frozen(&running, victim, phase)?;
     for rank in (0..RANKS).filter(|&rank| rank != victim) {
         let line = running.wait_for_line(rank, "verdict:", SOON)?;
-        let late = struck.elapsed();
+        let late = frozen.elapsed();
         let who =
             format!("rank {victim} frozen in {phase} over {transport}; rank {rank} after {late:?}: {line}");
         ensure!(late < TIMEOUT + SLACK, "too late: {who}");
@@ -243,11 +243,11 @@ fn freeze(ranks: &Ranks, transport: &str, victim: usize, phase: &str) -> Result<
     Ok(())
 }
 
-/// Freezes `victim` in every phase of one run, and lets it go on in time.
+/// Freezes `victim` in every phase of one run, and lets it continue in time.
 fn freeze_and_thaw(ranks: &Ranks, transport: &str, victim: usize) -> Result<()> {
     let running = start(ranks, transport, victim, &PHASES, SOON)?;
     for phase in PHASES {
-        wait_until_struck(&running, victim, phase)?;
+        wait_until_frozen(&running, victim, phase)?;
         std::thread::sleep(PAUSE);
         running.resume(victim)?;
     }
@@ -263,7 +263,7 @@ fn freeze_in_each(ranks: &Ranks, transport: &str) -> Result<()> {
     for (turn, phase) in PHASES.into_iter().enumerate() {
         freeze(ranks, transport, turn % RANKS, phase)?;
     }
-    // The first rank of a node is the one that shares its memory.
+    // The first rank of a node creates the shared memory.
     freeze(ranks, transport, 0, "new_groups")?;
     freeze(ranks, transport, 0, "buffers")
 }
@@ -276,7 +276,7 @@ ranks_test!(a_rank_frozen_in_any_phase_is_named_over_links, RANKS, { live()? }, 
     freeze_in_each(&ranks, "tcp")?;
 });
 
-ranks_test!(a_rank_that_goes_on_in_time_disturbs_nobody, RANKS, { live()? }, |ranks| {
+ranks_test!(a_rank_that_continues_in_time_disturbs_nobody, RANKS, { live()? }, |ranks| {
     freeze_and_thaw(&ranks, "shm", 1)?;
     freeze_and_thaw(&ranks, "tcp", 0)?;
 });

@@ -1,5 +1,5 @@
-//! The rank that hosts the store stands still (SIGSTOP): who does not need the store goes on, who does hears of it in time,
-//! and everybody can leave.
+//! The rank that hosts the store is frozen (SIGSTOP): ranks that do not need the store continue, ranks that do get an error in
+//! time, and all ranks can leave.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -14,13 +14,13 @@ const SOON: Duration = Duration::from_secs(20);
 /// The deadline of every call.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a goodbye may take that nobody answers.
+/// How long leaving may take if nobody answers.
 const GOODBYE: Duration = Duration::from_secs(2);
 
 /// For a busy machine.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// Rank 0 hosts the store, and is struck while it idles; the others work on without it, for longer than any deadline.
+/// Rank 0 hosts the store, and is frozen while it idles; the others continue without it, for longer than any deadline.
 fn live() -> Result<()> {
     let method = std::env::var("MEETING")?;
     let member = drumline_rendezvous::init(&method, InitOptions::default())?;
@@ -30,18 +30,18 @@ fn live() -> Result<()> {
     pair.iter().try_for_each(sum)?;
     sum(&world)?;
     match pair {
-        Some(pair) => work_on(world, pair),
+        Some(pair) => continue_without_the_host(world, pair),
         None => {
             fault::point(1);
-            println!("went on");
-            println!("barrier: {}", words(world.barrier()));
-            println!("second barrier: {}", words(world.barrier()));
+            println!("continued");
+            println!("barrier: {}", text(world.barrier()));
+            println!("second barrier: {}", text(world.barrier()));
             Ok(())
         }
     }
 }
 
-fn work_on(world: ProcessGroup, pair: ProcessGroup) -> Result<()> {
+fn continue_without_the_host(world: ProcessGroup, pair: ProcessGroup) -> Result<()> {
     std::thread::sleep(Duration::from_millis(300));
     let begin = Instant::now();
     for _ in 0..15 {
@@ -54,11 +54,11 @@ fn work_on(world: ProcessGroup, pair: ProcessGroup) -> Result<()> {
         Some(child) => child.barrier(),
         None => Ok(()),
     });
-    println!("new group after {} ms: {}", begin.elapsed().as_millis(), words(child));
+    println!("new group after {} ms: {}", begin.elapsed().as_millis(), text(child));
     let begin = Instant::now();
     let outcome = world.barrier();
-    println!("of all after {} ms: {}", begin.elapsed().as_millis(), words(outcome));
-    // Only in the control does this one have a chance.
+    println!("of all after {} ms: {}", begin.elapsed().as_millis(), text(outcome));
+    // This succeeds only in the control.
     let _ = world.barrier();
     let begin = Instant::now();
     drop((pair, world));
@@ -66,7 +66,7 @@ fn work_on(world: ProcessGroup, pair: ProcessGroup) -> Result<()> {
     Ok(())
 }
 
-fn words<T, E: std::fmt::Display>(outcome: std::result::Result<T, E>) -> String {
+fn text<T, E: std::fmt::Display>(outcome: std::result::Result<T, E>) -> String {
     outcome.map_or_else(|error| error.to_string().replace('\n', " | "), |_| "all went well".into())
 }
 
@@ -78,7 +78,7 @@ fn sum(group: &ProcessGroup) -> Result<()> {
     Ok(())
 }
 
-/// Rank 0 hosts the store at an address that it leaves in a file.
+/// Rank 0 hosts the store at an address that it writes to a file.
 pub(crate) fn meeting_in_a_file(
     ranks: &Ranks,
     transport: &str,
@@ -123,8 +123,8 @@ fn freeze_the_host(ranks: &Ranks, transport: &str) -> Result<()> {
         running.wait_rank(rank, SLACK)?;
     }
     running.resume(0)?;
-    running.wait_for_line(0, "went on", SOON)?;
-    // The others had come to the first barrier when they lost patience.
+    running.wait_for_line(0, "continued", SOON)?;
+    // The others were in the first barrier when they gave up.
     let line = running.wait_for_line(0, "second barrier: ", SOON)?;
     ensure!(!line.ends_with("all went well"), "{line}");
     ensure!(running.wait_all(SOON)?.is_success());
@@ -132,7 +132,7 @@ fn freeze_the_host(ranks: &Ranks, transport: &str) -> Result<()> {
 }
 
 /// The control: nobody is frozen, and all goes well.
-fn let_the_host_be(ranks: &Ranks) -> Result<()> {
+fn do_not_freeze_the_host(ranks: &Ranks) -> Result<()> {
     let report = ranks.clone().env([("DRUMLINE_TIMEOUT", "20s")]).pass()?;
     for rank in [1, 2] {
         let text = report.ranks[rank].stdout_text();
@@ -141,9 +141,9 @@ fn let_the_host_be(ranks: &Ranks) -> Result<()> {
     Ok(())
 }
 
-ranks_test!(the_others_go_on_without_the_stores_host, 3, { live()? }, |ranks| {
+ranks_test!(the_others_continue_without_the_stores_host, 3, { live()? }, |ranks| {
     for transport in ["shm", "tcp"] {
         meeting_in_a_file(&ranks, transport, |ranks| freeze_the_host(&ranks, transport))?;
-        meeting_in_a_file(&ranks, transport, |ranks| let_the_host_be(&ranks))?;
+        meeting_in_a_file(&ranks, transport, |ranks| do_not_freeze_the_host(&ranks))?;
     }
 });

@@ -1,6 +1,6 @@
 //! Every collective × ranks × lengths × types × transport, against closed-form answers.
 //!
-//! Rank `r`'s element `i` is a small number that `value(r, i)` gives, so that every expected result is exact in every type.
+//! Element `i` of rank `r` is the small number `value(r, i)`, so that every expected result is exact in every type.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Buffers of the symmetric heap: whatever mixture of them the ranks give, the answer is the same.
+//! Buffers of the symmetric heap: whether ranks pass heap buffers or private ones, the result is the same.
 
 use std::ops::Range;
 
@@ -69,14 +69,13 @@ fn all_collectives_around_every_threshold() {
     }
 }
 
-/// All-reduces `range` of a buffer of `len` and checks that nothing outside of it has changed.
+/// All-reduces `range` of a buffer and checks that nothing outside it has changed.
 fn part_only(group: &ProcessGroup, data: &mut [f32], range: Range<usize>) -> Result {
     let (len, start, me) = (data.len(), range.start, group.rank());
     data[range.clone()].copy_from_slice(&buffer::<f32>(me, range.len()));
     group.all_reduce(&mut data[range.clone()], ReduceOp::Sum)?;
-    let want = |i: usize| match range.contains(&i) {
-        true => sum(group.size(), i - start) as f32,
-        false => value(me, i) as f32,
+    let want = |i: usize| {
+        if range.contains(&i) { sum(group.size(), i - start) as f32 } else { value(me, i) as f32 }
     };
     check(data, want, || format!("{range:?} of {len}"));
     Ok(())
@@ -97,7 +96,7 @@ fn a_part_of_a_buffer_is_reduced_alone() {
 }
 
 #[test]
-fn the_same_buffer_at_other_places_on_other_ranks() {
+fn the_same_buffer_at_other_offsets_on_other_ranks() {
     run(3, Transport::Shm, |group| {
         let mut data = filled::<f32>(group, 50_000)?;
         let start = 1000 * group.rank();
@@ -163,7 +162,7 @@ fn many_regions_that_come_and_go() {
 }
 
 #[test]
-fn a_buffer_of_nothing_and_one_that_outlives_its_group() {
+fn an_empty_buffer_and_one_that_outlives_its_group() {
     let buffers = run(2, Transport::Shm, |group| {
         let mut nothing = group.heap_alloc::<f32>(0)?;
         group.all_reduce(&mut nothing, ReduceOp::Sum)?;
@@ -176,7 +175,7 @@ fn a_buffer_of_nothing_and_one_that_outlives_its_group() {
 }
 
 #[test]
-fn a_childs_collective_takes_its_parents_buffer_for_private() {
+fn a_subgroup_treats_its_parents_buffer_as_private() {
     run(3, Transport::Shm, |group| {
         let mut data = filled::<f32>(group, 20_000)?;
         if let Some(pair) = group.new_group(&[2, 0])? {

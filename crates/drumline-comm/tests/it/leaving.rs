@@ -1,4 +1,4 @@
-//! A rank that lets go of a group while others still want something of it: they learn that at once, not at the deadline.
+//! A rank that drops a group while others still need it: they learn that at once, not at the deadline.
 
 use std::time::{Duration, Instant};
 
@@ -18,11 +18,12 @@ const NOTHING: Act = |_| Ok(());
 /// Makes the links of collectives and those of messages.
 const BOTH_KINDS: Act = |group| group.barrier().and_then(|()| write_round(group));
 
-/// What three ranks hear of the second act on a group of theirs; rank 1 comes late to it, or has let go of the group.
-fn hear(
+/// Three ranks make two calls on a group of theirs; rank 1 comes late to the second, or has dropped the group. Returns the
+/// outcomes of the second.
+fn second_call(
     transport: Transport,
     [before, act]: [Act; 2],
-    lets_go: impl Fn(ProcessGroup) -> Option<ProcessGroup> + Send + Sync + 'static,
+    drops: impl Fn(ProcessGroup) -> Option<ProcessGroup> + Send + Sync + 'static,
 ) -> Vec<Result> {
     outcomes(3, transport, TIMEOUT, move |group| {
         let child = group.new_group(&[0, 1, 2])?.unwrap();
@@ -30,11 +31,11 @@ fn hear(
         let outcome = match group.rank() {
             1 => {
                 std::thread::sleep(Duration::from_millis(200));
-                lets_go(child).map_or(Ok(()), |child| act(&child))
+                drops(child).map_or(Ok(()), |child| act(&child))
             }
             _ => act(&child),
         };
-        // The others of its groups are as they were.
+        // Its other groups still work.
         let mut x = [1u8];
         group.all_reduce(&mut x, ReduceOp::Sum)?;
         assert_eq!(x, [3]);
@@ -42,7 +43,7 @@ fn hear(
     })
 }
 
-/// A message goes round.
+/// A message travels around the ring.
 fn write_round(group: &ProcessGroup) -> Result {
     let me = group.rank();
     group.send(&[me as u64], (me + 1) % 3, 7)?;
@@ -53,10 +54,10 @@ const ACTS: [Act; 3] =
     [BARRIER, |group| group.all_reduce(&mut vec![1f32; 200_000], ReduceOp::Sum), write_round];
 
 #[test]
-fn those_who_wait_for_a_rank_that_let_go_learn_it_at_once() {
+fn ranks_that_wait_for_a_rank_that_dropped_the_group_learn_it_at_once() {
     for (index, act) in ACTS.into_iter().enumerate() {
         let begin = Instant::now();
-        let outcomes = hear(Transport::Shm, [BARRIER, act], |_| None);
+        let outcomes = second_call(Transport::Shm, [BARRIER, act], |_| None);
         assert!(begin.elapsed() < SOON, "{index}: {:?}", begin.elapsed());
         assert!(outcomes[1].is_ok(), "{:?}", outcomes[1]);
         let texts = [&outcomes[0], &outcomes[2]].map(|outcome| match outcome {
@@ -71,18 +72,18 @@ fn those_who_wait_for_a_rank_that_let_go_learn_it_at_once() {
             texts.iter().all(|text| text.is_empty() || text.contains("leaving.rs:")),
             "{index}: {texts:?}"
         );
-        // In the round of messages rank 0 waits for rank 2 only.
+        // In the ring of messages rank 0 waits for rank 2 only.
         assert!(index == 2 || !texts.iter().any(String::is_empty), "{texts:?}");
     }
 }
 
-/// Links that are there close; where they were never made it takes longer.
+/// Links that exist are closed; without them it takes longer.
 #[test]
 fn over_links_they_learn_it_too() {
     for (index, act) in ACTS.into_iter().enumerate() {
         for (before, limit) in [(BOTH_KINDS, SOON), (NOTHING, 5 * SOON)] {
             let begin = Instant::now();
-            let outcomes = hear(Transport::Tcp, [before, act], |_| None);
+            let outcomes = second_call(Transport::Tcp, [before, act], |_| None);
             assert!(begin.elapsed() < limit, "{index}: {:?}", begin.elapsed());
             let failed =
                 |outcome: &&Result| matches!(outcome, Err(error) if error.to_string().contains("rank 1"));
@@ -91,20 +92,20 @@ fn over_links_they_learn_it_too() {
     }
 }
 
-/// The control: one that is only late, and keeps the group, is waited for.
+/// The control: a rank that is only late, and keeps the group, is waited for.
 #[test]
-fn those_who_wait_for_a_late_rank_go_on_waiting() {
+fn ranks_that_wait_for_a_late_rank_keep_waiting() {
     for transport in BOTH {
         for act in ACTS {
-            let outcomes = hear(transport, [BARRIER, act], Some);
+            let outcomes = second_call(transport, [BARRIER, act], Some);
             assert!(outcomes.iter().all(Result::is_ok), "{transport:?}: {outcomes:?}");
         }
     }
 }
 
-/// What was done together before one lets go counts, however far behind the others are.
+/// Calls that were complete before a rank drops the group count, however far behind the others are.
 #[test]
-fn letting_go_after_the_last_call_disturbs_nobody() {
+fn dropping_the_group_after_the_last_call_disturbs_nobody() {
     for transport in BOTH {
         let outcomes = outcomes(3, transport, TIMEOUT, |group| {
             for turn in 0..30 {
@@ -120,9 +121,9 @@ fn letting_go_after_the_last_call_disturbs_nobody() {
     }
 }
 
-/// A group that failed says why it failed, not that others have left it since.
+/// The error of a failed group is its cause, not that other ranks have left it since.
 #[test]
-fn the_cause_is_not_hidden_by_those_who_leave_because_of_it() {
+fn the_cause_is_not_hidden_by_ranks_that_leave_because_of_it() {
     for _ in 0..20 {
         let outcomes = outcomes(3, Transport::Shm, TIMEOUT, |group| match group.rank() {
             0 => group.all_reduce(&mut [1u8], ReduceOp::Sum),

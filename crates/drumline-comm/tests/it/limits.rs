@@ -1,4 +1,4 @@
-//! Very long buffers, and arguments that make no sense: these are refused, send nothing and lose nothing.
+//! Very long buffers, and invalid arguments: these are errors, and nothing is sent.
 
 use drumline_comm::{CommError, ProcessGroup, ReduceOp, Transport};
 
@@ -30,8 +30,8 @@ fn more_than_two_to_the_31_bytes() {
 
 type Act = fn(&ProcessGroup) -> Result;
 
-/// A call that makes no sense, and what is said of it.
-const REFUSED: [(Act, &str); 16] = [
+/// An invalid call, and its error.
+const INVALID: [(Act, &str); 16] = [
     (|group| group.broadcast(&mut [0u8], 2), "root 2 is not in group `world` of 2 ranks"),
     (|group| group.reduce(&mut [0u8], 9, ReduceOp::Sum), "root 9 is not in group"),
     (|group| group.gather(&[0u8], None, 2), "root 2 is not in group"),
@@ -66,15 +66,15 @@ const REFUSED: [(Act, &str); 16] = [
 ];
 
 #[test]
-fn arguments_that_make_no_sense_are_refused_and_the_group_goes_on() {
+fn invalid_arguments_are_errors_and_the_group_stays_usable() {
     for transport in BOTH {
         run(2, transport, |group| {
-            for (index, (act, words)) in REFUSED.iter().enumerate() {
+            for (index, (act, expected)) in INVALID.iter().enumerate() {
                 // Only one rank makes the mistake, so nothing may have been sent.
                 if index % 3 == group.rank() || index % 3 == 2 {
                     match act(group) {
-                        Err(CommError::Invalid { what }) => assert!(what.contains(words), "{what}"),
-                        other => panic!("{words}: {other:?}"),
+                        Err(CommError::Invalid { what }) => assert!(what.contains(expected), "{what}"),
+                        other => panic!("{expected}: {other:?}"),
                     }
                 }
                 let mut x = [1u8];
@@ -87,7 +87,7 @@ fn arguments_that_make_no_sense_are_refused_and_the_group_goes_on() {
 }
 
 #[test]
-fn a_root_that_gives_nothing_is_told_so() {
+fn a_root_without_a_buffer_is_an_error() {
     run(2, Transport::Auto, |group| {
         if group.rank() == 1 {
             for outcome in [
@@ -99,7 +99,7 @@ fn a_root_that_gives_nothing_is_told_so() {
                 assert!(matches!(outcome, Err(CommError::Invalid { .. })), "{outcome:?}");
             }
         }
-        // What the others give besides is passed over.
+        // Buffers of the other ranks are ignored.
         let mut all = [9u8; 2];
         group.gather(&[group.rank() as u8], Some(&mut all), 1)?;
         assert_eq!(all, if group.rank() == 1 { [0, 1] } else { [9, 9] });
@@ -108,7 +108,7 @@ fn a_root_that_gives_nothing_is_told_so() {
 }
 
 #[test]
-fn more_memory_than_there_is_is_an_error_on_all_ranks_and_the_group_goes_on() {
+fn too_much_memory_is_an_error_on_all_ranks_and_the_group_stays_usable() {
     for transport in BOTH {
         run(2, transport, |group| {
             for bytes in [1 << 46, usize::MAX / 2, usize::MAX] {

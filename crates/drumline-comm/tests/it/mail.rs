@@ -1,4 +1,4 @@
-//! Messages from one rank to another: tags, order, any source, sizes, batches, scopes, and what does not fit.
+//! Messages from one rank to another: tags, order, any source, sizes, batches, scopes, and messages that do not fit.
 
 use std::time::{Duration, Instant};
 
@@ -99,7 +99,7 @@ fn from_any_source_every_message_comes_once() {
 }
 
 #[test]
-fn a_rank_writes_to_itself() {
+fn a_rank_sends_to_itself() {
     for transport in BOTH {
         run(2, transport, |group| {
             let me = group.rank();
@@ -204,22 +204,22 @@ fn a_scope_ends_when_its_messages_have_arrived() {
 }
 
 #[test]
-fn a_call_beside_a_scopes_messages_is_refused() {
+fn a_call_while_a_scope_has_messages_is_an_error() {
     for transport in BOTH {
         run(2, transport, |group| {
             let other = 1 - group.rank();
             let mut data = [0u32];
             let mine = [7u32];
             group.scope(|scope| {
-                let letter = scope.irecv(&mut data, Source::Rank(other), 0)?;
-                let beside = group.send(&[1], other, 1);
-                assert!(matches!(beside, Err(CommError::Invalid { .. })), "{beside:?}");
+                let message = scope.irecv(&mut data, Source::Rank(other), 0)?;
+                let direct = group.send(&[1], other, 1);
+                assert!(matches!(direct, Err(CommError::Invalid { .. })), "{direct:?}");
                 let nested = group.scope(|inner| inner.isend(&mine, other, 1).map(drop));
                 assert!(matches!(nested, Err(CommError::Invalid { .. })), "{nested:?}");
                 // Nobody sends before all have tried.
                 group.barrier()?;
                 scope.isend(&mine, other, 0)?;
-                scope.wait_for(letter).map(drop)
+                scope.wait_for(message).map(drop)
             })?;
             assert_eq!(data, [7]);
             group.send(&[1u8], other, 9)?;
@@ -228,8 +228,8 @@ fn a_call_beside_a_scopes_messages_is_refused() {
     }
 }
 
-/// What ranks 0 and 1 hear when rank 1's receive does not fit.
-fn misfit(transport: Transport, receive: fn(&ProcessGroup) -> Result<usize>) -> Vec<Result> {
+/// The outcomes of ranks 0 and 1 if rank 1's receive does not fit.
+fn bad_receive(transport: Transport, receive: fn(&ProcessGroup) -> Result<usize>) -> Vec<Result> {
     outcomes(2, transport, Duration::from_secs(20), move |group| {
         if group.rank() == 0 {
             group.send(&[1.5f32; 10], 1, 3)?;
@@ -250,20 +250,20 @@ fn a_message_that_does_not_fit_is_an_error_on_both_sides() {
         ];
         for receive in receives {
             let begin = Instant::now();
-            for outcome in misfit(transport, receive) {
+            for outcome in bad_receive(transport, receive) {
                 let text = outcome.unwrap_err().to_string();
                 assert!(text.contains("rank 0 sent 10 f32 with tag 3"), "{text}");
                 assert!(text.contains("recv(") && text.contains("mail.rs:"), "{text}");
             }
             assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
         }
-        let control = misfit(transport, |group| group.recv(&mut [0f32; 10], Source::Any, 3));
+        let control = bad_receive(transport, |group| group.recv(&mut [0f32; 10], Source::Any, 3));
         assert!(control.iter().all(Result::is_ok), "{control:?}");
     }
 }
 
 #[test]
-fn nobody_waits_for_one_who_has_left() {
+fn nobody_waits_for_a_rank_that_has_left() {
     for transport in BOTH {
         for source in [Source::Rank(1), Source::Any] {
             let begin = Instant::now();
@@ -290,7 +290,7 @@ fn nobody_waits_for_one_who_has_left() {
 }
 
 #[test]
-fn sending_to_nobody_is_refused() {
+fn sending_to_a_rank_that_does_not_exist_is_an_error() {
     run(2, Transport::Auto, |group| {
         for outcome in [group.send(&[1u8], 2, 0), group.recv(&mut [0u8], Source::Rank(7), 0).map(drop)] {
             assert!(matches!(outcome, Err(CommError::Invalid { .. })), "{outcome:?}");
@@ -299,7 +299,7 @@ fn sending_to_nobody_is_refused() {
     });
 }
 
-/// Who sends what to whom in one turn: the same on all ranks.
+/// Sender, receiver, tag and length of each message of one turn: the same on all ranks.
 fn plan(random: &mut Random, ranks: usize) -> Vec<(usize, usize, u64, usize)> {
     let message = |random: &mut Random| {
         let scale = random.below(14);
@@ -321,16 +321,16 @@ fn random_traffic_arrives_whole() {
                 let sent: Vec<_> =
                     plan.iter().enumerate().map(|(i, &(_, _, _, len))| content(i, len)).collect();
                 let mut got: Vec<_> = plan.iter().map(|&(_, _, _, len)| vec![0u64; len]).collect();
-                let mut letters = Vec::new();
+                let mut messages = Vec::new();
                 for ((&(from, to, tag, _), data), into) in plan.iter().zip(&sent).zip(&mut got) {
                     if from == me {
-                        letters.push(P2p::send(data, to, tag));
+                        messages.push(P2p::send(data, to, tag));
                     }
                     if to == me {
-                        letters.push(P2p::recv(into, Source::Rank(from), tag));
+                        messages.push(P2p::recv(into, Source::Rank(from), tag));
                     }
                 }
-                group.batch(letters)?;
+                group.batch(messages)?;
                 for (((_, to, _, _), data), into) in plan.iter().zip(&sent).zip(&got) {
                     assert!(*to != me || into == data, "turn {turn}");
                 }
@@ -344,7 +344,7 @@ fn random_traffic_arrives_whole() {
 }
 
 #[test]
-fn messages_and_collectives_go_on_side_by_side() {
+fn messages_and_collectives_run_at_the_same_time() {
     for transport in BOTH {
         run(2, transport, |group| {
             let other = 1 - group.rank();

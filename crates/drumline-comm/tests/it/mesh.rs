@@ -6,7 +6,7 @@ use drumline_comm::{Axis, GroupOptions, LocalGroup, Mesh, MeshShape, ProcessGrou
 use rank_test::anyhow::{Result, ensure};
 use rank_test::ranks_test;
 
-/// What each group along these axes sums the ranks to, against the arithmetic.
+/// Checks the sum of the ranks along these axes against the arithmetic.
 fn sums(mesh: &Mesh, axes: &[Axis], group: &ProcessGroup) -> Result<()> {
     let me = mesh.whole().rank();
     let peers = mesh.shape().peers(me, axes);
@@ -37,7 +37,7 @@ ranks_test!(a_mesh_has_groups_along_its_axes, 8, {
 });
 
 #[test]
-fn a_shape_that_does_not_fit_costs_nothing() {
+fn a_shape_that_does_not_fit_leaves_the_group_usable() {
     let outcome = LocalGroup::run(6, |group| {
         let error = Mesh::new(&group, MeshShape::default().with(Axis::Tp, 4)).unwrap_err();
         assert!(error.to_string().contains("its divisors are 1, 2, 3, 6"), "{error}");

@@ -8,17 +8,17 @@ use crate::threads::{BOTH, Result, outcomes};
 
 type Act = fn(&ProcessGroup) -> Result;
 
-/// Two calls that do not agree, and what the error says of each.
+/// Two calls that differ, and how the error shows each.
 struct Case {
     most: Act,
     one: Act,
-    words: [&'static str; 2],
+    shown: [&'static str; 2],
 }
 
 const SUM: ReduceOp = ReduceOp::Sum;
 
 fn cases() -> Vec<Case> {
-    let case = |most: Act, one: Act, words| Case { most, one, words };
+    let case = |most: Act, one: Act, shown| Case { most, one, shown };
     vec![
         case(
             |group| group.all_reduce(&mut [0f32; 8], SUM),
@@ -95,7 +95,7 @@ fn cases() -> Vec<Case> {
             |group| group.gather(&[0u8; 2], (group.rank() == 0).then_some(&mut [0; 6][..]), 0),
             ["scatter(2 u8, root 0)", "gather(2 u8, root 0)"],
         ),
-        // The order: the two calls are made by all, but rank by rank the other way round.
+        // All ranks make both calls, but one rank in the other order.
         case(
             |group| group.barrier().and_then(|()| group.all_reduce(&mut [0u8], SUM)),
             |group| group.all_reduce(&mut [0u8], SUM).and_then(|()| group.barrier()),
@@ -104,16 +104,16 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-/// What each of three ranks hears, twice, when rank `odd` makes the other call; and how long that took.
-fn hear(transport: Transport, most: Act, one: Act, odd: usize) -> (Vec<Result<[String; 2]>>, Duration) {
+/// The error of each of three ranks, twice, when rank `odd` makes the other call; and how long that took.
+fn errors(transport: Transport, most: Act, one: Act, odd: usize) -> (Vec<Result<[String; 2]>>, Duration) {
     let begin = Instant::now();
     let outcomes = outcomes(3, transport, Duration::from_secs(20), move |group| {
-        // Some calls that agree, so that links are there and the numbers are not the first ones.
+        // Some calls that match, so that links exist and the numbers are not the first ones.
         (0..3).try_for_each(|_| group.barrier())?;
         let act = if group.rank() == odd { one } else { most };
-        // Over links, a rank that only sends, and one whose own partners agree with it, learn it at a later call.
-        let goes_on = act(group).and_then(|()| (0..2).try_for_each(|_| group.barrier()));
-        let Err(error) = goes_on else { return Ok([String::new(), String::new()]) };
+        // Over links, a rank that only sends, or whose own peers made the same call, learns it in a later call.
+        let outcome = act(group).and_then(|()| (0..2).try_for_each(|_| group.barrier()));
+        let Err(error) = outcome else { return Ok([String::new(), String::new()]) };
         let Err(again) = group.barrier() else { panic!("the group was still usable after {error}") };
         Ok([error.to_string(), again.to_string()])
     });
@@ -125,18 +125,18 @@ fn every_rank_learns_every_ranks_call_and_place() {
     for transport in BOTH {
         for (index, case) in cases().iter().enumerate() {
             let odd = index % 3;
-            let (outcomes, time) = hear(transport, case.most, case.one, odd);
-            assert!(time < Duration::from_secs(1), "{transport:?} {:?}: {time:?}", case.words);
+            let (outcomes, time) = errors(transport, case.most, case.one, odd);
+            assert!(time < Duration::from_secs(1), "{transport:?} {:?}: {time:?}", case.shown);
             for (rank, outcome) in outcomes.into_iter().enumerate() {
                 let [text, again] = outcome.unwrap();
                 let who = format!("rank {rank} over {transport:?}, rank {odd} differs: {text}");
                 assert!(text.contains("made different calls"), "{who}");
                 for peer in 0..3 {
-                    let words = case.words[usize::from(peer == odd)];
+                    let shown = case.shown[usize::from(peer == odd)];
                     let line =
                         text.lines().find(|line| line.contains(&format!("  rank {peer}: "))).expect(&who);
                     assert!(
-                        line.contains(words) && line.contains("#4") && line.contains("mismatch.rs:"),
+                        line.contains(shown) && line.contains("#4") && line.contains("mismatch.rs:"),
                         "{who}"
                     );
                 }
@@ -147,11 +147,11 @@ fn every_rank_learns_every_ranks_call_and_place() {
 }
 
 #[test]
-fn places_are_told_apart() {
+fn the_error_shows_different_places() {
     for transport in BOTH {
         let most = |group: &ProcessGroup| group.barrier();
         let one = |group: &ProcessGroup| group.all_reduce(&mut [0u8], SUM);
-        let (outcomes, _) = hear(transport, most, one, 1);
+        let (outcomes, _) = errors(transport, most, one, 1);
         let text = outcomes[0].as_ref().unwrap()[0].clone();
         let place = |rank: usize| {
             let line = text.lines().find(|line| line.contains(&format!("rank {rank}:"))).unwrap();
@@ -162,25 +162,25 @@ fn places_are_told_apart() {
     }
 }
 
-/// The control: ranks that agree pass, also from different places and through different paths of the program.
+/// The control: equal calls pass, also from different places in the program.
 #[test]
-fn calls_that_agree_pass() {
+fn equal_calls_pass() {
     for transport in BOTH {
         for case in cases() {
             for act in [case.most, case.one] {
-                let (outcomes, _) = hear(transport, act, act, 1);
+                let (outcomes, _) = errors(transport, act, act, 1);
                 for outcome in outcomes {
-                    assert_eq!(outcome.unwrap(), ["", ""], "{:?}", case.words);
+                    assert_eq!(outcome.unwrap(), ["", ""], "{:?}", case.shown);
                 }
             }
         }
-        let (outcomes, _) = hear(transport, |group| group.barrier(), |group| group.barrier(), 1);
+        let (outcomes, _) = errors(transport, |group| group.barrier(), |group| group.barrier(), 1);
         assert!(outcomes.into_iter().all(|outcome| outcome.unwrap()[0].is_empty()));
     }
 }
 
 #[test]
-fn lists_of_an_all_to_all_that_do_not_fit_are_told_on_all_ranks() {
+fn counts_of_an_all_to_all_that_do_not_fit_are_an_error_on_all_ranks() {
     for transport in BOTH {
         let begin = Instant::now();
         let outcomes = outcomes(3, transport, Duration::from_secs(20), |group| {
@@ -221,10 +221,10 @@ fn a_mismatch_in_one_group_leaves_the_others_alone() {
     }
 }
 
-/// The last line of what ranks hear is made for what is different.
+/// The last line of the error depends on the difference.
 #[test]
 fn the_advice_fits_and_the_list_is_in_order() {
-    // One place in the program for both ranks: another place is a branch.
+    // One place in the program for both ranks: two places would be a branch.
     fn sum<T: Element + Default>(group: &ProcessGroup, len: usize) -> Result {
         group.all_reduce(&mut vec![T::default(); len], SUM)
     }
@@ -243,11 +243,11 @@ fn the_advice_fits_and_the_list_is_in_order() {
         (|group| share(group, 0), |group| share(group, 1), "same root"),
     ];
     for transport in BOTH {
-        for (most, one, words) in advice {
-            let (outcomes, _) = hear(transport, most, one, 1);
+        for (most, one, expected) in advice {
+            let (outcomes, _) = errors(transport, most, one, 1);
             for outcome in outcomes {
                 let [text, _] = outcome.unwrap();
-                assert!(text.lines().last().unwrap().contains(words), "{transport:?}: {text}");
+                assert!(text.lines().last().unwrap().contains(expected), "{transport:?}: {text}");
                 let places: Vec<_> = (0..3).map(|rank| text.find(&format!("\n  rank {rank}: "))).collect();
                 assert!(places.iter().all(Option::is_some) && places.is_sorted(), "{transport:?}: {text}");
             }
@@ -255,9 +255,9 @@ fn the_advice_fits_and_the_list_is_in_order() {
     }
 }
 
-/// One who only hears of a mismatch reads the group's name once.
+/// The error of a rank that only learns of another rank's error contains the group's name once.
 #[test]
-fn who_is_told_by_another_reads_everything_once() {
+fn the_error_from_another_rank_repeats_nothing() {
     let outcomes = outcomes(2, Transport::Shm, Duration::from_millis(300), |group| match group.rank() {
         0 => group.barrier(),
         _ => {

@@ -36,7 +36,7 @@ pub(crate) fn value(rank: usize, i: usize) -> i64 {
     ((rank * 5 + i * 3) % 7 + 1) as i64
 }
 
-/// What rank `rank` begins with.
+/// The initial data of rank `rank`.
 pub(crate) fn buffer<T: Number>(rank: usize, len: usize) -> Vec<T> {
     (0..len).map(|i| T::of(value(rank, i))).collect()
 }
@@ -48,7 +48,7 @@ pub(crate) fn check<T: Element>(got: &[T], want: impl Fn(usize) -> T, what: impl
     }
 }
 
-/// A generator of random numbers that is the same wherever it starts from the same seed.
+/// A generator of random numbers; equal seeds give equal numbers.
 pub(crate) struct Random(u64);
 
 impl Random {

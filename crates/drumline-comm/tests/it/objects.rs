@@ -1,4 +1,4 @@
-//! Objects of any size and shape, and those that cannot be read.
+//! Objects of any size and type, and objects that cannot be read.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ fn report(rank: usize) -> Report {
 }
 
 #[test]
-fn every_call_brings_the_object_unchanged() {
+fn every_call_delivers_the_object_unchanged() {
     for transport in BOTH {
         for ranks in [1, 2, 3, 5] {
             run(ranks, transport, |group| {
@@ -77,7 +77,7 @@ fn fifty_mebibytes_of_bytes() {
 }
 
 #[test]
-fn what_is_no_number_arrives_bit_for_bit() {
+fn nan_and_infinities_arrive_bit_for_bit() {
     for transport in BOTH {
         run(2, transport, |group| {
             let doubles = [f64::NAN, -f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0, f64::MIN_POSITIVE];
@@ -91,7 +91,7 @@ fn what_is_no_number_arrives_bit_for_bit() {
     }
 }
 
-/// The shapes that a format without names and marks could not bring back.
+/// Types that a format without names and tags could not represent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 enum Shape {
     Unit,
@@ -155,9 +155,9 @@ fn nested_enums_flattened_and_untagged() {
     });
 }
 
-/// Each rank means another type: what the bytes are is told, not guessed.
+/// Each rank expects another type: the bytes say what they are.
 #[test]
-fn another_type_is_an_error_with_rank_and_types_and_the_group_goes_on() {
+fn another_type_is_an_error_with_rank_and_types_and_the_group_stays_usable() {
     for transport in BOTH {
         run(3, transport, |group| {
             let me = group.rank();
@@ -182,9 +182,9 @@ fn another_type_is_an_error_with_rank_and_types_and_the_group_goes_on() {
     }
 }
 
-/// Bytes that are no object at all, sent in the place of one by the calls an object is made of.
+/// Bytes that are no object at all, sent instead of one by the calls that an object consists of.
 #[test]
-fn corrupt_bytes_are_an_error_and_the_group_goes_on() {
+fn corrupt_bytes_are_an_error_and_the_group_stays_usable() {
     for transport in BOTH {
         run(2, transport, |group| {
             // The last: an array of four billion elements, of which none comes.
@@ -204,7 +204,7 @@ fn corrupt_bytes_are_an_error_and_the_group_goes_on() {
                     "{text}"
                 );
             }
-            // A length from nowhere takes no memory.
+            // A wrong length allocates no memory.
             if group.rank() == 0 {
                 group.broadcast(&mut [1u64 << 40], 0)?;
             } else {
@@ -217,7 +217,7 @@ fn corrupt_bytes_are_an_error_and_the_group_goes_on() {
 }
 
 #[test]
-fn nothing_is_an_object_too() {
+fn the_empty_tuple_is_an_object_too() {
     run(2, Transport::Auto, |group| {
         assert_eq!(group.all_gather_object(&())?, [(), ()]);
         assert_eq!(group.broadcast_object((group.rank() == 0).then_some(&String::new()), 0)?, "");
@@ -246,7 +246,7 @@ impl<'de> Deserialize<'de> for Moody {
 }
 
 #[test]
-fn an_object_that_cannot_be_read_is_an_error_and_the_group_goes_on() {
+fn an_object_that_cannot_be_read_is_an_error_and_the_group_stays_usable() {
     for transport in BOTH {
         run(2, transport, |group| {
             let me = group.rank();
@@ -265,9 +265,9 @@ fn an_object_that_cannot_be_read_is_an_error_and_the_group_goes_on() {
     }
 }
 
-/// One rank cannot write its object: all learn of it at once, and nobody waits.
+/// One rank cannot write its object: all ranks get an error at once, and none waits.
 #[test]
-fn an_object_that_cannot_be_written_is_an_error_on_all_and_the_group_goes_on() {
+fn an_object_that_cannot_be_written_is_an_error_on_all_and_the_group_stays_usable() {
     for transport in BOTH {
         run(3, transport, |group| {
             let (me, mine) = (group.rank(), Moody(if group.rank() == 1 { 99 } else { 0 }));
@@ -290,7 +290,7 @@ fn an_object_that_cannot_be_written_is_an_error_on_all_and_the_group_goes_on() {
 }
 
 #[test]
-fn a_root_without_its_objects_is_told_so() {
+fn a_root_without_its_objects_is_an_error() {
     run(1, Transport::Auto, |group| {
         let outcome = group.broadcast_object::<u8>(None, 0);
         assert!(outcome.unwrap_err().to_string().contains("must give the object"));

@@ -1,4 +1,4 @@
-//! All ranks on one core: whoever waits must give the core away, or else every step costs a turn of the scheduler.
+//! All ranks on one core: a waiting rank must yield the core, or else every step costs a time slice of the scheduler.
 
 use std::time::{Duration, Instant};
 
@@ -9,8 +9,8 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 const SMALL_CALLS: usize = 1_000;
 
-/// For all of the work below. A wait that spins until its turn is over would take some milliseconds a call instead of
-/// some ten microseconds.
+/// For all of the work below. A wait that spins until its time slice ends would take some milliseconds per call instead of
+/// about ten microseconds.
 const LIMIT: Duration = Duration::from_secs(8);
 
 /// From now on this thread, and those it starts, run on the first core only.
@@ -52,7 +52,7 @@ fn work(group: &ProcessGroup) -> Result<Duration> {
 }
 
 ranks_test!(
-    four_ranks_of_one_core_give_way_to_each_other,
+    four_ranks_of_one_core_yield_to_each_other,
     4,
     {
         stay_on_one_core()?;
@@ -67,9 +67,9 @@ ranks_test!(
     }
 );
 
-// They had a core each when they met, and cannot know that this is over.
+// They had a core each when they met, and cannot know that they no longer do.
 ranks_test!(
-    ranks_that_are_confined_to_one_core_later_give_way_too,
+    ranks_that_are_confined_to_one_core_later_yield_too,
     2,
     {
         let group = ProcessGroup::from_env()?;

@@ -1,4 +1,4 @@
-//! The deadline of a receive beside other traffic, and scopes of several threads on one group.
+//! The deadline of a receive while other messages arrive, and scopes of several threads on one group.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,9 +10,9 @@ use crate::threads::{BOTH, Result, outcomes, run};
 
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What rank 0 hears that waits for four messages with tag 5, while rank 1 sends others and now and then one of the
-/// `num_awaited`; and how long that took.
-fn wait_beside(transport: Transport, pause: Duration, num_awaited: u32) -> (Result, Duration) {
+/// Rank 0 waits for four messages with tag 5, while rank 1 sends others and now and then one of the `num_awaited`. Returns rank
+/// 0's outcome, and how long it took.
+fn wait_among_others(transport: Transport, pause: Duration, num_awaited: u32) -> (Result, Duration) {
     let begin = Instant::now();
     let mut outcomes = outcomes(2, transport, TIMEOUT, move |group| {
         if group.rank() == 0 {
@@ -36,24 +36,24 @@ fn wait_beside(transport: Transport, pause: Duration, num_awaited: u32) -> (Resu
 }
 
 #[test]
-fn other_messages_do_not_put_off_the_deadline() {
+fn other_messages_do_not_extend_the_deadline() {
     for transport in BOTH {
         for pause in [Duration::from_millis(300), Duration::from_micros(100)] {
-            let (outcome, took) = wait_beside(transport, pause, 0);
+            let (outcome, took) = wait_among_others(transport, pause, 0);
             match outcome {
                 Err(CommError::Timeout { missing, .. }) if matches!(missing[..], [(1, _)]) => {}
                 other => panic!("{transport:?}, a message each {pause:?}: {other:?}"),
             }
             assert!(took < TIMEOUT * 4, "{transport:?}, a message each {pause:?}: {took:?}");
         }
-        // Its own messages do, though all of them take longer.
-        let (outcome, took) = wait_beside(transport, Duration::from_millis(50), 4);
+        // Its own messages do, though all of them together take longer.
+        let (outcome, took) = wait_among_others(transport, Duration::from_millis(50), 4);
         outcome.unwrap();
         assert!(took > TIMEOUT, "{took:?}");
     }
 }
 
-/// Both threads go on within less than a wake-up takes.
+/// Both threads continue within less time than a wake-up takes.
 fn together(arrived: &AtomicUsize) {
     arrived.fetch_add(1, Ordering::AcqRel);
     while arrived.load(Ordering::Acquire) < 2 {
@@ -62,7 +62,7 @@ fn together(arrived: &AtomicUsize) {
 }
 
 #[test]
-fn of_two_threads_only_one_has_a_scope_with_messages() {
+fn only_one_of_two_threads_has_a_scope_with_messages() {
     const ROUNDS: usize = 300;
     for transport in BOTH {
         run(2, transport, move |group| {
@@ -79,11 +79,11 @@ fn of_two_threads_only_one_has_a_scope_with_messages() {
                     let mut data = [0u32];
                     let outcome = group.scope(|scope| {
                         together(&start);
-                        let letter = scope.irecv(&mut data, Source::Rank(1), 5);
+                        let message = scope.irecv(&mut data, Source::Rank(1), 5);
                         tried.wait();
-                        let letter = letter?;
+                        let message = message?;
                         scope.isend(&[1u8], 1, 1)?;
-                        scope.wait_for(letter)
+                        scope.wait_for(message)
                     });
                     outcome.map(|_| data)
                 };

@@ -1,4 +1,4 @@
-//! Messages beside other calls: what a rank does is known to others, and what is fixed can be asked at any time.
+//! Messages together with other calls: other ranks know a rank's last call, and fixed properties can be read at any time.
 
 use std::time::{Duration, Instant};
 
@@ -8,10 +8,10 @@ use crate::threads::{BOTH, Result, outcomes, run};
 
 const TIMEOUT: Duration = Duration::from_millis(300);
 
-/// What is neither waited for nor computed takes no longer.
+/// Longer than reading a value takes that is neither waited for nor computed.
 const AT_ONCE: Duration = Duration::from_millis(50);
 
-/// How long rank 1 lets the others wait.
+/// How long rank 1 keeps the others waiting.
 const LATE: Duration = Duration::from_millis(900);
 
 /// The time that `act` takes: the shortest of a few, since other processes may take the core away.
@@ -24,18 +24,18 @@ fn fastest(mut act: impl FnMut()) -> Duration {
     times.min().unwrap()
 }
 
-fn ask(group: &ProcessGroup) -> (usize, &'static str, String) {
+fn properties(group: &ProcessGroup) -> (usize, &'static str, String) {
     let last = group.last_call().map_or_else(String::new, |call| call.to_string());
     (group.num_nodes(), group.transport(), last)
 }
 
 #[test]
-fn what_is_fixed_can_be_asked_while_a_started_call_waits() {
+fn fixed_properties_can_be_read_while_a_started_call_waits() {
     for transport in BOTH {
         run(2, transport, move |group| {
             let expected = if transport == Transport::Shm { (1, "shm") } else { (2, "tcp") };
             // The control: nothing is started.
-            assert!(fastest(|| drop(ask(group))) < AT_ONCE);
+            assert!(fastest(|| drop(properties(group))) < AT_ONCE);
             group.barrier()?;
             if group.rank() == 1 {
                 std::thread::sleep(LATE);
@@ -45,11 +45,11 @@ fn what_is_fixed_can_be_asked_while_a_started_call_waits() {
             group.scope(|scope| {
                 let work = scope.start(|group| group.all_reduce(&mut data, ReduceOp::Sum));
                 std::thread::sleep(LATE / 3);
-                let time = fastest(|| drop(ask(group)));
-                let (nodes, way, last) = ask(group);
-                assert!(!work.is_done(), "too late to tell");
+                let time = fastest(|| drop(properties(group)));
+                let (nodes, transport_name, last) = properties(group);
+                assert!(!work.is_done(), "too late to measure");
                 assert!(time < AT_ONCE, "{transport:?}: {time:?}");
-                assert_eq!((nodes, way), expected);
+                assert_eq!((nodes, transport_name), expected);
                 assert!(last.starts_with("all_reduce(1 u8, sum) #2 at "), "{transport:?}: {last}");
                 work.wait()
             })
@@ -58,7 +58,7 @@ fn what_is_fixed_can_be_asked_while_a_started_call_waits() {
 }
 
 #[test]
-fn a_message_that_does_not_fit_is_told_while_a_started_call_waits() {
+fn a_message_that_does_not_fit_is_an_error_while_a_started_call_waits() {
     for transport in BOTH {
         let outcomes = outcomes(2, transport, Duration::from_secs(30), |group| {
             if group.rank() == 1 {
@@ -86,8 +86,8 @@ fn a_message_that_does_not_fit_is_told_while_a_started_call_waits() {
 
 type Act = fn(&ProcessGroup) -> Result;
 
-/// What rank 0 hears of rank 2 when that does `act` in vain, while rank 0 waits for it in a barrier.
-fn hear(transport: Transport, act: Act) -> String {
+/// How rank 0's error shows rank 2, which waits for ever in `act`, while rank 0 waits for it in a barrier.
+fn shown_by_rank_0(transport: Transport, act: Act) -> String {
     let outcomes = outcomes(3, transport, Duration::from_secs(30), move |group| {
         group.barrier()?;
         match group.rank() {
@@ -108,7 +108,7 @@ fn hear(transport: Transport, act: Act) -> String {
 }
 
 #[test]
-fn a_rank_among_messages_is_named_with_what_it_waits_for() {
+fn a_rank_that_waits_for_a_message_is_named_with_that_message() {
     let acts: [(&str, u32, Act); 5] = [
         ("recv(4 u8, from 1, tag 7) #1", line!(), |group| {
             group.recv(&mut [0u8; 4], Source::Rank(1), 7).map(drop)
@@ -124,16 +124,16 @@ fn a_rank_among_messages_is_named_with_what_it_waits_for() {
             let mut data = [0u8; 2];
             group
                 .scope(|scope| {
-                    let letter = scope.irecv(&mut data, Source::Rank(0), 3)?;
-                    scope.wait_for(letter)
+                    let message = scope.irecv(&mut data, Source::Rank(0), 3)?;
+                    scope.wait_for(message)
                 })
                 .map(drop)
         }),
     ];
     for transport in BOTH {
-        for (words, line, act) in acts {
-            let text = hear(transport, act);
-            assert!(text.contains(&format!("whose last call was {words} at ")), "{transport:?}: {text}");
+        for (expected, line, act) in acts {
+            let text = shown_by_rank_0(transport, act);
+            assert!(text.contains(&format!("whose last call was {expected} at ")), "{transport:?}: {text}");
             let place = text.rsplit("p2p_notes.rs:").next().unwrap().parse::<u32>().unwrap();
             assert!((line..line + 9).contains(&place), "{transport:?}: {text}, begun in line {line}");
         }
@@ -142,7 +142,7 @@ fn a_rank_among_messages_is_named_with_what_it_waits_for() {
 
 /// The control: of a message and a collective the later one is shown.
 #[test]
-fn a_collective_after_a_message_is_what_a_rank_did_last() {
+fn the_last_call_may_be_a_collective_after_a_message() {
     for transport in BOTH {
         run(2, transport, |group| {
             let (me, other) = (group.rank(), 1 - group.rank());
@@ -161,14 +161,14 @@ fn a_collective_after_a_message_is_what_a_rank_did_last() {
     }
 }
 
-/// Nanoseconds that this thread has had a core.
+/// Nanoseconds of CPU time that this thread has used.
 fn core_time() -> u64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     text.split(' ').next().unwrap().parse().unwrap()
 }
 
 #[test]
-fn a_rank_that_waits_for_itself_waits_asleep_and_not_for_ever() {
+fn a_rank_that_waits_for_itself_sleeps_and_times_out() {
     for transport in BOTH {
         let outcomes = outcomes(2, transport, TIMEOUT, move |group| {
             if group.rank() == 1 {
@@ -179,7 +179,7 @@ fn a_rank_that_waits_for_itself_waits_asleep_and_not_for_ever() {
             let error = group.recv(&mut [0u8; 3], Source::Rank(0), 6).unwrap_err();
             let (time, busy) = (before.0.elapsed(), core_time() - before.1);
             assert!(time >= TIMEOUT && time < 5 * TIMEOUT, "{time:?}");
-            assert!(busy < TIMEOUT.as_nanos() as u64 / 3, "{transport:?}: had a core for {busy} ns");
+            assert!(busy < TIMEOUT.as_nanos() as u64 / 3, "{transport:?}: used {busy} ns of CPU time");
             Err(error)
         });
         let text = outcomes[0].as_ref().unwrap_err().to_string();

@@ -1,5 +1,5 @@
-//! Somebody between two ranks: what it changes, repeats, reorders or swaps is noticed where links are protected, and a
-//! connection that it cuts is made again. The ranks are threads; the relay stands where rank 0 is thought to listen.
+//! A relay between two ranks: what it changes, repeats, reorders or swaps is noticed on protected links, and a connection that it
+//! cuts is reconnected. The ranks are threads; the relay listens at the address that the store has for rank 0.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -15,57 +15,57 @@ use crate::threads::{Result, within};
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// Elements of each all-reduce: 1 MiB, so that a rank sends the other half of it, in several records.
+/// Elements of each all-reduce: 1 MiB, so that each rank sends the other half of it, in several records.
 const LEN: usize = 1 << 18;
 
-/// A whole record of the shorter kind, so that what follows it lies in the next one of either kind.
+/// The length of a full record of the shorter kind. What follows it is in the next record of either kind.
 const RECORD: usize = 8 + (64 << 10) + 16;
 
-/// The same of the longer kind.
+/// The length of a full record of the longer kind.
 const LONG_RECORD: usize = RECORD + 16;
 
-/// What the relay does to what ranks send to rank 0, once.
+/// What the relay does to the data for rank 0, once.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Mischief {
+enum Tampering {
     Nothing,
     /// Changes a bit of the byte with this number.
     Flip(usize),
-    /// Sends so many bytes from this number on twice.
+    /// Sends this many bytes from this number on twice.
     Repeat(usize, usize),
-    /// Sends so many bytes from this number on after as many that follow them.
+    /// Sends this many bytes from this number on after as many that follow them.
     Reorder(usize, usize),
-    /// Gives what the first link sends to the end of the second, and the other way round.
+    /// Swaps the data of the first two links.
     Swap,
-    /// Resets the connection after so many bytes, this often.
+    /// Resets the connection after this many bytes, this often.
     Cut(usize, usize),
-    /// Resets the connection after so many bytes and lets nobody in again.
+    /// Resets the connection after this many bytes and accepts no other.
     Vanish(usize),
 }
 
 #[derive(Debug)]
 struct Relay {
-    mischief: Mischief,
+    tampering: Tampering,
     target: SocketAddr,
-    /// How often something was done.
-    deeds: AtomicUsize,
-    /// The first link's receiving end, for one to swap with.
+    /// How often it has tampered.
+    count: AtomicUsize,
+    /// The first link, to be swapped with the second.
     first: Mutex<Option<(TcpStream, TcpStream)>>,
     is_over: AtomicBool,
 }
 
 impl Relay {
-    /// Listens for one that wants to go to `target`.
-    fn open(mischief: Mischief, target: SocketAddr) -> (Arc<Self>, SocketAddr) {
+    /// Listens, and forwards to `target`.
+    fn open(tampering: Tampering, target: SocketAddr) -> (Arc<Self>, SocketAddr) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let (deeds, first, is_over) = (AtomicUsize::new(0), Mutex::new(None), AtomicBool::new(false));
-        let relay = Arc::new(Self { mischief, target, deeds, first, is_over });
+        let (count, first, is_over) = (AtomicUsize::new(0), Mutex::new(None), AtomicBool::new(false));
+        let relay = Arc::new(Self { tampering, target, count, first, is_over });
         listener.set_nonblocking(true).unwrap();
-        let porter = relay.clone();
+        let host = relay.clone();
         std::thread::spawn(move || {
-            while !porter.is_over.load(Ordering::Acquire) {
+            while !host.is_over.load(Ordering::Acquire) {
                 match listener.accept() {
-                    Ok((near, _)) => porter.clone().admit(near),
+                    Ok((near, _)) => host.clone().admit(near),
                     Err(_) => std::thread::sleep(Duration::from_millis(2)),
                 }
             }
@@ -75,7 +75,7 @@ impl Relay {
 
     fn admit(self: Arc<Self>, near: TcpStream) {
         let has_vanished =
-            matches!(self.mischief, Mischief::Vanish(_)) && self.deeds.load(Ordering::Acquire) > 0;
+            matches!(self.tampering, Tampering::Vanish(_)) && self.count.load(Ordering::Acquire) > 0;
         if has_vanished {
             return reset(&near);
         }
@@ -83,7 +83,7 @@ impl Relay {
         std::thread::spawn(move || {
             let Ok(far) = TcpStream::connect(self.target) else { return };
             let _ = (near.set_nodelay(true), far.set_nodelay(true));
-            // The handshake passes: it proves itself.
+            // The handshake is not tampered with: it proves itself.
             let passed = pass(&near, &far, OPENING)
                 .and_then(|()| pass(&far, &near, ANSWER))
                 .and_then(|()| pass(&near, &far, PROOF))
@@ -91,12 +91,12 @@ impl Relay {
             if passed.is_err() {
                 return;
             }
-            if self.mischief == Mischief::Swap {
+            if self.tampering == Tampering::Swap {
                 let mut first = self.first.lock().unwrap();
                 match first.take() {
                     None => return *first = Some((near, far)),
                     Some((near_1, far_1)) => {
-                        self.deeds.fetch_add(1, Ordering::AcqRel);
+                        self.count.fetch_add(1, Ordering::AcqRel);
                         carry(&self, near_1, far);
                         return carry(&self, near, far_1);
                     }
@@ -106,25 +106,25 @@ impl Relay {
         });
     }
 
-    /// What becomes of `bytes`, whose first has the number `at`; `None` cuts the connection.
+    /// What is sent for `bytes`, whose first has the number `at`; `None` cuts the connection.
     fn change(&self, at: usize, mut bytes: Vec<u8>, held: &[u8]) -> Option<Vec<u8>> {
         let contains = |number: usize| (at..at + bytes.len()).contains(&number);
-        let is_first = || self.deeds.fetch_add(1, Ordering::AcqRel) == 0;
-        match self.mischief {
-            Mischief::Flip(number) if contains(number) && is_first() => bytes[number - at] ^= 0x10,
-            Mischief::Repeat(begin, len) if contains(begin + len) && is_first() => {
+        let is_first = || self.count.fetch_add(1, Ordering::AcqRel) == 0;
+        match self.tampering {
+            Tampering::Flip(number) if contains(number) && is_first() => bytes[number - at] ^= 0x10,
+            Tampering::Repeat(begin, len) if contains(begin + len) && is_first() => {
                 let known: Vec<u8> = held.iter().chain(&bytes).copied().collect();
                 let begin = known.len() - (at + bytes.len() - begin);
                 bytes.extend_from_slice(&known[begin..][..len]);
             }
-            Mischief::Cut(number, times)
-                if at + bytes.len() > number && self.deeds.load(Ordering::Acquire) < times =>
+            Tampering::Cut(number, times)
+                if at + bytes.len() > number && self.count.load(Ordering::Acquire) < times =>
             {
-                self.deeds.fetch_add(1, Ordering::AcqRel);
+                self.count.fetch_add(1, Ordering::AcqRel);
                 return None;
             }
-            Mischief::Vanish(number) if at + bytes.len() > number => {
-                self.deeds.fetch_add(1, Ordering::AcqRel);
+            Tampering::Vanish(number) if at + bytes.len() > number => {
+                self.count.fetch_add(1, Ordering::AcqRel);
                 return None;
             }
             _ => {}
@@ -133,7 +133,7 @@ impl Relay {
     }
 }
 
-/// Bytes from one side to the other, neither more nor fewer.
+/// Copies exactly `len` bytes from one side to the other.
 fn pass(mut from: &TcpStream, mut to: &TcpStream, len: usize) -> std::io::Result<()> {
     let mut bytes = vec![0; len];
     from.read_exact(&mut bytes)?;
@@ -149,7 +149,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// Ends both connections as a firewall does: when both threads have let go of them.
+    /// Ends both connections as a firewall does: once both threads have dropped them.
     fn reset(&self) {
         self.is_cut.store(true, Ordering::Release);
         for stream in [&self.near, &self.far] {
@@ -159,7 +159,7 @@ impl Pair {
     }
 }
 
-/// Both directions, with mischief from near to far.
+/// Forwards both directions; tampers from near to far.
 fn carry(relay: &Arc<Relay>, near: TcpStream, far: TcpStream) {
     let pair = Arc::new(Pair { near, far, is_cut: AtomicBool::new(false) });
     let (there, back) = ((relay.clone(), pair.clone()), (relay.clone(), pair));
@@ -186,7 +186,7 @@ fn forward(relay: &Relay, pair: &Pair, is_changed: bool) {
                 None => return pair.reset(),
             };
             held.extend_from_slice(&buffer[..read]);
-            if let Mischief::Reorder(begin, len) = relay.mischief {
+            if let Tampering::Reorder(begin, len) = relay.tampering {
                 waiting.extend_from_slice(&bytes);
                 bytes = reordered(relay, &mut waiting, at + read, begin, len);
             }
@@ -198,7 +198,7 @@ fn forward(relay: &Relay, pair: &Pair, is_changed: bool) {
     }
 }
 
-/// What goes out of `waiting`, which ends with the byte before number `end`.
+/// The bytes of `waiting` to be sent now; it ends with the byte before number `end`.
 fn reordered(relay: &Relay, waiting: &mut Vec<u8>, end: usize, begin: usize, len: usize) -> Vec<u8> {
     let first = end - waiting.len();
     if first > begin || end <= begin {
@@ -208,21 +208,21 @@ fn reordered(relay: &Relay, waiting: &mut Vec<u8>, end: usize, begin: usize, len
     if waiting.len() < place + 2 * len {
         return waiting.drain(..place).collect();
     }
-    relay.deeds.fetch_add(1, Ordering::AcqRel);
+    relay.count.fetch_add(1, Ordering::AcqRel);
     waiting[place..place + 2 * len].rotate_left(len);
     std::mem::take(waiting)
 }
 
-/// Has the connection end with a reset when it is closed.
+/// Makes the connection end with a reset when it is closed.
 fn reset(stream: &TcpStream) {
     let _ = rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO));
 }
 
-/// A store in which rank 0 listens at the relay.
+/// A store in which rank 0's address is that of the relay.
 #[derive(Debug)]
 struct Misleading {
     store: MemoryStore,
-    mischief: Mischief,
+    tampering: Tampering,
     relay: Mutex<Option<Arc<Relay>>>,
 }
 
@@ -231,7 +231,7 @@ impl Store for Misleading {
         let request = match request {
             Request::Set { key, value } if key.ends_with("hub/0") => {
                 let target = String::from_utf8_lossy(&value).parse().unwrap();
-                let (relay, address) = Relay::open(self.mischief, target);
+                let (relay, address) = Relay::open(self.tampering, target);
                 *self.relay.lock().unwrap() = Some(relay);
                 Request::Set { key, value: address.to_string().into() }
             }
@@ -241,18 +241,18 @@ impl Store for Misleading {
     }
 }
 
-/// What a rank makes of it.
+/// A rank's outcome: whether its results were right, or its error.
 type Verdict = std::result::Result<bool, String>;
 
-/// Three ranks run `body`, which says whether all was right, with the relay before rank 0.
+/// Three ranks run `body`, which returns whether all results were right, with the relay before rank 0.
 fn relayed(
-    mischief: Mischief,
+    tampering: Tampering,
     options: GroupOptions,
     body: impl Fn(&ProcessGroup) -> Result<bool> + Send + Sync + 'static,
 ) -> Vec<Verdict> {
     within(Duration::from_secs(60), move || {
         let (store, relay) = (MemoryStore::new(), Mutex::new(None));
-        let (store, key) = (Arc::new(Misleading { store, mischief, relay }), JobKey::random());
+        let (store, key) = (Arc::new(Misleading { store, tampering, relay }), JobKey::random());
         let rank = &|rank| {
             let member = Member::in_process(rank, 3, store.clone(), key.clone(), SOON);
             body(&ProcessGroup::new(member, options.clone())?)
@@ -263,10 +263,10 @@ fn relayed(
         });
         let relay = store.relay.lock().unwrap().take().expect("rank 0 has listened");
         relay.is_over.store(true, Ordering::Release);
-        let deeds = relay.deeds.load(Ordering::Acquire);
-        assert_eq!(deeds > 0, mischief != Mischief::Nothing, "{mischief:?} happened {deeds} times");
-        if let Mischief::Cut(_, times) = mischief {
-            assert_eq!(deeds, times);
+        let count = relay.count.load(Ordering::Acquire);
+        assert_eq!(count > 0, tampering != Tampering::Nothing, "{tampering:?} happened {count} times");
+        if let Tampering::Cut(_, times) = tampering {
+            assert_eq!(count, times);
         }
         verdicts
     })
@@ -281,7 +281,7 @@ fn options(security: LinkSecurity) -> GroupOptions {
     }
 }
 
-/// Sums with a known answer.
+/// Sums with known results.
 fn sums(group: &ProcessGroup) -> Result<bool> {
     let mut is_right = true;
     for turn in 0..6u32 {
@@ -320,52 +320,52 @@ fn is_noticed(verdict: &Verdict) -> bool {
 }
 
 #[test]
-fn whatever_is_done_to_protected_data_is_noticed_and_named() {
-    let mischiefs = [
-        Mischief::Flip(3),
-        Mischief::Flip(20),
-        Mischief::Flip(RECORD - 1),
-        Mischief::Flip(5 * RECORD + 777),
-        Mischief::Repeat(RECORD, RECORD),
-        Mischief::Reorder(RECORD, RECORD),
-        Mischief::Repeat(LONG_RECORD, LONG_RECORD),
-        Mischief::Reorder(LONG_RECORD, LONG_RECORD),
-        Mischief::Swap,
+fn tampering_with_protected_data_is_noticed_and_named() {
+    let all = [
+        Tampering::Flip(3),
+        Tampering::Flip(20),
+        Tampering::Flip(RECORD - 1),
+        Tampering::Flip(5 * RECORD + 777),
+        Tampering::Repeat(RECORD, RECORD),
+        Tampering::Reorder(RECORD, RECORD),
+        Tampering::Repeat(LONG_RECORD, LONG_RECORD),
+        Tampering::Reorder(LONG_RECORD, LONG_RECORD),
+        Tampering::Swap,
     ];
     for security in PROTECTED {
-        for mischief in mischiefs {
-            let verdicts = relayed(mischief, options(security), sums);
-            assert!(verdicts.iter().all(is_noticed), "{security} and {mischief:?}: {verdicts:#?}");
+        for tampering in all {
+            let verdicts = relayed(tampering, options(security), sums);
+            assert!(verdicts.iter().all(is_noticed), "{security} and {tampering:?}: {verdicts:#?}");
         }
-        let control = relayed(Mischief::Nothing, options(security), sums);
+        let control = relayed(Tampering::Nothing, options(security), sums);
         assert_eq!(control, vec![Ok(true); 3], "{security} undisturbed");
     }
 }
 
 #[test]
-fn what_is_done_to_plain_data_is_believed() {
-    // The control of the test above: the mischief is real, and nothing but the protection notices it.
-    let verdicts = relayed(Mischief::Flip(RECORD + 777), options(LinkSecurity::None), sums);
+fn tampering_with_plain_data_is_not_noticed() {
+    // The control of the test above: the tampering is real, and only the protection notices it.
+    let verdicts = relayed(Tampering::Flip(RECORD + 777), options(LinkSecurity::None), sums);
     assert!(verdicts.iter().all(|verdict| verdict.is_ok()) && verdicts.contains(&Ok(false)), "{verdicts:#?}");
 }
 
 #[test]
-fn a_protected_connection_that_is_reset_is_made_again_and_nothing_is_lost() {
+fn a_protected_connection_that_is_reset_is_reconnected_and_nothing_is_lost() {
     for security in PROTECTED {
-        for cut in [Mischief::Cut(10, 1), Mischief::Cut(100_001, 3), Mischief::Cut(350_000, 5)] {
+        for cut in [Tampering::Cut(10, 1), Tampering::Cut(100_001, 3), Tampering::Cut(350_000, 5)] {
             assert_eq!(relayed(cut, options(security), sums), vec![Ok(true); 3], "{security} and {cut:?}");
         }
-        let cut = Mischief::Cut(100_001, 4);
+        let cut = Tampering::Cut(100_001, 4);
         assert_eq!(relayed(cut, options(security), messages), vec![Ok(true); 3], "{security}: messages");
     }
 }
 
-/// The relay acknowledges what it has not passed on, which nobody keeps: it may be lost, and then that is said. That a plain
-/// connection is made again where no such proxy stands between is shown in `two_hosts`.
+/// The relay acknowledges bytes that it has not forwarded, and that nobody keeps. They may be lost, and then that is an error.
+/// Without such a proxy a plain connection is reconnected: see `two_hosts`.
 #[test]
-fn what_a_proxy_loses_of_plain_data_is_an_error_and_never_wrong() {
+fn plain_data_that_a_proxy_loses_is_an_error_and_never_wrong() {
     for body in [sums, messages] {
-        let verdicts = relayed(Mischief::Cut(100_001, 1), options(LinkSecurity::None), body);
+        let verdicts = relayed(Tampering::Cut(100_001, 1), options(LinkSecurity::None), body);
         let is_honest = |verdict: &Verdict| match verdict {
             Ok(is_right) => *is_right,
             Err(error) => error.contains("is no longer kept"),
@@ -375,11 +375,11 @@ fn what_a_proxy_loses_of_plain_data_is_an_error_and_never_wrong() {
 }
 
 #[test]
-fn a_connection_that_cannot_be_made_again_is_an_error_with_the_reason() {
+fn a_connection_that_cannot_be_reconnected_is_an_error_with_the_reason() {
     let patient = options(LinkSecurity::None);
     let options = GroupOptions { host_timeout: Duration::from_secs(1), ..patient };
     for body in [sums, messages] {
-        let verdicts = relayed(Mischief::Vanish(100_001), options.clone(), body);
+        let verdicts = relayed(Tampering::Vanish(100_001), options.clone(), body);
         let names = |verdict: &Verdict| {
             let text = verdict.as_ref().err().map_or("", String::as_str);
             text.contains("could not be made again for 1 s") && text.contains("link to rank 0")

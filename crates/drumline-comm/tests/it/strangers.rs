@@ -1,4 +1,4 @@
-//! Those without the job's key, at the port where a rank listens for links: they change nothing and keep nobody out.
+//! Strangers without the job's key, at the port where a rank listens for links: they change nothing and keep nobody out.
 
 use std::io::{BufRead, BufReader, ErrorKind, Lines, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -16,7 +16,7 @@ use crate::threads::{Result, within};
 
 const RANKS: usize = 3;
 
-/// A job over links, of which the test knows the store and the key.
+/// A job over links. The test knows its store and its key.
 #[derive(Clone)]
 struct Job {
     store: MemoryStore,
@@ -35,7 +35,7 @@ impl Job {
         ProcessGroup::new(member, options)
     }
 
-    /// Where a rank listens; waits until it does.
+    /// The address on which a rank listens; waits until it does.
     fn address(&self, rank: usize) -> SocketAddr {
         let deadline = Instant::now() + Duration::from_secs(20);
         loop {
@@ -49,7 +49,7 @@ impl Job {
         }
     }
 
-    /// Runs `body` on every rank while `disturb` is called again and again; returns how often it was.
+    /// Runs `body` on every rank while `disturb` is called again and again; returns how often it was called.
     fn disturbed(
         &self,
         body: impl Fn(&ProcessGroup) -> Result + Send + Sync + 'static,
@@ -96,13 +96,13 @@ fn make_links(group: &ProcessGroup) -> Result {
 }
 
 fn dial(address: SocketAddr) -> Option<TcpStream> {
-    // The job may be over already.
+    // The job may have ended already.
     let stream = TcpStream::connect(address).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     Some(stream)
 }
 
-/// What the other side answers until it closes.
+/// What the other side sends until it closes the connection.
 fn answer(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     match stream.read_to_end(&mut bytes) {
@@ -144,7 +144,7 @@ fn silent_and_slow_strangers_keep_nobody_out() {
     job.disturbed(
         |group| {
             group.barrier()?;
-            // Let the strangers fill the place.
+            // The strangers take all the room there is.
             std::thread::sleep(Duration::from_millis(200));
             make_links(group)
         },
@@ -159,7 +159,7 @@ fn silent_and_slow_strangers_keep_nobody_out() {
     assert!(begin.elapsed() < Duration::from_secs(30), "{:?}", begin.elapsed());
 }
 
-/// What is said of a link of a group `x`, for collectives, in the first meeting and without protection.
+/// The note of a link of a group `x`, for collectives, in the first meeting and without protection.
 fn note(from: usize, to: usize) -> Vec<u8> {
     let (channel, meeting, received) = ([1, 0, 0], 1u64.to_le_bytes(), [0; 8]);
     let ranks = [from as u32, to as u32].map(u32::to_le_bytes).concat();
@@ -186,19 +186,19 @@ fn record(job: &Job, rank: usize, hello: &Hello) -> Option<(Vec<u8>, TcpStream)>
     stream.write_all(&sent).ok()?;
     let mut answer = vec![0; client.want()];
     stream.read_exact(&mut answer).ok()?;
-    let ClientStep::Send(proof) = client.receive(&answer).unwrap() else { panic!("no proof was asked for") };
+    let ClientStep::Send(proof) = client.receive(&answer).unwrap() else { panic!("no proof was requested") };
     sent.extend_from_slice(&proof[..]);
     stream.write_all(&proof[..]).ok()?;
     Some((sent, stream))
 }
 
 #[test]
-fn a_recorded_handshake_is_worth_nothing() {
+fn a_recorded_handshake_is_useless() {
     let job = Job::new();
     job.disturbed(make_links, |job, rank| {
         let hello = Hello::new(Role::Link).member(1, RANKS).note(&note(1, rank));
         let Some((recorded, mut stream)) = record(job, rank, &hello) else { return };
-        // The one it was made for is let in: the control.
+        // The control: the recorded handshake itself was accepted.
         let mut verdict = [9];
         if stream.read_exact(&mut verdict).is_err() {
             return;
@@ -224,20 +224,20 @@ fn the_right_key_in_the_wrong_round_role_or_place_is_refused_with_the_reason() {
             (Hello::new(Role::Link).member(1, RANKS).note(&note(2, rank)), "made by rank 1"),
             (Hello::new(Role::Link).member(1, RANKS).note(&protected), "`aead`, rank"),
             (Hello::new(Role::Link).member(1, RANKS).note(&another_meeting), "meeting 9 met meeting 1"),
-            (Hello::new(Role::Link).member(1, RANKS).note(&resumed), "has let go of the group"),
+            (Hello::new(Role::Link).member(1, RANKS).note(&resumed), "has dropped the group"),
         ];
-        for (hello, words) in cases {
+        for (hello, expected) in cases {
             let Some((_, mut stream)) = record(job, rank, &hello) else { return };
-            let told = String::from_utf8_lossy(&answer(&mut stream)).into_owned();
-            assert!(told.is_empty() || told.contains(words), "{told:?}");
+            let reason = String::from_utf8_lossy(&answer(&mut stream)).into_owned();
+            assert!(reason.is_empty() || reason.contains(expected), "{reason:?}");
         }
     });
 }
 
 const CHILD: &str = "DRUMLINE_TEST_RANKS";
 
-/// Not a test by itself: the body of a process with all ranks of a job in it, each with its own port for links. For each
-/// line on its standard input they make new groups, and it says how long that took; at the end of the input it ends.
+/// Not a test by itself: the body of a process with all ranks of a job, each with its own port for links. For each line on
+/// standard input they make new groups, and it prints how long that took; at the end of the input it ends.
 #[test]
 fn ranks_process() {
     if std::env::var_os(CHILD).is_none() {
@@ -276,7 +276,7 @@ fn ranks_process() {
 /// That process, seen from outside; ended when dropped.
 struct Ranks {
     child: Child,
-    said: Lines<BufReader<ChildStdout>>,
+    output: Lines<BufReader<ChildStdout>>,
 }
 
 impl Ranks {
@@ -288,18 +288,19 @@ impl Ranks {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let said = BufReader::new(child.stdout.take().unwrap()).lines();
-        Self { child, said }
+        let output = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, output }
     }
 
-    fn hear(&mut self, word: &str) -> String {
-        self.said.find_map(|line| Some(line.unwrap().strip_prefix(word)?.trim().to_owned())).unwrap()
+    /// The rest of the next line that begins with `prefix`.
+    fn wait_for(&mut self, prefix: &str) -> String {
+        self.output.find_map(|line| Some(line.unwrap().strip_prefix(prefix)?.trim().to_owned())).unwrap()
     }
 
-    /// Has the ranks make new groups; how long it took them.
+    /// Makes the ranks make new groups; returns how long that took.
     fn link(&mut self) -> Duration {
         self.child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
-        Duration::from_millis(self.hear("linked").parse().unwrap())
+        Duration::from_millis(self.wait_for("linked").parse().unwrap())
     }
 
     fn count(&self, what: &str) -> usize {
@@ -324,7 +325,7 @@ impl Drop for Ranks {
 fn a_thousand_silent_strangers_cost_no_thread_and_at_most_four_kib_each() {
     within(Duration::from_secs(60), || {
         let mut ranks = Ranks::start();
-        let address: SocketAddr = ranks.hear("listening").parse().unwrap();
+        let address: SocketAddr = ranks.wait_for("listening").parse().unwrap();
         let alone = ranks.link();
         assert!(alone < Duration::from_secs(5), "control: no strangers, {alone:?}");
         let (threads, open, memory) = (ranks.count("task"), ranks.count("fd"), ranks.resident_kib());
@@ -334,7 +335,8 @@ fn a_thousand_silent_strangers_cost_no_thread_and_at_most_four_kib_each() {
             std::thread::sleep(Duration::from_millis(2));
         }
         let (held, grown) = (ranks.count("fd") - open, ranks.resident_kib().saturating_sub(memory));
-        assert!((200..=256).contains(&held), "{held} of 1000 are held");
+        // 256, and the one that is being refused at this moment.
+        assert!((200..=257).contains(&held), "{held} of 1000 are held");
         assert!(grown <= 4 * held, "{grown} KiB for {held} strangers");
         assert_eq!(ranks.count("task"), threads);
         let among_strangers = ranks.link();

@@ -41,7 +41,7 @@ fn colors_make_groups_and_keys_order_them() {
     for transport in BOTH {
         run(5, transport, |group| {
             let me = group.rank();
-            // Ranks 0, 2, 4 backwards; ranks 1, 3 as they are.
+            // Ranks 0, 2, 4 in reverse order; ranks 1, 3 in order.
             let child =
                 group.split(Some(me as u32 % 2), if me % 2 == 0 { -(me as i64) } else { 0 })?.unwrap();
             let expected: &[usize] = if me.is_multiple_of(2) { &[4, 2, 0] } else { &[1, 3] };
@@ -73,7 +73,7 @@ fn groups_of_groups_count_in_their_parents_ranks() {
 }
 
 #[test]
-fn a_group_of_one_answers_itself() {
+fn a_group_of_one_rank_works() {
     for transport in BOTH {
         run(2, transport, |group| {
             for rank in 0..2 {
@@ -148,7 +148,7 @@ fn clones_of_one_group_take_turns() {
 }
 
 #[test]
-fn lists_that_make_no_sense_are_refused_and_cost_nothing() {
+fn invalid_lists_are_errors_and_the_group_stays_usable() {
     for transport in BOTH {
         run(3, transport, |group| {
             let cases: [(&[usize], &str); 3] = [
@@ -156,9 +156,9 @@ fn lists_that_make_no_sense_are_refused_and_cost_nothing() {
                 (&[], "the list is empty"),
                 (&[0, 3], "rank 3 is not in group `world` of 3 ranks"),
             ];
-            for (list, words) in cases {
+            for (list, expected) in cases {
                 match group.new_group(list) {
-                    Err(CommError::Invalid { what }) => assert!(what.contains(words), "{what}"),
+                    Err(CommError::Invalid { what }) => assert!(what.contains(expected), "{what}"),
                     other => panic!("{list:?}: {other:?}"),
                 }
             }

@@ -7,7 +7,7 @@ use drumline_comm::{CommError, GroupOptions, LocalGroup, ProcessGroup, Transport
 
 pub(crate) type Result<T = ()> = std::result::Result<T, CommError>;
 
-/// The two ways data can take between ranks of one machine.
+/// The two transports between ranks of one machine.
 pub(crate) const BOTH: [Transport; 2] = [Transport::Shm, Transport::Tcp];
 
 /// No test with threads takes this long, however busy the machine is.

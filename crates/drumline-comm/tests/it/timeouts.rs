@@ -1,4 +1,4 @@
-//! A rank that does not come in time is named, with what it did last; one that is only late is waited for.
+//! A rank that does not come in time is named, with its last call; one that is only late is waited for.
 
 use std::time::{Duration, Instant};
 
@@ -10,14 +10,14 @@ const TIMEOUT: Duration = Duration::from_millis(300);
 
 type Act = fn(&ProcessGroup) -> Result;
 
-/// Lets the others wait in vain.
+/// Keeps the others waiting until they give up.
 fn stay_away() -> Result {
     std::thread::sleep(4 * TIMEOUT);
     Ok(())
 }
 
-/// What ranks 0, 1 and 3 hear of `call` when rank 2 comes `late`.
-fn hear(
+/// The outcomes of `call` when rank 2 comes `late`.
+fn with_a_late_rank(
     transport: Transport,
     late: Duration,
     call: impl Fn(&ProcessGroup) -> Result + Send + Sync + 'static,
@@ -31,13 +31,13 @@ fn hear(
     })
 }
 
-fn check_named(transport: Transport, words: &str, begin: Instant, outcomes: Vec<Result>) {
+fn check_named(transport: Transport, call: &str, begin: Instant, outcomes: Vec<Result>) {
     let time = begin.elapsed();
     assert!(time < Duration::from_secs(3), "{time:?}");
     for (rank, outcome) in outcomes.into_iter().enumerate() {
         let text = outcome.unwrap_err().to_string();
         let who = format!("rank {rank} over {transport:?}: {text}");
-        assert!(text.contains(words) && text.contains("timed out after 300ms"), "{who}");
+        assert!(text.contains(call) && text.contains("timed out after 300ms"), "{who}");
         let missing = text.split("missing:").nth(1).expect(&who);
         let missing = missing.split("\ntry").next().unwrap();
         assert!(missing.contains("rank 2: ("), "{who}");
@@ -59,10 +59,10 @@ fn a_rank_that_never_comes_is_named_with_its_last_call() {
             ("all_gather(10 u8) #2", |group| group.all_gather(&[0u8; 10], &mut [0; 40])),
             ("broadcast(10 u8, root 2) #2", |group| group.broadcast(&mut [0u8; 10], 2)),
         ];
-        for (words, call) in calls {
+        for (text, call) in calls {
             let begin = Instant::now();
-            let outcomes = hear(transport, 4 * TIMEOUT, call);
-            check_named(transport, words, begin, outcomes);
+            let outcomes = with_a_late_rank(transport, 4 * TIMEOUT, call);
+            check_named(transport, text, begin, outcomes);
         }
     }
 }
@@ -83,7 +83,7 @@ fn a_monitored_barrier_has_its_own_deadline() {
 }
 
 #[test]
-fn all_who_are_missing_are_named() {
+fn all_missing_ranks_are_named() {
     for transport in BOTH {
         let outcomes = outcomes(4, transport, Duration::from_secs(30), |group| {
             group.barrier()?;
@@ -100,14 +100,15 @@ fn all_who_are_missing_are_named() {
     }
 }
 
-/// The control: one who is late but comes in time changes nothing.
+/// The control: a rank that is late but comes in time changes nothing.
 #[test]
 fn a_rank_that_comes_in_time_is_waited_for() {
     for transport in BOTH {
-        for outcome in hear(transport, TIMEOUT / 6, |group| group.barrier()) {
+        for outcome in with_a_late_rank(transport, TIMEOUT / 6, |group| group.barrier()) {
             outcome.unwrap();
         }
-        for outcome in hear(transport, TIMEOUT / 6, |group| group.monitored_barrier(10 * TIMEOUT)) {
+        for outcome in with_a_late_rank(transport, TIMEOUT / 6, |group| group.monitored_barrier(10 * TIMEOUT))
+        {
             outcome.unwrap();
         }
     }
@@ -133,7 +134,7 @@ fn a_receive_from_a_silent_rank_names_it() {
 }
 
 #[test]
-fn a_receive_from_anybody_says_that_nobody_wrote() {
+fn a_receive_from_any_rank_names_all_of_them() {
     for transport in BOTH {
         let outcomes = outcomes(3, transport, TIMEOUT, |group| {
             group.barrier()?;
@@ -150,7 +151,7 @@ fn a_receive_from_anybody_says_that_nobody_wrote() {
 #[test]
 fn a_timeout_can_be_recovered_from_and_a_mismatch_cannot() {
     for transport in BOTH {
-        for outcome in hear(transport, 4 * TIMEOUT, |group| group.barrier()) {
+        for outcome in with_a_late_rank(transport, 4 * TIMEOUT, |group| group.barrier()) {
             assert!(outcome.unwrap_err().is_recoverable());
         }
         let outcomes = outcomes(2, transport, Duration::from_secs(20), |group| match group.rank() {
@@ -164,7 +165,7 @@ fn a_timeout_can_be_recovered_from_and_a_mismatch_cannot() {
     }
 }
 
-/// Longer than a link would wait for room in the window of a peer, were it to limit that.
+/// Longer than a link would wait for room in a peer's window, if there were a limit.
 const BUSY: Duration = Duration::from_secs(8);
 
 /// Rank 1 is busy with other things while what rank 0 sends fills all buffers on the way.

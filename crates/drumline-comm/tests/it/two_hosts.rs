@@ -12,10 +12,10 @@ use crate::numbers::{Number, buffer, check, value};
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// So many `f32`.
+/// The number of `f32` in a mebibyte.
 const MEBIBYTE: usize = (1 << 20) / size_of::<f32>();
 
-/// A vanished host is noticed after this long at most.
+/// A host that has vanished is noticed after this long at most.
 const CUT_NOTICED: Duration = Duration::from_secs(11);
 
 fn sum(ranks: usize, i: usize) -> i64 {
@@ -72,7 +72,7 @@ fn with_root<T: Number>(group: &ProcessGroup, len: usize, root: usize) -> Result
     Ok(())
 }
 
-/// Averages do not depend on how ranks are spread, and all ranks hold the same bits, those of a reduce-scatter too.
+/// Averages do not depend on how ranks are spread over hosts, and all ranks hold the same bits, also after a reduce-scatter.
 fn averages(group: &ProcessGroup) -> Result<(), CommError> {
     let (me, ranks, len) = (group.rank(), group.size(), 2_003);
     let input: Vec<f32> = (0..len * ranks).map(|i| 1.0 / (1 + i + me) as f32).collect();
@@ -96,7 +96,7 @@ fn averages(group: &ProcessGroup) -> Result<(), CommError> {
 /// Sums of halves are rounded once, after the last node.
 fn halves(group: &ProcessGroup) -> Result<(), CommError> {
     let ranks = group.size();
-    // 2048 + 1 stays 2048 in f16, so that rounding after each node would lose ones.
+    // 2048 + 1 is 2048 in f16, so rounding after each node would lose ones.
     let x = f16::from_f32(if group.rank() == 0 { 2048.0 } else { 1.0 });
     let exact = f16::from_f32(2048.0 + (ranks - 1) as f32);
     let mut data = vec![x; 3 * ranks];
@@ -152,7 +152,7 @@ fn everything() -> Result<()> {
     Ok(group.barrier()?)
 }
 
-/// Every listening socket of this host is bound to the host's own address.
+/// An error unless every listening socket of this host is bound to the host's own address.
 fn listens_on_its_address_only() -> Result<()> {
     for line in std::fs::read_to_string("/proc/net/tcp")?.lines().skip(1) {
         let fields: Vec<_> = line.split_whitespace().collect();
@@ -181,7 +181,7 @@ ranks_test!(one_rank_here_and_three_there, 4, { everything()? }, |ranks| {
     spread(&ranks, &[&[0], &[1, 2, 3]])?;
 });
 
-ranks_test!(ranks_dealt_out_in_turns, 5, { everything()? }, |ranks| {
+ranks_test!(ranks_placed_in_turns, 5, { everything()? }, |ranks| {
     spread(&ranks, &[&[0, 2, 4], &[1, 3]])?;
 });
 
@@ -194,7 +194,7 @@ fn sent_through(device: &str) -> Result<usize> {
     Ok(std::fs::read_to_string(format!("/sys/class/net/{device}/statistics/tx_bytes"))?.trim().parse()?)
 }
 
-/// What `act` sends through this host's `device`, all ranks of the host together.
+/// The bytes that `act` sends through this host's `device`, for all ranks of the host together.
 fn traffic(group: &ProcessGroup, device: &str, act: impl FnOnce() -> Result<(), CommError>) -> Result<usize> {
     group.barrier()?;
     let before = sent_through(device)?;
@@ -211,7 +211,7 @@ fn count_what_leaves() -> Result<()> {
     let group = ProcessGroup::from_env()?;
     let (me, ranks, cell) = (group.rank(), group.size(), 4 << 20);
     let (input, mut output) = (vec![1u8; cell * ranks], vec![0u8; cell * ranks]);
-    // So that all links are there.
+    // Makes all links.
     group.all_to_all(&input, &mut output)?;
     let inside =
         traffic(&group, "lo", || every_collective::<u8>(&group, cell / 4).and_then(|()| group.barrier()))?;
@@ -249,8 +249,8 @@ ranks_test!(only_what_the_other_host_needs_leaves_a_host, 4, { count_what_leaves
     spread(&ranks.env([("DRUMLINE_TRANSPORT", "tcp")]), &[&[0, 1], &[2, 3]])?;
 });
 
-/// All-reduces again and again, or messages if `MAIL` is set, until an error comes or somebody says `stop`.
-fn go_on_until_the_cut() -> Result<()> {
+/// All-reduces again and again, or messages if `MAIL` is set, until there is an error.
+fn run_until_the_cut() -> Result<()> {
     let group = ProcessGroup::from_env()?;
     let (me, ranks) = (group.rank(), group.size());
     let mut data = vec![1f32; 1 << 20];
@@ -258,7 +258,7 @@ fn go_on_until_the_cut() -> Result<()> {
     let rounds = if std::env::var("CUT").is_ok() { usize::MAX } else { 20 };
     let one_round = |round: usize| {
         if round == 10 {
-            println!("under way");
+            println!("at work");
         }
         if std::env::var("MAIL").is_err() {
             return group.all_reduce(&mut data, ReduceOp::Max);
@@ -273,14 +273,14 @@ fn go_on_until_the_cut() -> Result<()> {
     Ok(())
 }
 
-/// Cuts the second host off while all are busy; every rank must hear of a rank on the other side, in time.
+/// Cuts the second host off while all are busy; every rank must name a rank on the other side, in time.
 fn cut(ranks: &Ranks) -> Result<()> {
     let Some(hosts) = Hosts::new(2)? else { return Ok(()) };
     let ranks = ranks.clone().on_hosts(&hosts, &[&[0, 1], &[2, 3]]);
-    // Neither is waited for as long as a host that may come back.
+    // A shorter wait than for a host that may come back.
     let ranks = ranks.env([("DRUMLINE_HOST_TIMEOUT", "6s")]);
     let running = ranks.clone().env([("CUT", "1")]).start()?;
-    (0..4).try_for_each(|rank| running.wait_for_line(rank, "under way", SOON).map(drop))?;
+    (0..4).try_for_each(|rank| running.wait_for_line(rank, "at work", SOON).map(drop))?;
     hosts.cut(1)?;
     let begin = Instant::now();
     for rank in 0..4 {
@@ -290,7 +290,7 @@ fn cut(ranks: &Ranks) -> Result<()> {
         let others = if rank < 2 { ["rank 2", "rank 3"] } else { ["rank 0", "rank 1"] };
         ensure!(
             others.iter().any(|other| line.contains(other)),
-            "rank {rank} names nobody over there: {line}"
+            "rank {rank} names no rank of the other host: {line}"
         );
     }
     let report = running.wait_all(SOON)?;
@@ -305,18 +305,18 @@ fn cut(ranks: &Ranks) -> Result<()> {
     Ok(())
 }
 
-ranks_test!(a_cut_cable_in_mid_collective_is_told_to_all, 4, { go_on_until_the_cut()? }, |ranks| {
+ranks_test!(a_cable_cut_during_a_collective_is_an_error_on_all, 4, { run_until_the_cut()? }, |ranks| {
     cut(&ranks)?;
 });
 
-ranks_test!(a_cut_cable_among_messages_is_told_to_all, 4, { go_on_until_the_cut()? }, |ranks| {
+ranks_test!(a_cable_cut_among_messages_is_an_error_on_all, 4, { run_until_the_cut()? }, |ranks| {
     cut(&ranks.env([("MAIL", "1")]))?;
 });
 
-/// How long a cable is out that somebody trips over: longer than links once waited for a sign of life.
+/// How long a cable is out that somebody trips over.
 const OUTAGE: Duration = Duration::from_secs(7);
 
-/// All-reduces whose answers are known, of all ranks; says how long the longest took.
+/// All-reduces with known results; prints how long the longest took.
 fn sums_with_a_pause() -> Result<()> {
     let group = ProcessGroup::from_env()?;
     let (me, mut longest) = (group.rank() as u32, Duration::ZERO);
@@ -330,7 +330,7 @@ fn sums_with_a_pause() -> Result<()> {
             "a wrong sum in round {round}"
         );
         if round == 10 {
-            println!("under way");
+            println!("at work");
         }
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -338,39 +338,39 @@ fn sums_with_a_pause() -> Result<()> {
     Ok(())
 }
 
-ranks_test!(an_outage_only_stalls_what_is_under_way, 2, { sums_with_a_pause()? }, |ranks| {
+ranks_test!(an_outage_only_delays_the_calls, 2, { sums_with_a_pause()? }, |ranks| {
     let Some(hosts) = Hosts::new(2)? else { return Ok(()) };
     let running = ranks.on_hosts(&hosts, &[&[0], &[1]]).start()?;
-    (0..2).try_for_each(|rank| running.wait_for_line(rank, "under way", SOON).map(drop))?;
+    (0..2).try_for_each(|rank| running.wait_for_line(rank, "at work", SOON).map(drop))?;
     hosts.cut(1)?;
     std::thread::sleep(OUTAGE);
     hosts.restore(1)?;
     for rank in 0..2 {
         let line = running.wait_for_line(rank, "verdict: ", SOON)?;
         let longest: u64 = line.trim_start_matches("verdict: ").trim_end_matches(" ms").parse()?;
-        ensure!(Duration::from_millis(longest) > OUTAGE / 2, "rank {rank} did not meet the outage: {line}");
+        ensure!(Duration::from_millis(longest) > OUTAGE / 2, "rank {rank} did not see the outage: {line}");
     }
     let report = running.wait_all(SOON)?;
     ensure!(report.is_success(), "{report}");
 });
 
-/// All-reduces in two groups and messages, with known answers, while somebody resets the links, as a firewall does; says how
-/// many rounds ended well. A rank that has sent a message or its part of a sum is in another call, of another group or kind,
-/// when that is lost with a connection.
-fn calls_under_fire() -> Result<()> {
+/// All-reduces in two groups and messages, with known results, while the links are reset, as a firewall does; prints the number
+/// of rounds. When data is lost with a connection, the rank that sent it may already be in another call, of another group or
+/// kind.
+fn calls_while_links_are_reset() -> Result<()> {
     let group = ProcessGroup::from_env()?;
     let other = group.new_group(&[0, 1])?.expect("both are members");
     let me = group.rank() as u32;
     let mut begin = Instant::now();
-    let (mut round, mut may_go_on) = (0, [true]);
-    while may_go_on[0] {
+    let (mut round, mut may_continue) = (0, [true]);
+    while may_continue[0] {
         let mut data: Vec<u32> = (0..200_000).map(|i| i * (me + 1) + round).collect();
         [&group, &other][round as usize % 2].all_reduce(&mut data, ReduceOp::Sum)?;
         ensure!(
             data.iter().zip(0..).all(|(&sum, i)| sum == 3 * i + 2 * round),
             "a wrong sum in round {round}"
         );
-        // One of them only sends, and is gone.
+        // One of them only sends, and continues.
         if me == round % 2 {
             group.send(&data, 1 - me as usize, 7)?;
         } else {
@@ -379,18 +379,18 @@ fn calls_under_fire() -> Result<()> {
             ensure!(received == data, "a wrong message in round {round}");
         }
         if round == 3 {
-            println!("under way");
+            println!("at work");
             begin = Instant::now();
         }
         round += 1;
-        may_go_on[0] = round < 5 || begin.elapsed() < Duration::from_secs(4);
-        group.broadcast(&mut may_go_on, 0)?;
+        may_continue[0] = round < 5 || begin.elapsed() < Duration::from_secs(4);
+        group.broadcast(&mut may_continue, 0)?;
     }
     println!("verdict: {round} rounds");
     Ok(())
 }
 
-/// Resets the connections that host 1 has to ranks on host 0, but not those to the store; says how many.
+/// Resets the connections that host 1 has to ranks on host 0, but not those to the store; returns how many.
 fn reset_links(hosts: &Hosts) -> Result<usize> {
     let filter =
         ["-K", "-t", "-n", "-H", "state", "established", "dst", "10.77.0.1", "dport", "gt", ":30000"];
@@ -398,7 +398,7 @@ fn reset_links(hosts: &Hosts) -> Result<usize> {
     Ok(String::from_utf8_lossy(&output.stdout).lines().count())
 }
 
-ranks_test!(links_that_are_reset_are_made_again, 2, { calls_under_fire()? }, |ranks| {
+ranks_test!(links_that_are_reset_are_reconnected, 2, { calls_while_links_are_reset()? }, |ranks| {
     let Some(hosts) = Hosts::new(2)? else { return Ok(()) };
     if !rank_test::require_tool("ss") {
         return Ok(());
@@ -406,12 +406,12 @@ ranks_test!(links_that_are_reset_are_made_again, 2, { calls_under_fire()? }, |ra
     for security in ["none", "mac", "aead"] {
         let ranks = ranks.clone().env([("DRUMLINE_LINK_SECURITY", security)]).on_hosts(&hosts, &[&[0], &[1]]);
         let running = ranks.start()?;
-        (0..2).try_for_each(|rank| running.wait_for_line(rank, "under way", SOON).map(drop))?;
+        (0..2).try_for_each(|rank| running.wait_for_line(rank, "at work", SOON).map(drop))?;
         let mut num_reset = 0;
         for _ in 0..8 {
             num_reset += reset_links(&hosts)?;
             std::thread::sleep(Duration::from_millis(100));
-            // What is sent meanwhile is surely lost.
+            // What is sent meanwhile is certainly lost.
             hosts.cut(1)?;
             std::thread::sleep(Duration::from_millis(50));
             num_reset += reset_links(&hosts)?;

@@ -1,4 +1,4 @@
-//! Which collectives a rank is in: seen from another thread of it while it waits, and not before or afterwards.
+//! Which collectives a rank is in: seen from another thread while it waits, and not before or afterwards.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ fn calls(group: &ProcessGroup) -> Vec<String> {
     group.calls_under_way().iter().map(ToString::to_string).collect()
 }
 
-/// What a rank is in as soon as it is in so many.
+/// Waits until the rank is in `number` calls, and returns them.
 fn wait_for_calls(group: &ProcessGroup, number: usize) -> Vec<String> {
     let begin = Instant::now();
     while calls(group).len() != number {
@@ -22,11 +22,11 @@ fn wait_for_calls(group: &ProcessGroup, number: usize) -> Vec<String> {
     calls(group)
 }
 
-/// Rank 0 makes a call and looks meanwhile; the others, who are in none, make it once rank 0 has seen that.
+/// Rank 0 makes a call and checks meanwhile. The others, who are in none, make it once rank 0 has seen that.
 fn looked_at(group: &ProcessGroup, call: impl Fn() -> Result<(), CommError> + Sync) -> Result<(), CommError> {
     if group.rank() > 0 {
         group.recv(&mut [0u8], Source::Rank(0), 0)?;
-        assert_eq!(calls(group), [""; 0], "a rank that has not come is in no call");
+        assert_eq!(calls(group), [""; 0], "a rank that has not called is in no call");
         return call();
     }
     std::thread::scope(|scope| {
@@ -46,7 +46,7 @@ fn looked_at(group: &ProcessGroup, call: impl Fn() -> Result<(), CommError> + Sy
 }
 
 #[test]
-fn a_rank_that_waits_says_in_what_and_then_that_it_waits_no_longer() {
+fn a_call_is_reported_while_it_waits_and_not_afterwards() {
     for transport in BOTH {
         run(3, transport, |group| {
             assert_eq!(calls(group), [""; 0]);
@@ -83,7 +83,7 @@ fn calls_in_other_groups_of_the_rank_count_too() {
 }
 
 #[test]
-fn a_call_that_has_failed_is_over() {
+fn a_call_that_has_failed_is_no_longer_reported() {
     for transport in BOTH {
         let outcomes = outcomes(2, transport, LONGEST, |group| {
             let failed = match group.rank() {

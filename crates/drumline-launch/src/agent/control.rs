@@ -1,7 +1,8 @@
-//! The way between an agent and the coordinator: a channel inside a process, two logs of the control store between nodes.
+//! The connection between an agent and the coordinator: a channel within one process, two logs in the control store
+//! between nodes.
 //!
-//! Reports and orders are whole states, said again and again, so that a line that is lost costs a heartbeat. That is why
-//! a log that has grown can simply be deleted by its reader.
+//! Each report and each order carries the complete state and is repeated, so a lost line costs one heartbeat. That is
+//! why the reader of a log may simply delete it when it has grown.
 
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::JoinHandle;
@@ -12,28 +13,28 @@ use rustix::process::Signal;
 use serde::de::DeserializeOwned;
 
 pub(super) use super::coordinate::ToCoordinator;
-use super::coordinate::{Desk, Post};
-use super::line::Speaker;
-use super::lives::Lives;
-use super::silence::Silences;
-use super::{Happening, clock};
+use super::coordinate::{CoordinatorLoop, OrderSender};
+use super::coordinator_link::ReportSender;
+use super::liveness::LivenessMonitor;
+use super::silence::SilenceNotices;
+use super::{AgentEvent, clock};
 use crate::LaunchError;
 use crate::membership::{AgentId, Coordinator, Policy, Report};
 use crate::random::random_number;
 
 pub(super) const REPORTS: &str = "drumline/reports";
-/// A log is begun anew when its reader has read this much of it.
+/// The reader deletes a log once it has read more bytes than this.
 const LONGEST_LOG: u64 = 1 << 16;
-/// How long a log is waited for at a time.
+/// How long one read waits for new lines of a log.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Time to connect to our own store.
+/// Time limit for connecting to our own store.
 const CONNECT: Duration = Duration::from_secs(10);
 
 pub(super) fn orders_of(agent: AgentId) -> String {
     format!("drumline/orders/{:032x}", agent.0)
 }
 
-/// How the control store is reached.
+/// The address and key of the control store.
 #[derive(Debug, Clone)]
 pub(super) struct Address {
     pub(super) endpoint: String,
@@ -46,14 +47,14 @@ impl Address {
     }
 }
 
-/// An agent's way to its coordinator.
+/// An agent's connection to its coordinator.
 #[derive(Debug)]
 pub(super) struct Control {
     to: Sender<ToCoordinator>,
-    /// The thread that speaks to a coordinator elsewhere.
-    speaker: Option<JoinHandle<()>>,
-    /// Watches the process that hosts the coordinator, if that is another one.
-    _store_life: Option<Lives>,
+    /// The thread that sends reports to a coordinator in another process.
+    sender: Option<JoinHandle<()>>,
+    /// Watches the process that hosts the coordinator, if that is not this one.
+    _store_monitor: Option<LivenessMonitor>,
     hosted: Option<Hosted>,
 }
 
@@ -64,74 +65,76 @@ struct Hosted {
     _server: Option<TcpStoreServer>,
 }
 
-/// Who the agent is and where its orders go.
-pub(super) struct Own {
+/// An agent's identity, and the channel on which it receives orders.
+#[derive(Clone)]
+pub(super) struct AgentHandle {
     pub(super) id: AgentId,
-    pub(super) events: Sender<Happening>,
+    pub(super) events: Sender<AgentEvent>,
 }
 
 /// A coordinator in another process.
-pub(super) struct Elsewhere {
+pub(super) struct RemoteCoordinator {
     pub(super) address: Address,
-    /// Where its process listens for as long as it lives.
+    /// The address on which its process listens until it exits.
     pub(super) life: Option<String>,
-    /// How long the answer to a report may take before it is sent again over fresh connections.
+    /// How long to wait for the answer to a report before it is sent again over new connections.
     pub(super) timeout: Duration,
 }
 
 impl Control {
-    /// The coordinator is here; with a `server` agents of other nodes reach it there.
-    pub(super) fn here(
-        own: Own,
+    /// Runs the coordinator in this process. With a `server`, agents of other nodes reach it there.
+    pub(super) fn local(
+        own: AgentHandle,
         policy: Policy,
-        look: Duration,
+        poll_interval: Duration,
         server: Option<(TcpStoreServer, Address)>,
     ) -> Result<Self, LaunchError> {
         let (to, inbox) = mpsc::channel();
-        let soon = Instant::now() + CONNECT;
+        let deadline = Instant::now() + CONNECT;
         let connect = |(_, address): &(TcpStoreServer, Address)| {
-            Ok::<_, StoreError>((address.connect(soon)?, address.connect(soon)?))
+            Ok::<_, StoreError>((address.connect(deadline)?, address.connect(deadline)?))
         };
-        let (store, ear) = server.as_ref().map(connect).transpose().map_err(LaunchError::Store)?.unzip();
-        if let Some(ear) = ear {
+        let (store, reports) = server.as_ref().map(connect).transpose().map_err(LaunchError::Store)?.unzip();
+        if let Some(reports) = reports {
             let to = to.clone();
             spawn("drumline-reports", move || {
-                let tell = |report| to.send(ToCoordinator::Report(Box::new(report))).is_ok();
-                read_log(&ear, REPORTS, || true, tell);
+                let deliver = |report| to.send(ToCoordinator::Report(Box::new(report))).is_ok();
+                read_log(&reports, REPORTS, || true, deliver);
             })?;
         }
         let watch = |_: &_| {
             let deaths = to.clone();
-            Lives::watch(move |agent| drop(deaths.send(ToCoordinator::Died(agent))))
+            LivenessMonitor::start(move |agent| drop(deaths.send(ToCoordinator::Died(agent))))
         };
-        let lives = server.as_ref().map(watch).transpose()?;
-        let silences = Silences::new(&policy);
+        let monitor = server.as_ref().map(watch).transpose()?;
+        let silences = SilenceNotices::new(&policy);
         let coordinator = Coordinator::new(random_number(), policy, clock::now());
-        let (said, done) = mpsc::channel();
-        let post = Post { own: (own.id, own.events), store };
-        let desk = Desk { coordinator, post, lives, silences, look };
-        spawn("drumline-coordinator", move || desk.coordinate(&inbox, &said))?;
+        let (done_sender, done) = mpsc::channel();
+        let orders = OrderSender { own, store };
+        let coordinator_loop = CoordinatorLoop { coordinator, orders, monitor, silences, poll_interval };
+        spawn("drumline-coordinator", move || coordinator_loop.run(&inbox, &done_sender))?;
         let _server = server.map(|(server, _)| server);
-        Ok(Self { to, speaker: None, _store_life: None, hosted: Some(Hosted { done, _server }) })
+        Ok(Self { to, sender: None, _store_monitor: None, hosted: Some(Hosted { done, _server }) })
     }
 
-    /// The coordinator is elsewhere.
-    pub(super) fn there(own: Own, elsewhere: Elsewhere) -> Result<Self, LaunchError> {
-        let Elsewhere { address, life, timeout } = elsewhere;
+    /// Connects to a coordinator in another process.
+    pub(super) fn remote(own: AgentHandle, coordinator: RemoteCoordinator) -> Result<Self, LaunchError> {
+        let RemoteCoordinator { address, life, timeout } = coordinator;
         let (to, outbox) = mpsc::channel();
         let deaths = own.events.clone();
-        let mut store_life = Lives::watch(move |_| drop(deaths.send(Happening::StoreDied)))?;
-        store_life.set(life.into_iter().map(|life| (AgentId::default(), life)).collect());
-        let speaker = Speaker { id: own.id, address, events: own.events, timeout };
-        let speaker = spawn("drumline-speaker", move || speaker.speak(&outbox))?;
-        Ok(Self { to, speaker: Some(speaker), _store_life: Some(store_life), hosted: None })
+        let mut monitor = LivenessMonitor::start(move |_| drop(deaths.send(AgentEvent::StoreDied)))?;
+        monitor.set(life.into_iter().map(|life| (AgentId::default(), life)).collect());
+        let sender = ReportSender { own, address, timeout };
+        let sender = spawn("drumline-sender", move || sender.run(&outbox))?;
+        Ok(Self { to, sender: Some(sender), _store_monitor: Some(monitor), hosted: None })
     }
 
     pub(super) fn report(&self, report: Report) {
         let _ = self.to.send(ToCoordinator::Report(Box::new(report)));
     }
 
-    /// The agent beside the coordinator was asked to leave: the job ends. Elsewhere the report says it.
+    /// Ends the job if the coordinator runs here, because this agent was asked to leave. Elsewhere the agent's report
+    /// says that it leaves.
     pub(super) fn leave(&self, signal: Signal) {
         if self.is_host() {
             let _ = self.to.send(ToCoordinator::HostLeaves(signal));
@@ -142,16 +145,16 @@ impl Control {
         self.hosted.is_some()
     }
 
-    /// Whether the coordinator here has told all agents that the job is over.
+    /// Whether the coordinator in this process has informed all agents that the job is over.
     pub(super) fn is_done(&self) -> bool {
         self.hosted.as_ref().is_some_and(|hosted| hosted.done.try_recv().is_ok())
     }
 
-    /// Waits, at most `patience`, until the last word has gone out.
-    pub(super) fn finish(self, patience: Duration) {
+    /// Waits, at most `timeout`, until the last report is sent.
+    pub(super) fn finish(self, timeout: Duration) {
         drop(self.to);
-        let until = Instant::now() + patience;
-        while self.speaker.as_ref().is_some_and(|speaker| !speaker.is_finished()) && Instant::now() < until {
+        let until = Instant::now() + timeout;
+        while self.sender.as_ref().is_some_and(|sender| !sender.is_finished()) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -162,12 +165,12 @@ pub(super) fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<
     started.map_err(LaunchError::system("start a thread of the agent"))
 }
 
-/// Hands on each line of a log until nobody wants any more, or the store is gone.
+/// Passes each line of a log to `deliver` until that returns false, the log is no longer wanted, or the store is gone.
 pub(super) fn read_log<T: DeserializeOwned>(
     store: &TcpStore,
     key: &str,
     is_wanted: impl Fn() -> bool,
-    mut tell: impl FnMut(T) -> bool,
+    mut deliver: impl FnMut(T) -> bool,
 ) {
     let mut read = 0;
     while is_wanted() {
@@ -178,18 +181,18 @@ pub(super) fn read_log<T: DeserializeOwned>(
         };
         read += lines.len() as u64;
         for line in lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
-            let is_told = match serde_json::from_slice(line) {
-                Ok(message) => tell(message),
+            let is_delivered = match serde_json::from_slice(line) {
+                Ok(message) => deliver(message),
                 Err(error) => {
-                    tracing::warn!(%error, key, "a message of another version was dropped");
+                    tracing::warn!(%error, key, "dropped a message that this version cannot read");
                     true
                 }
             };
-            if !is_told {
+            if !is_delivered {
                 return;
             }
         }
-        // Whoever reads in our place begins at the front, and deletes by itself.
+        // A reader that replaces this one starts at the beginning and deletes the log itself.
         if read > LONGEST_LOG && is_wanted() && store.delete(key).is_ok() {
             read = 0;
         }

@@ -1,4 +1,4 @@
-//! The coordinator at work: a thread on the host of the control store that hears reports and sends orders.
+//! The thread that runs the coordinator on the host of the control store: it receives reports and sends orders.
 //!
 //! ```text
 //!   this node's agent ── channel ─┐                        ┌─ channel ──▶ this node's agent
@@ -11,116 +11,118 @@ use std::time::Duration;
 use drumline_rendezvous::{Store, TcpStore};
 use rustix::process::Signal;
 
-use super::control::orders_of;
-use super::lives::Lives;
-use super::silence::{Silence, Silences};
-use super::{Happening, clock};
-use crate::membership::{AgentId, Cause, Coordinator, Decision, Known, Reason, Report};
+use super::control::{AgentHandle, orders_of};
+use super::liveness::LivenessMonitor;
+use super::silence::{Silence, SilenceNotices};
+use super::{AgentEvent, clock};
+use crate::membership::{AgentId, Cause, Coordinator, Decision, KnownAgent, Reason, Report};
 
-/// How often the coordinator looks at the clock at most, and at least: pauses before a restart end by it.
-const SHORTEST_LOOK: Duration = Duration::from_millis(10);
-const LONGEST_LOOK: Duration = Duration::from_millis(500);
+/// The bounds of the coordinator's polling interval. A pause before a restart ends at the next poll.
+const SHORTEST_POLL: Duration = Duration::from_millis(10);
+const LONGEST_POLL: Duration = Duration::from_millis(500);
 
-/// What the coordinator is told.
+/// An event for the coordinator.
 #[derive(Debug)]
 pub(super) enum ToCoordinator {
     Report(Box<Report>),
-    /// The process of this agent is proved dead.
+    /// It is proved that the process of this agent has ended.
     Died(AgentId),
-    /// This signal asked the agent beside it to leave.
+    /// This signal asked the agent in the same process to leave.
     HostLeaves(Signal),
 }
 
-/// Where orders go.
-pub(super) struct Post {
+/// Sends orders to all agents.
+pub(super) struct OrderSender {
     /// The agent of this node.
-    pub(super) own: (AgentId, Sender<Happening>),
-    /// The store from which the others read; `None` on a single node.
+    pub(super) own: AgentHandle,
+    /// The store in which the other agents read their orders; `None` on a single node.
     pub(super) store: Option<TcpStore>,
 }
 
-/// The coordinator with all that it works with.
-pub(super) struct Desk {
+/// The coordinator, and what its thread needs to run it.
+pub(super) struct CoordinatorLoop {
     pub(super) coordinator: Coordinator,
-    pub(super) post: Post,
+    pub(super) orders: OrderSender,
     /// Watches the processes of the other agents; `None` on a single node.
-    pub(super) lives: Option<Lives>,
-    pub(super) silences: Silences,
-    /// How often to look at the clock.
-    pub(super) look: Duration,
+    pub(super) monitor: Option<LivenessMonitor>,
+    pub(super) silences: SilenceNotices,
+    /// How often to check the clock.
+    pub(super) poll_interval: Duration,
 }
 
-impl Desk {
-    /// Coordinates until nobody speaks any more. Says `done` when the job is over and all agents know it.
-    pub(super) fn coordinate(mut self, inbox: &Receiver<ToCoordinator>, done: &Sender<()>) {
-        let look = self.look.clamp(SHORTEST_LOOK, LONGEST_LOOK);
+impl CoordinatorLoop {
+    /// Runs until all senders are gone. Signals `done` when the job is over and all agents know it.
+    pub(super) fn run(mut self, inbox: &Receiver<ToCoordinator>, done: &Sender<()>) {
+        let poll_interval = self.poll_interval.clamp(SHORTEST_POLL, LONGEST_POLL);
         loop {
-            let heard = match inbox.recv_timeout(look) {
-                Ok(heard) => Some(heard),
+            let event = match inbox.recv_timeout(poll_interval) {
+                Ok(event) => Some(event),
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            let decided = self.take(clock::now(), heard);
+            let decided = self.handle(clock::now(), event);
             if !decided.is_empty() {
-                self.post.order_all(&self.coordinator);
-                decided.into_iter().for_each(|(decision, why)| self.post.tell(&decision, &why));
+                self.orders.order_all(&self.coordinator);
+                decided.into_iter().for_each(|(decision, why)| self.orders.announce(&decision, &why));
             }
-            self.watch();
+            self.watch_agents();
             if self.coordinator.may_exit() {
                 let _ = done.send(());
             }
         }
     }
 
-    fn take(&mut self, now: Duration, heard: Option<ToCoordinator>) -> Vec<(Decision, Reason)> {
-        match heard {
+    fn handle(&mut self, now: Duration, event: Option<ToCoordinator>) -> Vec<(Decision, Reason)> {
+        match event {
             Some(ToCoordinator::Report(report)) => {
                 let from = report.agent.id;
-                let decided = self.coordinator.hear(now, *report);
-                self.post.order(&self.coordinator, from);
+                let decided = self.coordinator.receive_report(now, *report);
+                self.orders.order(&self.coordinator, from);
                 decided
             }
             Some(ToCoordinator::Died(agent)) => {
                 let known = self.coordinator.state().agents.get(&agent);
                 if let Some(known) = known.filter(|known| known.died.is_none()) {
-                    self.post.say(Reason::Died { host: known.report.agent.host.clone() }.to_string());
+                    self.orders.say(Reason::Died { host: known.report.agent.host.clone() }.to_string());
                 }
-                self.coordinator.hear_of_death(now, agent)
+                self.coordinator.receive_death_proof(now, agent)
             }
             Some(ToCoordinator::HostLeaves(signal)) => {
                 self.coordinator.host_leaves(signal.as_raw());
-                self.post.order_all(&self.coordinator);
+                self.orders.order_all(&self.coordinator);
                 self.coordinator.tick(now)
             }
             None => self.coordinator.tick(now),
         }
     }
 
-    /// Watches the processes of all agents but our own, and tells of those that are silent.
-    fn watch(&mut self) {
-        let Some(lives) = &mut self.lives else { return };
-        let (agents, own, now) = (&self.coordinator.state().agents, self.post.own.0, clock::now());
+    /// Watches the processes of all other agents, and reports those that are silent.
+    fn watch_agents(&mut self) {
+        let Some(monitor) = &mut self.monitor else { return };
+        let agents = &self.coordinator.state().agents;
+        let own = self.orders.own.id;
+        let now = clock::now();
         let others = || agents.iter().filter(|(id, _)| **id != own);
-        lives.set(others().map(|(id, known)| (*id, known.report.agent.life.clone())).collect());
-        let silence = |(id, known): (&AgentId, &Known)| Silence {
+        monitor.set(others().map(|(id, known)| (*id, known.report.agent.life.clone())).collect());
+        let silence = |(id, known): (&AgentId, &KnownAgent)| Silence {
             agent: *id,
             host: known.report.agent.host.clone(),
-            span: now.saturating_sub(known.heard),
+            span: now.saturating_sub(known.last_heard),
         };
         let silences: Vec<_> = others().map(silence).collect();
-        self.silences.look(&silences).into_iter().for_each(|word| self.post.say(word));
+        self.silences.update(&silences).into_iter().for_each(|notice| self.orders.say(notice));
     }
 }
 
-impl Post {
+impl OrderSender {
     fn order_all(&self, coordinator: &Coordinator) {
         coordinator.agents().into_iter().for_each(|agent| self.order(coordinator, agent));
     }
 
-    /// Lets the person at this node know why a round ends that did not fail; a failure is told by itself.
-    fn tell(&self, decision: &Decision, why: &Reason) {
+    /// Shows the user at this node why a round ends, unless it failed: a failure has its own report.
+    fn announce(&self, decision: &Decision, why: &Reason) {
         let is_news = match decision {
-            // A death was told when it was proved.
+            // A death was announced when it was proved.
             Decision::Evict(_) => matches!(why, Reason::Silent { .. }),
             Decision::Close(cause) => !matches!(cause, Cause::Failed(_)),
             _ => false,
@@ -130,15 +132,15 @@ impl Post {
         }
     }
 
-    fn say(&self, word: String) {
-        let _ = self.own.1.send(Happening::Told(word));
+    fn say(&self, notice: String) {
+        let _ = self.own.events.send(AgentEvent::Notice(notice));
     }
 
-    /// Sends an agent what is wanted of it now.
+    /// Sends an agent its current order.
     fn order(&self, coordinator: &Coordinator, agent: AgentId) {
         let Some(order) = coordinator.order(agent) else { return };
-        if agent == self.own.0 {
-            let _ = self.own.1.send(Happening::Order(Box::new(order)));
+        if agent == self.own.id {
+            let _ = self.own.events.send(AgentEvent::Order(Box::new(order)));
             return;
         }
         let Some(store) = &self.store else { return };
@@ -147,7 +149,7 @@ impl Post {
             store.append(&orders_of(agent), &line)
         });
         if !matches!(sent, Ok(Ok(_))) {
-            tracing::debug!(?sent, "an order could not be sent; the next report is answered again");
+            tracing::debug!(?sent, "an order could not be sent; the answer to the next report repeats it");
         }
     }
 }

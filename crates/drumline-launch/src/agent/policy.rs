@@ -1,11 +1,11 @@
-//! The times and counts of a plan's membership.
+//! The membership policy of a launch plan: its times and counts.
 
 use std::time::Duration;
 
 use crate::membership::Policy;
 use crate::plan::{LaunchPlan, Rendezvous};
 
-/// Longer than any job.
+/// Longer than any job runs.
 const EVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 /// For a job whose agents find each other over the network.
@@ -16,8 +16,8 @@ pub(super) fn of(plan: &LaunchPlan) -> Policy {
         max_nodes: plan.nodes.max,
         max_restarts: plan.max_restarts,
         join_timeout: plan.join_timeout,
-        // A member may be silent at first. Told to stop, workers have this long before they are killed, and then they must be
-        // reaped.
+        // A member may be silent at first. Its workers then have the shutdown timeout to end by themselves, and the
+        // rest is for killing and reaping them.
         stop_within: patient.evict_after + plan.shutdown_timeout.saturating_add(Duration::from_secs(15)),
         ..patient
     };
@@ -27,9 +27,9 @@ pub(super) fn of(plan: &LaunchPlan) -> Policy {
     policy
 }
 
-/// For a job of one node, whose coordinator is in the same process: nobody can be lost, and nothing need be said
-/// twice. A launcher that is suspended (Ctrl-Z) finds its workers as they were.
-pub(super) fn alone(plan: &LaunchPlan) -> Policy {
+/// For a job of one node, whose coordinator runs in the same process: no node can be lost, and no report need be
+/// repeated. So a launcher that was suspended (Ctrl-Z) still has its workers when it resumes.
+pub(super) fn single_node(plan: &LaunchPlan) -> Policy {
     Policy {
         heartbeat: EVER / 8,
         patience: EVER / 4,
@@ -46,8 +46,8 @@ mod tests {
     use crate::plan::tests::plan;
 
     #[test]
-    fn both_hold() {
+    fn both_policies_are_valid() {
         assert_eq!(of(&plan()).check(), Ok(()));
-        assert_eq!(alone(&plan()).check(), Ok(()));
+        assert_eq!(single_node(&plan()).check(), Ok(()));
     }
 }

@@ -1,7 +1,7 @@
-//! The keeper of the round that runs here, and how long it may take to do as it is told.
+//! The keeper of the current round, with a time limit for its answers.
 //!
-//! A keeper that does not answer is killed, and so its workers: an agent can always be stopped, whatever has become of
-//! the processes below it.
+//! A keeper that does not answer is killed, and its workers with it. So an agent can always be stopped, whatever state
+//! the processes below it are in.
 
 use std::ffi::OsString;
 use std::io;
@@ -10,19 +10,20 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 
-use super::Happening;
-use crate::keeper::{Keeper, Parting, Start, Told};
+use super::AgentEvent;
+use crate::keeper::{Delivery, Keeper, KeeperExit, Start};
 
-/// How long a keeper may take to kill, and to tell of it: longer than it waits for workers that cannot be killed.
-const KILLED: Duration = Duration::from_secs(12);
+/// How long a keeper may take to kill its workers and report it: longer than it waits for workers that cannot be
+/// killed.
+const KILL_TIMEOUT: Duration = Duration::from_secs(12);
 
 #[derive(Debug)]
 pub(super) struct RoundKeeper {
     round: u64,
     keeper: Keeper,
-    /// What it was told last.
+    /// The last lease that was sent to it.
     lease: Option<Duration>,
-    /// When it must have answered.
+    /// The time by which it must have answered.
     due: Option<Instant>,
 }
 
@@ -31,10 +32,10 @@ impl RoundKeeper {
         command: &[OsString],
         round: u64,
         start: Start,
-        news: Sender<Happening>,
+        events: Sender<AgentEvent>,
     ) -> io::Result<Self> {
         let lease = start.lease;
-        let keeper = Keeper::start(command, round, start, news)?;
+        let keeper = Keeper::start(command, round, start, events)?;
         Ok(Self { round, keeper, lease, due: None })
     }
 
@@ -46,49 +47,49 @@ impl RoundKeeper {
         self.keeper.pid()
     }
 
-    /// Stops the workers: `signal` once they have had time to `settle`, and after `grace` SIGKILL.
+    /// Stops the workers: sends `signal` once they have had time to `settle`, and SIGKILL after `grace`.
     pub(super) fn stop(&mut self, signal: Signal, settle: Duration, grace: Duration) {
-        let told = self.keeper.stop(signal, settle, grace);
-        self.expect(told, grace.saturating_add(settle + KILLED));
+        let delivery = self.keeper.stop(signal, settle, grace);
+        self.expect_answer(delivery, grace.saturating_add(settle + KILL_TIMEOUT));
     }
 
     pub(super) fn kill(&mut self) {
-        let told = self.keeper.kill();
-        self.expect(told, KILLED);
+        let delivery = self.keeper.kill();
+        self.expect_answer(delivery, KILL_TIMEOUT);
     }
 
-    /// Hands a signal on to the workers. To one that does not listen it is lost, as signals are.
-    pub(super) fn pass_on(&self, signal: Signal) {
+    /// Forwards a signal to the workers. If the keeper does not respond, the signal is lost.
+    pub(super) fn forward(&self, signal: Signal) {
         let _ = self.keeper.signal(signal);
     }
 
-    /// The workers may run until this moment. One that does not listen keeps the old lease, which is right.
+    /// Lets the workers run until this time. If the keeper does not respond, the old lease stays in force.
     pub(super) fn renew(&mut self, lease: Duration) {
-        if self.lease != Some(lease) && self.keeper.lease(lease) == Told::Said {
+        if self.lease != Some(lease) && self.keeper.lease(lease) == Delivery::Sent {
             self.lease = Some(lease);
         }
     }
 
-    /// It has answered: nothing runs any more.
-    pub(super) fn is_over(&mut self) {
+    /// The keeper has answered: no worker runs any more.
+    pub(super) fn mark_over(&mut self) {
         self.due = None;
     }
 
-    /// Kills it if it has not answered in time.
+    /// Kills the keeper if it has not answered in time.
     pub(super) fn enforce(&mut self) {
         if self.due.is_some_and(|due| Instant::now() >= due) {
-            tracing::warn!(round = self.round, "the keeper does not answer: killing it");
+            tracing::warn!(round = self.round, "the keeper does not answer; killing it");
             self.keeper.force();
             self.due = None;
         }
     }
 
-    pub(super) fn finish(self) -> Parting {
+    pub(super) fn finish(self) -> KeeperExit {
         self.keeper.finish()
     }
 
-    fn expect(&mut self, told: Told, within: Duration) {
-        if told == Told::Deaf {
+    fn expect_answer(&mut self, delivery: Delivery, within: Duration) {
+        if delivery == Delivery::Unresponsive {
             self.keeper.force();
         }
         let due = Instant::now().checked_add(within);

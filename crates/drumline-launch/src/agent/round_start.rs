@@ -1,4 +1,4 @@
-//! From a plan and a round to what this node's keeper is told: pure.
+//! Turns a plan and a round into the start command for this node's keeper. Pure: no clock, no socket.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use drumline_rendezvous::{JobKey, worker_env};
 
 use crate::environment::{Meeting, Place, worker_environment};
-use crate::keeper::{Secret, Start, StoreOrder};
+use crate::keeper::{Secret, Start, StoreSettings};
 use crate::logs::AttemptLogs;
 use crate::membership::{AgentId, Round};
 use crate::placing::Cores;
@@ -15,57 +15,60 @@ use crate::plan::{LaunchPlan, LedBy};
 use crate::stop::StopPolicy;
 use crate::worker::WorkerSpec;
 
-/// What stays the same from round to round.
-pub(super) struct Ground<'a> {
+/// What a round's start needs besides the round itself.
+pub(super) struct RoundInputs<'a> {
     pub(super) plan: &'a LaunchPlan,
-    /// What `CUDA_VISIBLE_DEVICES` says to the launcher itself.
+    /// The launcher's own `CUDA_VISIBLE_DEVICES`.
     pub(super) visible: Option<&'a str>,
     pub(super) agent: AgentId,
     pub(super) key: &'a JobKey,
     pub(super) listen: IpAddr,
-    /// Until when the workers may run if nothing more is said.
+    /// Until when the workers may run unless the lease is renewed.
     pub(super) lease: Option<Duration>,
     /// The cores of each local rank.
     pub(super) cores: &'a [Option<Cores>],
 }
 
-impl Ground<'_> {
-    /// The start of this node's workers in `round`; `None` if it has no part in it.
+impl RoundInputs<'_> {
+    /// The start command for this node's workers in `round`; `None` if the node is no member.
     pub(super) fn start(&self, round: &Round, logs: AttemptLogs) -> Option<Start> {
         let node_rank = round.node_rank(self.agent)?;
-        let door = &round.members[0].agent.door;
+        let point = &round.members[0].agent.meeting_point;
         let meeting = Meeting {
-            master_addr: door.master_addr.clone(),
-            master_port: door.master_port,
-            store: Some(door.store.clone()),
+            master_addr: point.master_addr.clone(),
+            master_port: point.master_port,
+            store: Some(point.store.clone()),
             round: round.number,
             restarts: round.restarts,
         };
         let workers =
             self.places(round, node_rank).map(|place| self.worker(&place, &meeting, &logs)).collect();
-        let port = door.store.rsplit_once(':').map_or("0", |(_, port)| port);
+        let port = point.store.rsplit_once(':').map_or("0", |(_, port)| port);
         let listen = match self.listen {
             IpAddr::V4(ip) => format!("{ip}:{port}"),
             IpAddr::V6(ip) => format!("[{ip}]:{port}"),
         };
-        let store = StoreOrder {
-            address: door.store.clone(),
+        let store = StoreSettings {
+            address: point.store.clone(),
             listen: (node_rank == 0).then_some(listen),
             world_size: round.world(),
             round: round.number,
             host_timeout: self.plan.contact.host_timeout,
         };
         let stop = StopPolicy { grace: self.plan.shutdown_timeout, ..StopPolicy::default() };
-        let (key, faults) = (Secret(*self.key.as_bytes()), self.plan.timed_faults(round.restarts));
+        let key = Secret(*self.key.as_bytes());
+        let faults = self.plan.timed_faults(round.restarts);
         Some(Start { workers, logs, stop, key, lease: self.lease, store, faults })
     }
 
     fn places(&self, round: &Round, node_rank: usize) -> impl Iterator<Item = Place> {
         let member = &round.members[node_rank];
-        let (first, local_world_size) = (member.first_rank, member.agent.slots);
-        let (world_size, num_nodes) = (round.world(), round.members.len());
+        let first_rank = member.first_rank;
+        let local_world_size = member.agent.slots;
+        let world_size = round.world();
+        let num_nodes = round.members.len();
         (0..local_world_size).map(move |local_rank| Place {
-            rank: first + local_rank,
+            rank: first_rank + local_rank,
             world_size,
             local_rank,
             local_world_size,
@@ -74,10 +77,10 @@ impl Ground<'_> {
         })
     }
 
-    /// The node's first rank reads what the launcher is given; in the launcher, that is what its own leader says.
+    /// The node's first rank reads the launcher's stdin, unless a leading launcher uses it.
     fn stdin(&self, place: &Place) -> Option<PathBuf> {
-        let is_readers = place.local_rank == 0 && self.plan.led == LedBy::Nobody;
-        is_readers.then(|| format!("/proc/{}/fd/0", std::process::id()).into())
+        let reads_stdin = place.local_rank == 0 && self.plan.led == LedBy::Nobody;
+        reads_stdin.then(|| format!("/proc/{}/fd/0", std::process::id()).into())
     }
 
     fn worker(&self, place: &Place, meeting: &Meeting, logs: &AttemptLogs) -> WorkerSpec {

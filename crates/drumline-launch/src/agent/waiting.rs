@@ -1,30 +1,31 @@
-//! What is being waited for, so that it can be said when it takes long.
+//! Announces what the agent waits for, when that takes long.
 
 use std::time::{Duration, Instant};
 
-/// What takes longer than this is told.
+/// A wait longer than this is announced.
 pub(super) const LONG_WAIT: Duration = Duration::from_secs(2);
 
-/// What is being waited for, and what was said of it.
+/// The current wait, and the last one that was announced.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     what: Option<(String, Instant)>,
-    said: Option<String>,
+    announced: Option<String>,
 }
 
 impl Waiting {
-    /// From now on this is waited for; `None`: nothing.
-    pub(super) fn is_for(&mut self, what: Option<String>) {
+    /// Sets what the agent waits for now; `None` if for nothing.
+    pub(super) fn set(&mut self, what: Option<String>) {
         if self.what.as_ref().map(|(what, _)| what) != what.as_ref() {
             self.what = what.map(|what| (what, Instant::now()));
         }
     }
 
-    /// What should be said now: once, and not of short waits.
+    /// The notice to show now: each wait is announced once, and short waits are not.
     pub(super) fn due(&mut self, now: Instant) -> Option<String> {
         let (what, since) = self.what.as_ref()?;
-        let is_news = now.saturating_duration_since(*since) >= LONG_WAIT && self.said.as_ref() != Some(what);
-        is_news.then(|| self.said.insert(what.clone()).clone())
+        let is_news =
+            now.saturating_duration_since(*since) >= LONG_WAIT && self.announced.as_ref() != Some(what);
+        is_news.then(|| self.announced.insert(what.clone()).clone())
     }
 }
 
@@ -33,16 +34,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_wait_is_told_once_and_a_short_one_not() {
+    fn a_long_wait_is_announced_once_and_a_short_one_is_not() {
         let mut waiting = Waiting::default();
         let later = Instant::now() + 2 * LONG_WAIT;
         assert_eq!(waiting.due(later), None);
-        waiting.is_for(Some("one of two".into()));
+        waiting.set(Some("one of two".into()));
         assert_eq!(waiting.due(Instant::now()), None);
-        waiting.is_for(Some("one of two".into()));
+        waiting.set(Some("one of two".into()));
         assert_eq!(waiting.due(later).as_deref(), Some("one of two"));
         assert_eq!(waiting.due(later), None);
-        waiting.is_for(None);
+        waiting.set(None);
         assert_eq!(waiting.due(later), None);
     }
 }

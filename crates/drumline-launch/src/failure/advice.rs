@@ -1,4 +1,4 @@
-//! What somebody can do about a failure: at most two lines, and only where they follow from what was seen.
+//! Advice about a failure: at most two lines, and only if they follow from what was observed.
 
 use super::{Blame, Failure, FailureReport};
 use crate::report::Exit;
@@ -10,19 +10,19 @@ const KILL: i32 = 9;
 const SEGV: i32 = 11;
 const XCPU: i32 = 24;
 
-/// Lines of advice on the root cause.
+/// The lines of advice about the root cause.
 pub(crate) fn on(report: &FailureReport) -> Vec<String> {
     let suspect = report.suspect().map(|suspect| {
-        format!("look at rank {}: it had told of an error of its own when it was stopped", suspect.rank)
+        format!("look at rank {}: it had reported an error of its own before it was stopped", suspect.rank)
     });
     let root = &report.root;
-    let words = suspect.or_else(|| by_words(report)).or_else(|| about_local_rank(&root.last_lines));
-    [by_exit(root), words].into_iter().flatten().collect()
+    let by_output = suspect.or_else(|| by_output(report)).or_else(|| about_local_rank(&root.last_lines));
+    [by_exit(root), by_output].into_iter().flatten().collect()
 }
 
-/// Where Python's parser and the launcher do not agree on how a rank learns its local rank.
+/// Advice if the program's argument parser and the launcher disagree on how a rank gets its local rank.
 fn about_local_rank(lines: &[String]) -> Option<String> {
-    let says = |words: &str| lines.iter().any(|line| line.contains(words));
+    let says = |text: &str| lines.iter().any(|line| line.contains(text));
     let knows = |flag: &str| says(&format!("[{flag} ")) || says(&format!(" {flag} "));
     let refused = |flag: &str| says(&format!("unrecognized arguments: {flag}="));
     let required = |flag: &str| {
@@ -31,7 +31,8 @@ fn about_local_rank(lines: &[String]) -> Option<String> {
         };
         lines.iter().any(names)
     };
-    let (dash, underscore) = ("--local-rank", "--local_rank");
+    let dash = "--local-rank";
+    let underscore = "--local_rank";
     let text = if refused(dash) && knows(underscore) {
         "its parser has --local_rank; try drumline launch --rank-spelling underscore"
     } else if refused(underscore) && knows(dash) {
@@ -39,7 +40,7 @@ fn about_local_rank(lines: &[String]) -> Option<String> {
     } else if refused(dash) || refused(underscore) {
         "its parser has no --local-rank; try drumline run, which passes none: LOCAL_RANK is in the environment"
     } else if required(dash) || required(underscore) {
-        "its parser wants the local rank as an argument; try drumline launch, which passes it, in place of drumline run"
+        "its parser wants the local rank as an argument; try drumline launch, which passes it, instead of drumline run"
     } else {
         return None;
     };
@@ -64,7 +65,7 @@ fn by_exit(root: &Failure) -> Option<String> {
         Exit::Signal(SEGV | ABRT | ILL) => {
             "allow core files with `ulimit -c unlimited` and run it again".into()
         }
-        Exit::Signal(XCPU) => "the limit on processor time was reached; look at `ulimit -t`".into(),
+        Exit::Signal(XCPU) => "the limit on CPU time was reached; look at `ulimit -t`".into(),
         Exit::Code(126) => {
             "a program that its script calls may not be executed; look at its permissions".into()
         }
@@ -73,7 +74,7 @@ fn by_exit(root: &Failure) -> Option<String> {
             None => "a program that its script calls was not found; look at PATH".into(),
         },
         Exit::Unkillable => format!(
-            "pid {pid} is stuck in the kernel, mostly on a file system or a driver that does not answer; mend that or \
+            "pid {pid} is stuck in the kernel, usually on a file system or driver that does not answer; repair that or \
              restart the host"
         ),
         _ => return None,
@@ -81,7 +82,7 @@ fn by_exit(root: &Failure) -> Option<String> {
     Some(text)
 }
 
-/// The library that the loader could not find for a program that was there.
+/// The library that the loader could not find, if the line says so.
 fn missing_library(line: &str) -> Option<&str> {
     let (_, after) = line.split_once("error while loading shared libraries: ")?;
     after.split_once(": cannot open shared object file").map(|(library, _)| library)
@@ -91,11 +92,11 @@ fn without_library(library: &str) -> String {
     let libtorch = ["libtorch", "libc10"].iter().any(|name| library.starts_with(name));
     let whose = if libtorch { "libtorch's folder lib" } else { "the folder that has it" };
     format!(
-        "the program needs {library}, which is not where it was built with; try LD_LIBRARY_PATH with {whose}, or build it again here"
+        "the program needs {library}, which is not where it was at build time; try LD_LIBRARY_PATH with {whose}, or build it again here"
     )
 }
 
-fn by_words(report: &FailureReport) -> Option<String> {
+fn by_output(report: &FailureReport) -> Option<String> {
     let root = &report.root;
     let is_bare_panic = |lines: &[String]| {
         lines.first().is_some_and(|line| line.starts_with("thread '"))
@@ -103,10 +104,10 @@ fn by_words(report: &FailureReport) -> Option<String> {
     };
     match (root.blame, &root.trace) {
         (Some(Blame::Rank(rank)), _) if report.succeeded.contains(&rank) => Some(format!(
-            "rank {rank} ended well before the others did; try as many steps on all ranks, or Ddp's uneven inputs"
+            "rank {rank} ended successfully before the others; try the same number of steps on all ranks, or Ddp's uneven inputs"
         )),
-        // It is in this report.
-        (Some(Blame::Rank(rank)), _) if report.tells_of(rank) => None,
+        // That rank is already in this report.
+        (Some(Blame::Rank(rank)), _) if report.includes(rank) => None,
         (Some(Blame::Rank(rank)), _) => {
             Some(format!("look for the cause in the report of rank {rank}'s host"))
         }
@@ -123,7 +124,7 @@ mod tests {
     use super::{about_local_rank, missing_library, without_library};
 
     #[test]
-    fn a_library_that_is_missing_is_named() {
+    fn a_missing_library_is_named() {
         let line = "./a: error while loading shared libraries: libtorch_cpu.so: cannot open shared object file: No such file or directory";
         assert_eq!(missing_library(line), Some("libtorch_cpu.so"));
         assert_eq!(missing_library("sh: 1: nope: not found"), None);
@@ -137,14 +138,14 @@ mod tests {
     }
 
     #[test]
-    fn a_parser_that_wants_another_local_rank_is_understood() {
+    fn advice_follows_from_the_parsers_local_rank_flag() {
         let usage = "usage: train.py [-h] [--local_rank LOCAL_RANK]\n";
         let refused = |flag: &str| format!("train.py: error: unrecognized arguments: {flag}=0\n");
-        let said = |usage: &str, flag: &str| advice(&format!("{usage}{}", refused(flag)));
-        assert!(said(usage, "--local-rank").contains("--rank-spelling underscore"));
+        let advice_for = |usage: &str, flag: &str| advice(&format!("{usage}{}", refused(flag)));
+        assert!(advice_for(usage, "--local-rank").contains("--rank-spelling underscore"));
         let usage = "usage: train.py [-h] --local-rank LOCAL_RANK [--lr LR]\n";
-        assert!(said(usage, "--local_rank").contains("--rank-spelling dash"));
-        assert!(said("usage: train.py [-h] [--lr LR]\n", "--local-rank").contains("drumline run"));
+        assert!(advice_for(usage, "--local_rank").contains("--rank-spelling dash"));
+        assert!(advice_for("usage: train.py [-h] [--lr LR]\n", "--local-rank").contains("drumline run"));
         let required = "train.py: error: the following arguments are required: --lr, --local_rank\n";
         assert!(advice(required).contains("drumline launch"));
         for other in ["", "unrecognized arguments: --lr=0\n", "the following arguments are required: --lr\n"]

@@ -1,4 +1,4 @@
-//! What is found out about a worker besides its end and its output. The reading happens here, the judging not.
+//! Collects what is known about a worker besides its exit and its output. Interpreting it happens elsewhere.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::report::{Exit, RankReport};
 /// SIGKILL's number.
 const KILL: i32 = 9;
 
-/// What is known of one rank.
+/// What is known about one rank.
 #[derive(Debug, Clone, Default)]
 pub struct Evidence {
     /// Its rank in the job.
@@ -21,26 +21,26 @@ pub struct Evidence {
     pub host: String,
     /// What it wrote about its failure.
     pub error_file: Option<ErrorFile>,
-    /// Why its error file could not be used, if there is one that could not.
+    /// Why its error file could not be read, if that failed.
     pub error_file_problem: Option<String>,
-    /// That the kernel killed it for lack of memory.
+    /// The out-of-memory kill by the kernel, if that is how it ended.
     pub oom: Option<OomKill>,
     /// Its state, if it could not be killed.
     pub state: Option<ProcessState>,
 }
 
 impl Evidence {
-    /// A rank at its place, of which nothing more is known.
+    /// Evidence with only the rank's place filled in.
     pub fn at(rank: usize, local_rank: usize, host: impl Into<String>) -> Self {
         Self { rank, local_rank, host: host.into(), ..Self::default() }
     }
 
-    /// A rank whose place nobody told.
+    /// Evidence for a rank whose place is unknown.
     pub(super) fn unknown(rank: usize) -> Self {
         Self::at(rank, rank, "this host")
     }
 
-    /// Looks at all that the worker and the kernel have left. Nothing that is missing or broken is an error.
+    /// Reads what the worker and the kernel have left. Missing or broken files are not errors.
     pub fn gather(mut self, report: &RankReport, error_file: Option<&Path>, watch: &mut OomWatch) -> Self {
         if report.exit.is_success() {
             return self;

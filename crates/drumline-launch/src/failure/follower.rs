@@ -1,15 +1,15 @@
-//! Ranks that ended because another one did: they say so, and so are not the cause.
+//! Recognizes followers: ranks whose output says that they ended because another rank did.
 
-/// What a rank's last words say about the others.
+/// Which other rank a rank's last output blames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Blame {
-    /// This rank was lost, called the group off or left it.
+    /// This rank was lost, called off the group or left it.
     Rank(usize),
     /// A connection to some rank broke.
     SomeRank,
 }
 
-/// How gloo and NCCL put it that a peer is gone; they do not say which.
+/// The texts with which gloo and NCCL report a lost peer; they do not name it.
 const BROKEN_LINKS: [&str; 4] = [
     "Connection closed by peer",
     "Connection reset by peer",
@@ -17,33 +17,33 @@ const BROKEN_LINKS: [&str; 4] = [
     "Application timeout caused pair closure",
 ];
 
-/// Whom the last such words among `lines` blame.
+/// The rank that the last such text among `lines` blames.
 pub(crate) fn blame<'a>(lines: impl DoubleEndedIterator<Item = &'a str>) -> Option<Blame> {
     lines.rev().find_map(|line| {
         let named = lost(line).or_else(|| left(line)).map(Blame::Rank);
-        let broken = BROKEN_LINKS.iter().any(|words| line.contains(words)).then_some(Blame::SomeRank);
+        let broken = BROKEN_LINKS.iter().any(|text| line.contains(text)).then_some(Blame::SomeRank);
         named.or(broken)
     })
 }
 
-/// Whether an error is how a program answers to the launcher's SIGTERM.
-pub(crate) fn is_answer_to_stop(error: &str) -> bool {
+/// Whether an error is a program's reaction to the launcher's SIGTERM.
+pub(crate) fn is_reaction_to_stop(error: &str) -> bool {
     ["SIGTERM", "SignalException", "signal 15", "Signal 15", "KeyboardInterrupt"]
         .iter()
-        .any(|word| error.contains(word))
+        .any(|text| error.contains(text))
 }
 
-/// `lost rank 3 …`
+/// Parses `lost rank 3 …`.
 fn lost(line: &str) -> Option<usize> {
     let (_, after) = line.rsplit_once("lost rank ")?;
     let digits = after.find(|c: char| !c.is_ascii_digit()).unwrap_or(after.len());
     after[..digits].parse().ok()
 }
 
-/// `rank 3 called off group …`, and `rank 3 has left group …`: one that fails lets go of its group first.
+/// Parses `rank 3 called off group …` and `rank 3 has left group …`: a rank that fails leaves its group first.
 fn left(line: &str) -> Option<usize> {
-    let ways = [" called off group ", " has left group "];
-    let (before, _) = ways.iter().find_map(|words| line.rsplit_once(words))?;
+    let texts = [" called off group ", " has left group "];
+    let (before, _) = texts.iter().find_map(|text| line.rsplit_once(text))?;
     let (_, rank) = before.rsplit_once("rank ")?;
     rank.parse().ok()
 }
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_way_of_saying_it_is_understood() {
+    fn each_kind_of_loss_report_is_recognized() {
         let cases: [(&str, Option<Blame>); 9] = [
             ("Error: lost rank 3 of group `world` (a, pid 7): killed", Some(Blame::Rank(3))),
             ("lost rank 12 (a, pid 7): gone", Some(Blame::Rank(12))),

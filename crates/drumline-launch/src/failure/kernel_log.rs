@@ -1,6 +1,6 @@
-//! The kernel's own log, where it may be read: it names the processes that were killed for lack of memory.
+//! Reads the kernel log, if permitted: it names the processes that were killed for lack of memory.
 //!
-//! It is opened when the job starts and put at its end, so that only what came since is read, and only so much.
+//! It is opened at its end when the job starts, so that only newer records are read, and only a limited number of them.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
@@ -9,40 +9,40 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
-/// A record of the kernel fits in this; a smaller buffer would be refused.
+/// The size of the largest kernel record; the kernel refuses a smaller buffer.
 const LARGEST_RECORD: usize = 16 << 10;
-/// Records read in one go, at most.
+/// The most records that are read at once.
 const MOST_RECORDS: usize = 20_000;
 
-/// What has come since the job's start.
+/// The kernel log since the job's start.
 #[derive(Debug)]
 pub(crate) struct KernelLog {
     file: File,
-    said: String,
+    victims: String,
 }
 
 impl KernelLog {
-    /// `None` where this user may not read it.
+    /// Opens the log; `None` if this user may not read it.
     pub(crate) fn open(path: &Path) -> Option<Self> {
         let mut file =
             OpenOptions::new().read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path).ok()?;
         file.seek(SeekFrom::End(0)).ok()?;
-        Some(Self { file, said: String::new() })
+        Some(Self { file, victims: String::new() })
     }
 
-    /// The memory that the process held when the kernel killed it for lack of memory, if it says that it did.
+    /// The record of the process, if the log says that the kernel killed it for lack of memory.
     pub(crate) fn victim(&mut self, pid: u32) -> Option<Victim> {
-        self.read_on();
-        self.said.lines().rev().find_map(|line| victim(line).filter(|victim| victim.pid == pid))
+        self.read_new();
+        self.victims.lines().rev().find_map(|line| victim(line).filter(|victim| victim.pid == pid))
     }
 
-    fn read_on(&mut self) {
+    fn read_new(&mut self) {
         let mut record = vec![0; LARGEST_RECORD];
         for _ in 0..MOST_RECORDS {
             match self.file.read(&mut record) {
                 Ok(0) => return,
                 Ok(length) => self.keep(&String::from_utf8_lossy(&record[..length])),
-                // The oldest records were overwritten before we came: go on with the next.
+                // The oldest records were overwritten before we read them: continue with the next.
                 Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
                 Err(_) => return,
             }
@@ -51,8 +51,8 @@ impl KernelLog {
 
     fn keep(&mut self, record: &str) {
         record.lines().filter(|line| victim(line).is_some()).for_each(|line| {
-            self.said.push_str(line);
-            self.said.push('\n');
+            self.victims.push_str(line);
+            self.victims.push('\n');
         });
     }
 }
@@ -61,7 +61,7 @@ impl KernelLog {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Victim {
     pub(crate) pid: u32,
-    /// Bytes of memory that were its own or shared, where the line says so; files do not count.
+    /// Bytes of anonymous and shared memory that it held, if the line says so; file pages do not count.
     pub(crate) held: Option<u64>,
 }
 
@@ -97,7 +97,7 @@ mod tests {
                               task=x,pid=1,pid=4713,uid=0";
 
     #[test]
-    fn the_kernels_lines_are_understood() {
+    fn the_kernels_lines_are_parsed() {
         assert_eq!(victim(GLOBAL), Some(Victim { pid: 4711, held: Some(2 << 20) }));
         assert_eq!(victim(CGROUP), Some(Victim { pid: 4712, held: Some(8 << 10) }));
         assert_eq!(victim(CONSTRAINT), Some(Victim { pid: 4713, held: None }));
@@ -109,26 +109,26 @@ mod tests {
     }
 
     #[test]
-    fn only_what_came_after_the_start_counts() {
+    fn only_records_after_the_start_count() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("kmsg");
         std::fs::write(&path, format!("{GLOBAL}\n")).unwrap();
         let mut log = KernelLog::open(&path).unwrap();
-        assert_eq!(log.victim(4711), None, "an old process of the same number");
+        assert_eq!(log.victim(4711), None, "an old process with the same pid");
         let mut file = OpenOptions::new().append(true).open(&path).unwrap();
         writeln!(file, "noise\n{CGROUP}\n{CONSTRAINT}").unwrap();
         assert_eq!(log.victim(4712).unwrap().held, Some(8 << 10));
-        assert_eq!(log.victim(4713).unwrap().held, None, "what was read for another is kept");
+        assert_eq!(log.victim(4713).unwrap().held, None, "records read for another pid are kept");
         assert_eq!(log.victim(1), None);
     }
 
     #[test]
-    fn a_log_that_cannot_be_read_is_none() {
+    fn an_unreadable_log_is_none() {
         assert!(KernelLog::open(Path::new("/no/such/log")).is_none());
     }
 
     #[test]
-    fn the_real_log_does_not_hold_us() {
+    fn reading_the_real_log_does_not_block() {
         if let Some(mut log) = KernelLog::open(Path::new("/dev/kmsg")) {
             assert_eq!(log.victim(std::process::id()), None);
         }

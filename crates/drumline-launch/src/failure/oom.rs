@@ -1,12 +1,12 @@
-//! Was a worker killed by the kernel for lack of memory? SIGKILL alone does not say.
+//! Finds out whether the kernel killed a worker for lack of memory. SIGKILL alone does not say.
 //!
 //! ```text
-//!   start: count of kills in the workers' memory cgroup, end of the kernel's log ─▶ … a worker dies by SIGKILL …
+//!   start: count of kills in the workers' memory cgroup, end of the kernel log ─▶ … SIGKILL ends a worker …
 //!   ─▶ does the log name its pid? has the count grown? ─▶ OomKill { limit, held, together }
 //! ```
 //!
-//! Workers live in the launcher's own cgroup. The count is that of the whole cgroup: where the log cannot be read, a
-//! kill of another process there at the same time would be taken for this one.
+//! Workers run in the launcher's own cgroup. The count is for the whole cgroup: if the log cannot be read, a
+//! simultaneous kill of another process there would be mistaken for this one.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -14,14 +14,14 @@ use std::path::{Path, PathBuf};
 use super::kernel_log::KernelLog;
 use super::small_file::read_small;
 
-/// A kill for lack of memory.
+/// A kill by the kernel for lack of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OomKill {
-    /// The limit of the worker's cgroup, in bytes; `None`: no limit but the machine's.
+    /// The limit of the worker's cgroup, in bytes; `None` if only the machine's memory limits it.
     pub limit: Option<u64>,
-    /// What the worker itself held, in bytes, where the kernel's log says so.
+    /// What the worker itself held, in bytes, if the kernel log says so.
     pub held: Option<u64>,
-    /// What all processes of its cgroup held together at most, in bytes.
+    /// The most that all processes of its cgroup held together, in bytes.
     pub together: Option<u64>,
 }
 
@@ -44,7 +44,7 @@ impl fmt::Display for OomKill {
     }
 }
 
-/// A number of bytes as people say it.
+/// A number of bytes in a readable unit.
 struct Bytes(u64);
 
 impl fmt::Display for Bytes {
@@ -57,16 +57,16 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Where the kernel says what it did.
+/// The files in which the kernel reports such kills.
 #[derive(Debug, Clone)]
 pub struct OomSources {
-    /// Names the cgroups of this process.
+    /// The file that names the cgroups of this process.
     pub own_cgroups: PathBuf,
     /// Where cgroups are mounted.
     pub cgroups: PathBuf,
     /// The kernel's log.
     pub kernel_log: PathBuf,
-    /// Whether the log's process ids are ours, which they are not in a container.
+    /// Whether the log uses our process ids, which it does not in a container.
     pub log_pids: LogPids,
 }
 
@@ -75,13 +75,13 @@ pub struct OomSources {
 pub enum LogPids {
     /// The same as ours.
     Ours,
-    /// Those outside our container: they mean nothing here.
+    /// Those outside our container: they cannot be used here.
     Foreign,
 }
 
 impl Default for OomSources {
     fn default() -> Self {
-        // The kernel gives the first namespace of process ids this fixed number.
+        // The kernel gives the first pid namespace this fixed number.
         let outermost =
             std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link == Path::new("pid:[4026531836]"));
         Self {
@@ -93,49 +93,50 @@ impl Default for OomSources {
     }
 }
 
-/// Remembers how things stood when the job began.
+/// Detects out-of-memory kills since the job began.
 #[derive(Debug)]
 pub struct OomWatch {
-    account: Option<Account>,
+    cgroup: Option<MemoryCgroup>,
     kills_before: u64,
     log: Option<KernelLog>,
 }
 
 impl OomWatch {
-    /// The least memory limit among the cgroups that this process is in, and what its own one uses now; `None` where there is no limit but the machine's.
+    /// The lowest memory limit among this process's cgroups, and what its own cgroup uses now; `None` if only the
+    /// machine's memory limits it.
     pub fn memory_limit(&self) -> Option<(u64, u64)> {
-        let account = self.account.as_ref()?;
-        Some((account.limit()?, account.usage().unwrap_or(0)))
+        let cgroup = self.cgroup.as_ref()?;
+        Some((cgroup.limit()?, cgroup.usage().unwrap_or(0)))
     }
 
-    /// To be made before the workers are started.
+    /// Starts watching; call it before the workers are started.
     pub fn start(sources: &OomSources) -> Self {
         let own = read_small(&sources.own_cgroups).unwrap_or_default();
-        let account = Account::find(&own, &sources.cgroups);
-        let kills_before = account.as_ref().and_then(Account::kills).unwrap_or(0);
+        let cgroup = MemoryCgroup::find(&own, &sources.cgroups);
+        let kills_before = cgroup.as_ref().and_then(MemoryCgroup::kills).unwrap_or(0);
         let readable = sources.log_pids == LogPids::Ours;
         let log = readable.then(|| KernelLog::open(&sources.kernel_log)).flatten();
-        Self { account, kills_before, log }
+        Self { cgroup, kills_before, log }
     }
 
-    /// What is known about a worker that SIGKILL ended and that nobody here killed.
+    /// What is known about a worker that ended by a SIGKILL that this launcher did not send.
     pub fn killed(&mut self, pid: u32) -> Option<OomKill> {
         let victim = self.log.as_mut().and_then(|log| log.victim(pid));
-        let account = self.account.as_ref();
-        let grown = account.and_then(Account::kills).is_some_and(|kills| kills > self.kills_before);
+        let cgroup = self.cgroup.as_ref();
+        let grown = cgroup.and_then(MemoryCgroup::kills).is_some_and(|kills| kills > self.kills_before);
         if victim.is_none() && !grown {
             return None;
         }
         let held = victim.and_then(|victim| victim.held);
         Some(OomKill {
-            limit: account.and_then(Account::limit),
+            limit: cgroup.and_then(MemoryCgroup::limit),
             held,
-            together: account.and_then(Account::usage),
+            together: cgroup.and_then(MemoryCgroup::usage),
         })
     }
 }
 
-/// The names of one version's files.
+/// The file names of one cgroup version.
 #[derive(Debug)]
 struct Files {
     kills: &'static str,
@@ -153,14 +154,15 @@ const V1: Files = Files {
 
 /// A memory cgroup.
 #[derive(Debug)]
-struct Account {
+struct MemoryCgroup {
     mount: PathBuf,
     folder: PathBuf,
     files: &'static Files,
 }
 
-impl Account {
-    /// `own` is the text of `/proc/self/cgroup`: `0::/path` for version 2, `4:memory:/path` for version 1.
+impl MemoryCgroup {
+    /// Finds the memory cgroup. `own` is the text of `/proc/self/cgroup`: `0::/path` for version 2, `4:memory:/path`
+    /// for version 1.
     fn find(own: &str, cgroups: &Path) -> Option<Self> {
         let path_of = |wanted: fn(&str, &str) -> bool| {
             own.lines().find_map(|line| {
@@ -177,7 +179,7 @@ impl Account {
             .or_else(|| Self::at(cgroups.join("memory"), v1.as_deref()?, &V1))
     }
 
-    /// In a container the path is often one of the host's, and our own cgroup is what is mounted.
+    /// In a container the path is often the host's, and our own cgroup is what is mounted.
     fn at(mount: PathBuf, path: &str, files: &'static Files) -> Option<Self> {
         let mut folders = [mount.join(path), mount.clone()].into_iter();
         let folder = folders.find(|folder| folder.join(files.kills).is_file())?;
@@ -189,7 +191,7 @@ impl Account {
         text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
     }
 
-    /// The lowest limit on the way up: each of them holds.
+    /// The lowest limit among the cgroup and its ancestors: all of them apply.
     fn limit(&self) -> Option<u64> {
         let folders = self.folder.ancestors().take_while(|folder| folder.starts_with(&self.mount));
         folders.filter_map(|folder| bytes(&folder.join(self.files.limit))).min()
@@ -200,7 +202,7 @@ impl Account {
     }
 }
 
-/// A number of bytes; `max`, and version 1's number beyond all memory, mean that there is no limit.
+/// Reads a number of bytes; `max`, and version 1's very large number, mean that there is no limit.
 fn bytes(path: &Path) -> Option<u64> {
     read_small(path)?.trim().parse().ok().filter(|bytes| *bytes < 1 << 62)
 }
@@ -210,7 +212,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// A made-up machine: files in a folder of ours.
+    /// A fake machine: files in a temporary folder.
     struct Machine(tempfile::TempDir);
 
     impl Machine {
@@ -234,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_that_grew_is_a_kill_with_the_lowest_limit_on_the_way_up() {
+    fn a_larger_count_is_a_kill_with_the_lowest_limit_of_all_ancestors() {
         let machine = Machine::new("0::/jobs/j7\n");
         let events =
             |kills| format!("low 0\nhigh 3\nmax 9\noom {kills}\noom_kill {kills}\noom_group_kill 0\n");
@@ -247,10 +249,10 @@ mod tests {
         machine.write("cg/jobs/j7/memory.events", &events(3));
         let kill = watch.killed(77).unwrap();
         assert_eq!(kill, OomKill { limit: Some(8 << 30), held: None, together: Some(8_589_930_496) });
-        let said = "out of memory: the limit is 8.0 GiB, all processes together held up to 8.0 GiB";
-        assert_eq!(kill.to_string(), said);
+        let text = "out of memory: the limit is 8.0 GiB, all processes together held up to 8.0 GiB";
+        assert_eq!(kill.to_string(), text);
         let small = OomKill { held: Some(1 << 20), ..kill };
-        assert_eq!(small.to_string(), format!("{said}, this one 1.0 MiB"));
+        assert_eq!(small.to_string(), format!("{text}, this one 1.0 MiB"));
     }
 
     #[test]
@@ -271,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_container_the_mounted_cgroup_is_ours() {
+    fn in_a_container_the_mounted_cgroup_is_used() {
         let machine = Machine::new("0::/../../outside/pod\n");
         machine.write("cg/memory.events", "oom_kill 0\n");
         let mut watch = machine.watch(LogPids::Foreign);
@@ -280,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_names_the_process_only_where_its_ids_are_ours() {
+    fn the_log_is_used_only_if_its_pids_are_ours() {
         for (log_pids, expected) in [(LogPids::Ours, Some(3 << 20)), (LogPids::Foreign, None)] {
             let machine = Machine::new("");
             machine.write("kmsg", "");
@@ -292,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_says_nothing_means_no_kill() {
+    fn missing_files_mean_no_kill() {
         for own in ["", "nonsense", "0::/gone\n", "::::\n"] {
             assert_eq!(Machine::new(own).watch(LogPids::Ours).killed(77), None, "{own}");
         }

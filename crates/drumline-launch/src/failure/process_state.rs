@@ -1,4 +1,4 @@
-//! What the kernel says about a process that cannot be killed: its state, and where in the kernel it waits.
+//! The state of a process that cannot be killed, as the kernel reports it, and where in the kernel it waits.
 
 use std::fmt;
 use std::path::Path;
@@ -10,21 +10,21 @@ use super::small_file::read_small;
 pub struct ProcessState {
     /// Its name.
     pub name: String,
-    /// One letter: `D` is a wait that nothing interrupts.
+    /// Its state letter: `D` is an uninterruptible wait.
     pub state: char,
-    /// The kernel function it waits in, where that is shown.
+    /// The kernel function in which it waits, if `/proc` shows it.
     pub waits_in: Option<String>,
 }
 
 impl ProcessState {
-    /// Looks at a process under `proc` (which is `/proc`); `None` if it is gone.
+    /// Reads the state of a process under `proc` (usually `/proc`); `None` if it is gone.
     pub fn read(proc: &Path, pid: u32) -> Option<Self> {
         let folder = proc.join(pid.to_string());
         let stat = read_small(&folder.join("stat"))?;
         Self::parse(&stat, read_small(&folder.join("wchan")).as_deref())
     }
 
-    /// `stat` is `pid (name) state …`, where the name may hold anything, even `) R`.
+    /// Parses `stat`, which is `pid (name) state …`. The name may contain anything, even `) R`.
     fn parse(stat: &str, wchan: Option<&str>) -> Option<Self> {
         let (before, after) = stat.rsplit_once(") ")?;
         let (_, name) = before.split_once('(')?;

@@ -1,4 +1,4 @@
-//! Reads a short text file of the system, and never more than a short text.
+//! Reads a short text file of the system, with a size limit.
 
 use std::fs::File;
 use std::io::Read;

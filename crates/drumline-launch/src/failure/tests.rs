@@ -1,4 +1,4 @@
-//! Who is the cause, and how it is told.
+//! Which rank is the root cause, and how the report describes it.
 
 use super::*;
 
@@ -19,12 +19,12 @@ fn on_a(num: usize) -> Vec<Evidence> {
     (0..num).map(|rank| Evidence::at(rank, rank, "a")).collect()
 }
 
-fn told(report: &JobReport) -> FailureReport {
+fn failure_of(report: &JobReport) -> FailureReport {
     FailureReport::new(report, &on_a(report.ranks.len())).unwrap()
 }
 
 #[test]
-fn the_first_to_fail_is_told_once_and_the_others_in_a_line_each() {
+fn the_root_is_described_once_and_the_others_in_a_line_each() {
     let report = failed(
         1,
         vec![
@@ -47,50 +47,50 @@ rank 1 on host a failed first: exit code 1 after 1.0 s
   the last 5 lines of its stderr:
     loading
     … the error above, 4 lines …
-of the other 5 here: 1 ended badly, 3 stopped by the launcher, 1 ended well
+of the other 5 here: 1 failed, 3 stopped by the launcher, 1 succeeded
   rank 2 on host a: stopped by the launcher after 1.0 s; said the same
-  rank 5 on host a: exit code 1 after 1.0 s, as rank 1 was gone; said: Error: lost rank 1 of group `world` (a, pid 101): exited
+  rank 5 on host a: exit code 1 after 1.0 s, because rank 1 was gone; said: Error: lost rank 1 of group `world` (a, pid 101): exited
   ranks 3-4 on host a: stopped by the launcher
 ";
-    assert_eq!(told(&report).to_string(), expected);
+    assert_eq!(failure_of(&report).to_string(), expected);
 }
 
 #[test]
-fn blame_goes_on_to_a_rank_that_failed_here() {
+fn blame_moves_to_a_rank_that_failed_here() {
     let lost = |rank| format!("Error: lost rank {rank} of group `world` (a, pid 9): gone\n");
     let ranks = vec![
         rank(0, Exit::Code(1), 10, &lost(1)),
         rank(1, Exit::Code(1), 11, "Error: rank 2 called off group `world`: no data\n"),
         rank(2, Exit::Code(7), 12, "Error: no data\n"),
     ];
-    let report = told(&failed(0, ranks));
+    let report = failure_of(&failed(0, ranks));
     assert_eq!((report.root.rank, report.root.exit), (2, Exit::Code(7)));
     let standings: Vec<_> = report.others.iter().map(|other| other.standing).collect();
     assert_eq!(standings, [Standing::Follower(Some(1)), Standing::Follower(Some(2))]);
 
     let circle = vec![rank(0, Exit::Code(1), 10, &lost(1)), rank(1, Exit::Code(1), 11, &lost(0))];
-    assert_eq!(told(&failed(0, circle)).root.rank, 0, "in a circle the clock decides");
+    assert_eq!(failure_of(&failed(0, circle)).root.rank, 0, "in a circle the clock decides");
 }
 
 #[test]
-fn an_old_loss_that_was_overcome_is_not_blamed() {
-    let overcome = format!("lost rank 1 of group `world`: went on with fewer\n{TRACEBACK}");
-    let ranks = vec![rank(0, Exit::Code(1), 10, &overcome), rank(1, Exit::Code(1), 11, "")];
-    assert_eq!(told(&failed(0, ranks)).root.rank, 0);
+fn a_loss_that_was_survived_is_not_blamed() {
+    let survived = format!("lost rank 1 of group `world`: continued with fewer\n{TRACEBACK}");
+    let ranks = vec![rank(0, Exit::Code(1), 10, &survived), rank(1, Exit::Code(1), 11, "")];
+    assert_eq!(failure_of(&failed(0, ranks)).root.rank, 0);
     let killed = vec![rank(0, Exit::Signal(9), 10, "lost rank 1 of group"), rank(1, Exit::Code(1), 11, "")];
-    assert_eq!(told(&failed(0, killed)).root.rank, 0, "SIGKILL is no answer to a loss");
+    assert_eq!(failure_of(&failed(0, killed)).root.rank, 0, "SIGKILL is not a reaction to a loss");
 }
 
 #[test]
-fn a_rank_that_was_stopped_is_never_the_cause_even_when_blamed() {
+fn a_stopped_rank_is_never_the_root_even_when_blamed() {
     let ranks = vec![
         rank(0, Exit::Code(1), 10, "lost rank 1 of group `world`"),
         rank(1, Exit::StoppedByUs, 12, TRACEBACK),
     ];
-    let report = told(&failed(0, ranks));
+    let report = failure_of(&failed(0, ranks));
     assert_eq!(report.root.rank, 0);
     let text = report.to_string();
-    assert!(text.contains("it says that rank 1 was gone before"), "{text}");
+    assert!(text.contains("it reports that rank 1 was lost first"), "{text}");
     assert!(
         text.contains("rank 1 on host a: stopped by the launcher after 0.012 s; said: ValueError: bad"),
         "{text}"
@@ -98,20 +98,20 @@ fn a_rank_that_was_stopped_is_never_the_cause_even_when_blamed() {
 }
 
 #[test]
-fn a_broken_connection_means_the_one_with_an_error_of_its_own() {
+fn a_broken_connection_blames_the_rank_with_an_error_of_its_own() {
     let closed = "[rank0]: Traceback (most recent call last):\n[rank0]:   File \"t.py\", line 11\n[rank0]: RuntimeError: \
                   [pair.cc:547] Connection closed by peer [127.0.0.1]:55191\n";
-    let both = |exit, words: &str| {
-        told(&failed(0, vec![rank(0, Exit::Code(1), 10, closed), rank(1, exit, 12, words)]))
+    let both = |exit, stderr: &str| {
+        failure_of(&failed(0, vec![rank(0, Exit::Code(1), 10, closed), rank(1, exit, 12, stderr)]))
     };
     assert_eq!(both(Exit::Code(1), TRACEBACK).root.rank, 1);
     assert_eq!(both(Exit::Code(1), closed).root.rank, 0, "both follow: the clock decides");
-    let answer = TRACEBACK.replace("ValueError: bad", "SignalException: got signal 15");
-    assert_eq!(both(Exit::Code(1), &answer).root.rank, 0, "an answer to the stop is no cause");
+    let reaction = TRACEBACK.replace("ValueError: bad", "SignalException: got signal 15");
+    assert_eq!(both(Exit::Code(1), &reaction).root.rank, 0, "a reaction to the stop is no cause");
 
     let stopped = both(Exit::StoppedByUs, TRACEBACK);
     assert_eq!(stopped.root.rank, 0);
-    let advice = "what to do: look at rank 1: it had told of an error of its own when it was stopped\n";
+    let advice = "what to do: look at rank 1: it had reported an error of its own before it was stopped\n";
     assert!(stopped.to_string().ends_with(advice), "{stopped}");
     let text = both(Exit::StoppedByUs, "").to_string();
     assert!(
@@ -121,27 +121,27 @@ fn a_broken_connection_means_the_one_with_an_error_of_its_own() {
 }
 
 #[test]
-fn a_cause_on_another_host_is_pointed_at() {
+fn a_cause_on_another_host_is_mentioned() {
     let ranks = vec![rank(0, Exit::Code(1), 10, "lost rank 7 of group `world` (b, pid 3): gone")];
-    let text = told(&failed(0, ranks)).to_string();
+    let text = failure_of(&failed(0, ranks)).to_string();
     assert!(text.ends_with("what to do: look for the cause in the report of rank 7's host\n"), "{text}");
 }
 
 #[test]
-fn ends_in_the_stop_phase_follow_and_later_ones_without_a_stop_do_not() {
+fn ranks_that_end_during_the_stop_are_followers_and_others_are_not() {
     let ranks = || {
         vec![rank(0, Exit::Code(3), 10, ""), rank(1, Exit::Code(4), 20, ""), rank(2, Exit::Signal(11), 5, "")]
     };
-    let stopped = told(&failed(0, ranks()));
+    let stopped = failure_of(&failed(0, ranks()));
     let standings =
         |report: &FailureReport| report.others.iter().map(|other| other.standing).collect::<Vec<_>>();
     assert_eq!(standings(&stopped), [Standing::Follower(None), Standing::Later]);
-    let running_on = JobReport { ranks: ranks(), root_cause: Some(0), stopped: None };
-    assert_eq!(standings(&told(&running_on)), [Standing::Later, Standing::Later]);
+    let not_stopped = JobReport { ranks: ranks(), root_cause: Some(0), stopped: None };
+    assert_eq!(standings(&failure_of(&not_stopped)), [Standing::Later, Standing::Later]);
 }
 
 #[test]
-fn a_job_that_its_owner_stopped_has_no_failure() {
+fn a_job_stopped_by_its_owner_has_no_failure() {
     let ranks = vec![rank(0, Exit::StoppedByUs, 10, ""), rank(1, Exit::Code(1), 11, TRACEBACK)];
     let asked = JobReport { ranks, root_cause: None, stopped: Some(StopReason::Asked) };
     assert!(FailureReport::new(&asked, &[]).is_none());
@@ -175,7 +175,7 @@ fn a_worker_that_cannot_be_killed_is_named_with_pid_and_state() {
 }
 
 #[test]
-fn a_kill_for_lack_of_memory_is_in_the_headline() {
+fn an_out_of_memory_kill_is_in_the_headline() {
     let mut evidence = on_a(1);
     evidence[0].oom = Some(OomKill { limit: Some(8 << 30), held: None, together: None });
     let job = failed(0, vec![rank(0, Exit::Signal(9), 12_345, "")]);
@@ -183,7 +183,7 @@ fn a_kill_for_lack_of_memory_is_in_the_headline() {
     let headline = "rank 0 on host a failed first: killed by SIGKILL after 12.3 s (out of memory: the limit is 8.0 GiB)\n";
     assert!(text.starts_with(headline), "{text}");
     assert!(text.contains("what to do: give the job more memory"), "{text}");
-    let text = told(&job).to_string();
+    let text = failure_of(&job).to_string();
     assert!(
         text.starts_with("rank 0 on host a failed first: killed by SIGKILL after 12.3 s\n"),
         "control: {text}"
@@ -192,10 +192,10 @@ fn a_kill_for_lack_of_memory_is_in_the_headline() {
 }
 
 #[test]
-fn a_core_dump_is_said() {
+fn a_core_dump_is_in_the_headline() {
     let mut ended = rank(0, Exit::Signal(11), 10, "");
     ended.core_dumped = true;
-    let text = told(&failed(0, vec![ended])).to_string();
+    let text = failure_of(&failed(0, vec![ended])).to_string();
     assert!(
         text.starts_with("rank 0 on host a failed first: killed by SIGSEGV after 0.010 s (core dumped)\n"),
         "{text}"
@@ -204,7 +204,7 @@ fn a_core_dump_is_said() {
 }
 
 #[test]
-fn the_error_files_words_come_before_those_of_stderr_and_only_once() {
+fn the_error_file_takes_precedence_over_stderr_without_repetition() {
     let mut evidence = on_a(1);
     let callstack = Some(TRACEBACK.to_string());
     evidence[0].error_file =
@@ -231,12 +231,12 @@ fn the_error_files_words_come_before_those_of_stderr_and_only_once() {
 }
 
 #[test]
-fn a_useless_error_file_is_said_and_does_no_more() {
+fn an_unreadable_error_file_is_reported_and_does_no_harm() {
     let mut evidence = on_a(1);
     evidence[0].error_file_problem = Some("logs/error.json: it is empty".into());
     let job = failed(0, vec![rank(0, Exit::Code(1), 10, "oops")]);
     let text = FailureReport::new(&job, &evidence).unwrap().to_string();
-    assert!(text.contains("its error file is of no use: logs/error.json: it is empty\n"), "{text}");
+    assert!(text.contains("its error file cannot be used: logs/error.json: it is empty\n"), "{text}");
     assert!(text.contains("    oops\n"), "{text}");
 }
 
@@ -248,7 +248,7 @@ fn a_report_stays_short_whatever_was_printed() {
     for (stderr, most) in [(garbage, 4_000), (many, 4_000), (deep, 8_000), ("\u{1}\u{2}\n".repeat(99), 4_000)]
     {
         let ranks = (0..4).map(|r| rank(r, Exit::Code(1), 10 + r as u64, &stderr)).collect();
-        let report = told(&failed(0, ranks));
+        let report = failure_of(&failed(0, ranks));
         assert!(report.root.last_lines.len() <= LAST_LINES);
         let text = report.to_string();
         assert!(text.len() < most, "{} characters: {text:.2000}", text.len());
@@ -259,34 +259,36 @@ fn a_report_stays_short_whatever_was_printed() {
 fn thousands_of_stopped_ranks_are_one_line() {
     let mut ranks: Vec<_> = (0..4_000).map(|r| rank(r, Exit::StoppedByUs, 10, "")).collect();
     ranks[7] = rank(7, Exit::Code(1), 9, "oops");
-    let text = told(&failed(7, ranks)).to_string();
+    let text = failure_of(&failed(7, ranks)).to_string();
     assert!(text.contains("ranks 0-6, 8-3999 on host a: stopped by the launcher\n"), "{text:.2000}");
 }
 
 #[test]
-fn exit_codes_are_torchruns_or_the_childs() {
+fn exit_codes_are_those_of_torchrun_or_of_the_child() {
     for (exit, child) in
         [(Exit::Code(7), 7), (Exit::Signal(9), 137), (Exit::Code(256), 1), (Exit::Code(-1), 1)]
     {
-        let report = told(&failed(0, vec![rank(0, exit, 10, "")]));
+        let report = failure_of(&failed(0, vec![rank(0, exit, 10, "")]));
         assert_eq!(exit_code(&report, ExitCodes::Torchrun), 1, "{exit}");
         assert_eq!(exit_code(&report, ExitCodes::Child), child, "{exit}");
     }
 }
 
 #[test]
-fn a_rank_that_ended_well_too_early_is_looked_for_here_and_not_on_another_host() {
+fn a_rank_that_succeeded_too_early_is_not_looked_for_on_another_host() {
     let left = "Error: rank 1 has left group `world` (it ended, or let go of the group) and takes no part in barrier() #7\n";
     let advice = |other: Exit| {
-        told(&failed(0, vec![rank(0, Exit::Code(1), 20, left), rank(1, other, 10, "")])).to_string()
+        failure_of(&failed(0, vec![rank(0, Exit::Code(1), 20, left), rank(1, other, 10, "")])).to_string()
     };
     let well = advice(Exit::Code(0));
     assert!(
-        well.contains("what to do: rank 1 ended well before the others did; try as many steps"),
+        well.contains(
+            "what to do: rank 1 ended successfully before the others; try the same number of steps"
+        ),
         "{well}"
     );
     assert!(!well.contains("'s host"), "{well}");
-    assert!(!advice(Exit::StoppedByUs).contains("'s host"), "it is in this very report");
-    let elsewhere = told(&failed(0, vec![rank(0, Exit::Code(1), 20, left)])).to_string();
+    assert!(!advice(Exit::StoppedByUs).contains("'s host"), "it is in this report");
+    let elsewhere = failure_of(&failed(0, vec![rank(0, Exit::Code(1), 20, left)])).to_string();
     assert!(elsewhere.contains("the report of rank 1's host"), "control: {elsewhere}");
 }

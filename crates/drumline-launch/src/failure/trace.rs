@@ -1,7 +1,7 @@
-//! Cuts the last Python traceback or Rust panic out of what a worker printed.
+//! Extracts the last Python traceback or Rust panic from what a worker printed.
 //!
-//! A *block* is the run of lines that belongs to one exception or panic. Chained exceptions are several blocks with
-//! a sentence between each two; they are kept together, as the first of them is where it began.
+//! A *block* is the run of lines that belongs to one exception or panic. Chained exceptions are several blocks with a
+//! sentence between each two. They are kept together, because the first one is the origin.
 
 use std::ops::Range;
 
@@ -10,26 +10,26 @@ const CHAINS: [&str; 2] = [
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
 ];
-/// An exception's text may have this many lines more than its first.
+/// An exception's text may have this many lines after its first.
 const LONGEST_MESSAGE: usize = 20;
-/// A panic's block ends here if nothing ends it before.
+/// The longest block of a panic, in lines.
 const LONGEST_PANIC: usize = 200;
 
-/// The cut-out block.
+/// The extracted block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trace {
     /// Its lines, without the prefix that PyTorch puts before them (`[rank0]: `).
     pub lines: Vec<String>,
     /// The error in one line.
     pub summary: String,
-    /// Where it stands among the lines it was cut from.
+    /// Its position among the lines that it was extracted from.
     pub(crate) span: Range<usize>,
 }
 
 impl Trace {
-    /// Whether the words are in one of its lines.
-    pub(crate) fn says(&self, words: &str) -> bool {
-        self.lines.iter().any(|line| line.contains(words))
+    /// Whether one of its lines contains this text.
+    pub(crate) fn contains(&self, text: &str) -> bool {
+        self.lines.iter().any(|line| line.contains(text))
     }
 }
 
@@ -40,16 +40,16 @@ pub(crate) fn find(lines: &[String]) -> Option<Trace> {
     if rust > python { rust.map(|at| panic_block(lines, at)) } else { python.map(|at| traceback(lines, at)) }
 }
 
-/// The text of an error file as a block: it is one as it stands.
+/// The text of an error file as a block.
 pub(crate) fn from_text(text: &str, summary: &str) -> Trace {
-    let lines = super::words::lines_of(text.as_bytes());
-    let first = super::words::lines_of(summary.as_bytes()).into_iter().find(|line| !line.trim().is_empty());
+    let lines = super::text::lines_of(text.as_bytes());
+    let first = super::text::lines_of(summary.as_bytes()).into_iter().find(|line| !line.trim().is_empty());
     Trace { lines, summary: first.unwrap_or_default(), span: 0..0 }
 }
 
 fn traceback(lines: &[String], at: usize) -> Trace {
     let before = lines[at].find(PYTHON).map_or("", |start| &lines[at][..start]);
-    // `[rank0]: ` stands before each line; `  + Exception Group ` only before the first.
+    // PyTorch writes `[rank0]: ` before each line; `  + Exception Group ` comes only before the first.
     let repeated = lines.get(at + 1).is_some_and(|next| next.starts_with(before));
     let prefix = if repeated { before } else { "" };
     let bare = |index: usize| lines.get(index).and_then(|line| line.strip_prefix(prefix));
@@ -66,7 +66,7 @@ fn traceback(lines: &[String], at: usize) -> Trace {
     Trace { lines: block, summary, span: start..end }
 }
 
-/// Goes back over the sentences that join exceptions to the first of them.
+/// The start of a chain of exceptions: goes back over the sentences that join them.
 fn chain_start(lines: &[String], mut at: usize) -> usize {
     loop {
         // The sentence and the blank line after it.
@@ -87,7 +87,7 @@ fn panic_block(lines: &[String], at: usize) -> Trace {
     let rest = &lines[at + 1..lines.len().min(at + LONGEST_PANIC)];
     let is_note =
         |line: &String| line.starts_with("note: run with ") || line.starts_with("note: Some details");
-    // A text may have blank lines in it: they end the block only where the closing note is missing.
+    // A message may contain blank lines: they end the block only if the closing note is missing.
     let length =
         rest.iter().position(is_note).or_else(|| rest.iter().position(|line| line.trim().is_empty()));
     let end = at + 1 + length.unwrap_or(rest.len());
@@ -103,14 +103,14 @@ fn panic_block(lines: &[String], at: usize) -> Trace {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::failure::words::lines_of;
+    use crate::failure::text::lines_of;
 
     fn found(text: &str) -> Trace {
         find(&lines_of(text.as_bytes())).unwrap_or_else(|| panic!("nothing found in {text}"))
     }
 
     #[test]
-    fn a_traceback_is_cut_from_the_talk_around_it() {
+    fn a_traceback_is_extracted_from_other_output() {
         let text = "epoch 1\nTraceback (most recent call last):\n  File \"a.py\", line 3, in <module>\n    f()\n    \
                     ^^^\nValueError: bad\nsecond line of it\n\nbye\n";
         let trace = found(text);
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn the_last_of_two_tracebacks_counts() {
-        let text = "Traceback (most recent call last):\n  File \"a.py\"\nKeyError: 1\nwent on\n\
+        let text = "Traceback (most recent call last):\n  File \"a.py\"\nKeyError: 1\ncontinued\n\
                     Traceback (most recent call last):\n  File \"b.py\"\nOSError: 2\n";
         let trace = found(text);
         assert_eq!((trace.summary.as_str(), trace.span), ("OSError: 2", 4..7));
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn pytorchs_prefix_is_taken_off_and_ends_the_block() {
+    fn pytorchs_prefix_is_removed_and_its_absence_ends_the_block() {
         let text = "[rank1]: Traceback (most recent call last):\n[rank1]:   File \"t.py\", line 9\n\
                     [rank1]:     x()\n[rank1]: IndexError: 7\nW1115 unrelated\n";
         let trace = found(text);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exception_group_and_a_cut_off_traceback_do_not_confuse() {
+    fn exception_groups_and_incomplete_tracebacks_are_handled() {
         let group = "  + Exception Group Traceback (most recent call last):\n  |   File \"a.py\", line 1\n  \
                      | ExceptionGroup: two (1 sub-exception)\n  +-+---------------- 1 ----------------\n";
         assert_eq!(found(group).lines.len(), 4);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_is_cut_with_its_message_and_backtrace() {
+    fn a_panic_is_extracted_with_its_message_and_backtrace() {
         let note = "note: run with `RUST_BACKTRACE=1` environment variable to display a backtrace";
         let text =
             format!("hi\nthread 'main' (4711) panicked at src/main.rs:2:5:\nfirst\n\nsecond\n{note}\nbye\n");
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_found_in_nothing_and_in_noise() {
+    fn output_without_an_error_has_no_trace() {
         for text in ["", "all is well", "a thread 'x' was started", "\u{0}\u{1}\u{2}"] {
             assert_eq!(find(&lines_of(text.as_bytes())), None, "{text}");
         }

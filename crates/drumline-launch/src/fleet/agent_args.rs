@@ -1,13 +1,13 @@
-//! The command line of a host's agent: a plan said again in the words of `drumline run`.
+//! The command line of a host's agent: turns a plan back into arguments of `drumline run`.
 
 use std::ffi::OsString;
 use std::time::Duration;
 
 use crate::{LaunchPlan, LocalRankArg, LogPlan, NumaBinding, Program, RdzvConf, Rendezvous, signal_name};
 
-/// All that follows `drumline` for the agent of the host that has this node rank and so many ranks.
+/// The arguments of `drumline` for the agent of the host with this node rank and number of ranks.
 pub(super) fn agent_args(plan: &LaunchPlan, node_rank: usize, nproc: usize) -> Vec<OsString> {
-    // Each field by name: a new one must be handed on, or be left out on purpose.
+    // Each field by name, so that the compiler asks about a new one: pass it on, or leave it out on purpose.
     let LaunchPlan {
         nodes,
         node_rank: _,
@@ -17,7 +17,7 @@ pub(super) fn agent_args(plan: &LaunchPlan, node_rank: usize, nproc: usize) -> V
         rendezvous,
         join_timeout,
         contact,
-        // Of the leader's own host; each of the others finds out its own.
+        // This belongs to the leader's own host; each other host finds its own.
         local_addr: _,
         max_restarts,
         monitor_interval,
@@ -29,7 +29,7 @@ pub(super) fn agent_args(plan: &LaunchPlan, node_rank: usize, nproc: usize) -> V
         shutdown_timeout,
         numa,
         virtual_local_rank,
-        // In the environment, as CUDA_VISIBLE_DEVICES.
+        // Sent in the environment, as CUDA_VISIBLE_DEVICES.
         devices: _,
         omp,
         faults,
@@ -39,52 +39,52 @@ pub(super) fn agent_args(plan: &LaunchPlan, node_rank: usize, nproc: usize) -> V
         led: _,
     } = plan;
     let signals: Vec<_> = signals.iter().map(|signal| signal_name(signal.as_raw())).collect();
-    let mut words = command(*local_rank_arg);
-    words.push("--led".into());
-    words.add("nnodes", nodes.to_string());
-    words.add("node-rank", node_rank.to_string());
-    words.add("nproc-per-node", nproc.to_string());
-    words.meet(rendezvous, &RdzvConf { join_timeout: *join_timeout, ..contact.conf() });
-    words.add("host-timeout", seconds(contact.host_timeout));
-    words.add("rdzv-id", run_id);
-    words.add("role", role);
-    words.add("max-restarts", max_restarts.to_string());
-    words.add("monitor-interval", seconds(*monitor_interval));
-    words.add("shutdown-timeout", seconds(*shutdown_timeout));
-    words.add("signals-to-handle", signals.join(","));
-    words.output(logs);
-    words.add_some("numa-binding", numa.map(|numa| binding(numa).to_string()));
-    words.add_if("virtual-local-rank", *virtual_local_rank);
-    words.add_some("omp", omp.map(|omp| omp.to_string()));
-    faults.iter().for_each(|fault| words.add("fault", fault.to_string()));
-    words.add_some("debug-rank", debug_rank.as_ref().map(|held| held.rank.to_string()));
-    words.program(program);
-    words.extend(args.iter().cloned());
-    words
+    let mut args_list = command(*local_rank_arg);
+    args_list.push("--led".into());
+    args_list.add("nnodes", nodes.to_string());
+    args_list.add("node-rank", node_rank.to_string());
+    args_list.add("nproc-per-node", nproc.to_string());
+    args_list.rendezvous(rendezvous, &RdzvConf { join_timeout: *join_timeout, ..contact.conf() });
+    args_list.add("host-timeout", seconds(contact.host_timeout));
+    args_list.add("rdzv-id", run_id);
+    args_list.add("role", role);
+    args_list.add("max-restarts", max_restarts.to_string());
+    args_list.add("monitor-interval", seconds(*monitor_interval));
+    args_list.add("shutdown-timeout", seconds(*shutdown_timeout));
+    args_list.add("signals-to-handle", signals.join(","));
+    args_list.output(logs);
+    args_list.add_some("numa-binding", numa.map(|numa| binding(numa).to_string()));
+    args_list.add_if("virtual-local-rank", *virtual_local_rank);
+    args_list.add_some("omp", omp.map(|omp| omp.to_string()));
+    faults.iter().for_each(|fault| args_list.add("fault", fault.to_string()));
+    args_list.add_some("debug-rank", debug_rank.as_ref().map(|held| held.rank.to_string()));
+    args_list.program(program);
+    args_list.extend(args.iter().cloned());
+    args_list
 }
 
 fn command(local_rank_arg: Option<LocalRankArg>) -> Vec<OsString> {
-    let words: &[&str] = match local_rank_arg {
+    let args_list: &[&str] = match local_rank_arg {
         None => &["run"],
         Some(LocalRankArg::Dash) => &["launch", "--rank-spelling=dash"],
         Some(LocalRankArg::Underscore) => &["launch", "--rank-spelling=underscore"],
     };
-    words.iter().map(OsString::from).collect()
+    args_list.iter().map(OsString::from).collect()
 }
 
-/// A command line that is being written.
-trait Words {
+/// A command line under construction.
+trait ArgList {
     fn add(&mut self, flag: &str, value: impl Into<OsString>);
     fn add_some(&mut self, flag: &str, value: Option<impl Into<OsString>>);
     fn add_if(&mut self, flag: &str, given: bool);
-    fn meet(&mut self, rendezvous: &Rendezvous, fixed: &RdzvConf);
+    fn rendezvous(&mut self, rendezvous: &Rendezvous, fixed: &RdzvConf);
     fn settings(&mut self, conf: &RdzvConf);
     fn output(&mut self, logs: &LogPlan);
     fn program(&mut self, program: &Program);
 }
 
-impl Words for Vec<OsString> {
-    /// In one word: a value may be empty or begin with a dash.
+impl ArgList for Vec<OsString> {
+    /// As one argument, because a value may be empty or begin with a dash.
     fn add(&mut self, flag: &str, value: impl Into<OsString>) {
         let mut word = OsString::from(format!("--{flag}="));
         word.push(value.into());
@@ -99,8 +99,9 @@ impl Words for Vec<OsString> {
         self.extend(given.then(|| format!("--{flag}").into()));
     }
 
-    /// The settings of nodes that come and go are in the plan; `fixed` are those of a fixed number of them.
-    fn meet(&mut self, rendezvous: &Rendezvous, fixed: &RdzvConf) {
+    /// Adds the rendezvous. For an elastic job, its settings are in the plan; `fixed` are those of a fixed number of
+    /// nodes.
+    fn rendezvous(&mut self, rendezvous: &Rendezvous, fixed: &RdzvConf) {
         match rendezvous {
             Rendezvous::Standalone => self.add_if("standalone", true),
             Rendezvous::Static { addr, port } => {
@@ -111,7 +112,7 @@ impl Words for Vec<OsString> {
             Rendezvous::Dynamic { endpoint, conf } => {
                 self.add("rdzv-backend", "c10d");
                 self.add("rdzv-endpoint", endpoint);
-                // Which host has the store is in the endpoint; no two of them may claim it.
+                // The endpoint says which host has the store; no two hosts may claim it.
                 self.settings(&RdzvConf { is_host: None, ..conf.clone() });
             }
         }
@@ -122,7 +123,7 @@ impl Words for Vec<OsString> {
     }
 
     fn output(&mut self, logs: &LogPlan) {
-        // The prefix's pattern travels in its variable.
+        // The prefix's pattern is sent in its variable.
         let LogPlan { dir, redirects, tee, filter, quiet_ranks, prefix: _, duplicates, bars: _ } = logs;
         self.add_some("log-dir", dir.as_ref());
         self.add_some("redirects", Some(redirects.to_string()).filter(|_| !redirects.is_none()));
@@ -142,7 +143,7 @@ impl Words for Vec<OsString> {
     }
 
     fn program(&mut self, program: &Program) {
-        // The interpreter travels in its variable.
+        // The interpreter is sent in its variable.
         let (flag, name) = match program {
             Program::Python { script, .. } => (None, script),
             Program::PythonModule { module, .. } => (Some("--module"), module),

@@ -1,4 +1,4 @@
-//! Plans and the commands that they must become, host by host.
+//! Tests which commands a plan becomes, host by host.
 
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ fn agent(plan: &LaunchPlan, node_rank: usize) -> String {
 }
 
 #[test]
-fn each_starter_has_its_way() {
+fn each_starter_has_its_own_command() {
     let options =
         "-oBatchMode=yes -oConnectTimeout=10 -oServerAliveInterval=5 -oServerAliveCountMax=8 -T -- b exec";
     let ssh = Fleet { ssh_port: Some(2222), starter_args: vec!["-v".into()], ..fleet(Starter::Ssh) };
@@ -76,7 +76,7 @@ fn each_starter_has_its_way() {
 }
 
 #[test]
-fn an_agent_is_told_the_plan_again() {
+fn an_agent_gets_the_plan_as_arguments() {
     assert_eq!(
         agent(&plan(), 1),
         "run --led --nnodes=2 --node-rank=1 --nproc-per-node=3 --master-addr=a --master-port=29500 --host-timeout=30 --rdzv-id=job \
@@ -106,7 +106,7 @@ fn an_agent_is_told_the_plan_again() {
         logs,
         ..plan()
     };
-    let said = agent(&other, 0);
+    let args = agent(&other, 0);
     for part in [
         "launch --rank-spelling=underscore --led ",
         "--nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=a:1 --rdzv-conf=join_timeout=9,",
@@ -115,22 +115,22 @@ fn an_agent_is_told_the_plan_again() {
          --fault=rank=0,after=1s,stop --debug-rank=1 \
          --module -- m --lr",
     ] {
-        assert!(said.contains(part), "no `{part}` in {said}");
+        assert!(args.contains(part), "no `{part}` in {args}");
     }
-    assert!(!said.contains("is_host") && !said.contains("only-here"), "{said}");
+    assert!(!args.contains("is_host") && !args.contains("only-here"), "{args}");
     let native = LaunchPlan { program: Program::Executable("./train.py".into()), ..plan() };
     assert!(agent(&native, 0).contains(" --no-python -- ./train.py --lr"));
 }
 
 #[test]
-fn an_order_has_the_folder_the_variables_and_the_hosts_own_gpus() {
+fn an_order_has_the_folder_the_variables_and_the_gpus_of_its_host() {
     let orders: Vec<_> =
         fleet(Starter::Ssh).commands(&plan(), &site()).into_iter().map(|command| command.order).collect();
     let gpus = |order: &Order| order.env.last().cloned().unwrap();
     assert_eq!(
         gpus(&orders[0]),
         ("CUDA_VISIBLE_DEVICES".into(), "6,7".into()),
-        "as this host's programs see them"
+        "the names that this host's programs use"
     );
     assert_eq!(gpus(&orders[1]), ("CUDA_VISIBLE_DEVICES".into(), "1,2,3".into()));
     assert_eq!(orders[1].env[0], ("NCCL_DEBUG".into(), "INFO".into()));

@@ -1,11 +1,12 @@
-//! What is started, and where, to have an agent on each host: a pure decision.
+//! Decides which command starts an agent on each host: a pure function.
 //!
 //! ```text
 //!   ssh     this host: the program itself       others: ssh HOST drumline on-host
 //!   slurm   srun, one step with one task for each host
 //!   openmpi mpirun, one with one process for each host
 //! ```
-//! One command for each host whatever the starter: each has a stdin of its own, and its end says which host failed.
+//! There is one command for each host, whatever the starter: each has its own stdin, and its exit says which host
+//! failed.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -20,39 +21,40 @@ use crate::membership::{HEARTBEAT, Policy};
 use crate::shell::quoted;
 use crate::{Fleet, HostSlots, LaunchPlan, Starter};
 
-/// What Open MPI tells its processes: a program of the job must not take itself for one of them.
+/// Prefixes of the variables that Open MPI sets for its processes. They are removed, so that a program of the job does
+/// not act as an MPI process.
 const OPEN_MPI_VARIABLES: [&str; 4] = ["OMPI_", "PMIX_", "PMI_", "PRTE_"];
 
-/// The leader's own surroundings.
+/// The leader's own environment.
 #[derive(Debug, Clone, Default)]
 pub struct Site {
     /// The `drumline` program; every host has it at the same path.
     pub drumline: PathBuf,
-    /// The program that becomes a host's agent: `drumline` too.
+    /// The program that runs as a host's agent: also `drumline`.
     pub agent: PathBuf,
     /// The working folder, on all hosts.
     pub dir: PathBuf,
     /// Variables for all hosts.
     pub variables: Vec<(OsString, OsString)>,
-    /// The names of hosts that are this machine.
+    /// The host names that mean this machine.
     pub here: BTreeSet<String>,
 }
 
-/// How an agent is brought to one host.
+/// The command that starts an agent on one host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostCommand {
     /// The host's name.
     pub host: String,
-    /// What is started here.
+    /// The program to start on this machine.
     pub program: OsString,
     /// Its arguments.
     pub args: Vec<OsString>,
-    /// What it reads first on its stdin.
+    /// The order that it reads from its stdin first.
     pub order: Order,
 }
 
 impl Fleet {
-    /// What `plan`, which this fleet belongs to, starts for each host, in the order of node ranks.
+    /// The command for each host of `plan`, which this fleet belongs to, in the order of node ranks.
     pub fn commands(&self, plan: &LaunchPlan, site: &Site) -> Vec<HostCommand> {
         let hosts = self.hosts.iter().enumerate();
         hosts.map(|(node_rank, host)| self.command(plan, site, node_rank, host)).collect()
@@ -77,7 +79,7 @@ impl Fleet {
     fn order(&self, plan: &LaunchPlan, site: &Site, node_rank: usize) -> Order {
         let host = &self.hosts[node_rank];
         let numbers = || host.slots.iter().map(usize::to_string).collect();
-        // Of this host, the plan knows the GPUs by the names that its own programs see them under.
+        // For this machine, the plan has the names under which its own programs see the GPUs.
         let own = plan.devices.clone().filter(|_| site.here.contains(&host.name));
         let devices: Vec<String> = own.unwrap_or_else(numbers);
         let mut env = site.variables.clone();
@@ -103,8 +105,8 @@ impl Fleet {
         (0..self.hosts.len()).map(|node_rank| self.ranks_on(node_rank)).sum()
     }
 
-    /// The user's own words come first, as `ssh` takes the first value that it is given. A silent host is waited for as long as
-    /// its agent would be.
+    /// The user's own options come first, because `ssh` uses the first value it gets. A silent host is tolerated as
+    /// long as its agent would be.
     fn ssh(&self, plan: &LaunchPlan, host: &str) -> Vec<OsString> {
         let mut words = vec!["ssh".to_string()];
         words.extend(self.starter_args.iter().cloned());
@@ -117,7 +119,7 @@ impl Fleet {
         words.into_iter().map(OsString::from).collect()
     }
 
-    /// A step of one task gets all that the job has on the node, bound to nothing: the agent does that.
+    /// A step of one task gets all resources of the job on the node, without CPU binding: the agent binds the workers.
     fn srun(&self, host: &str) -> Vec<OsString> {
         let mut words: Vec<String> =
             ["srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--overlap", "--cpu-bind=none"]
@@ -136,7 +138,7 @@ impl Fleet {
         words.into_iter().map(OsString::from).collect()
     }
 }
-/// The host of `user@host`: who logs in is ssh's concern alone.
+/// The host of `user@host`: only ssh uses the user name.
 fn without_user(host: &str) -> &str {
     host.rsplit_once('@').map_or(host, |(_, host)| host)
 }

@@ -1,32 +1,33 @@
-//! Which variables other hosts are given: DeepSpeed's choice by name, ours, and the user's file.
+//! Which environment variables are sent to other hosts: DeepSpeed's by their names, ours, and those of the user's file.
 
 use std::ffi::{OsStr, OsString};
 
 use super::order::starts_with;
 
-/// DeepSpeed's, in general and for CUDA; then those that PyTorch, OpenMP and Drumline read.
+/// The prefixes that DeepSpeed exports, in general and for CUDA, and those of variables that PyTorch, OpenMP and
+/// Drumline read.
 const PREFIXES: [&str; 11] =
     ["MLFLOW", "NCCL", "GLOO", "PYTHON", "MV2", "UCX", "LD_LIBRARY", "PATH", "TORCH", "OMP_", "DRUMLINE_"];
 
-/// Where this host keeps the key is nobody else's business.
+/// The prefix of the variables that say where this host keeps the key; they are not exported.
 pub(super) const KEY_VARIABLES: &str = "DRUMLINE_JOB_KEY";
 
-/// A line of the file that sets nothing.
+/// A line of the file that is not an assignment.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line} is `{text}`; try NAME=VALUE")]
 pub struct EnvFileError {
-    /// From 1.
+    /// The line number, from 1.
     pub line: usize,
-    /// What it says.
+    /// The text of the line.
     pub text: String,
 }
 
-/// Whether a variable travels by itself.
+/// Whether a variable is exported without being listed in a file.
 pub fn is_exported(name: &OsStr) -> bool {
     !starts_with(name, KEY_VARIABLES) && PREFIXES.iter().any(|prefix| starts_with(name, prefix))
 }
 
-/// Reads `.deepspeed_env`: a variable in each line, as a shell would take it or without its quotes.
+/// Reads `.deepspeed_env`: one variable in each line, with or without quotes around its value.
 pub fn parse_env_file(text: &str) -> Result<Vec<(OsString, OsString)>, EnvFileError> {
     let lines = text.lines().map(str::trim).enumerate();
     let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
@@ -50,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variables_travel_by_their_beginning() {
+    fn variables_are_exported_by_their_prefix() {
         for name in ["NCCL_DEBUG", "PYTHONPATH", "PATH", "LD_LIBRARY_PATH", "TORCH_NCCL_TRACE_BUFFER_SIZE"] {
             assert!(is_exported(name.as_ref()), "{name}");
         }

@@ -1,11 +1,11 @@
-//! Starts the hosts' commands, speaks to their agents, and sees every one of them to its end.
+//! Starts the hosts' commands, sends orders to their agents, and waits until all of them have ended.
 //!
 //! ```text
-//!   Running ─ a host fails, or a signal ─▶ the signal's name to all ─ grace ─▶ stdin closed: agents kill and end
-//!      └── all have ended ─▶ over             ─ patience ─▶ the commands themselves are killed, and said to be lost
+//!   Running ─ a host fails, or a signal ─▶ send the signal's name to all ─ grace ─▶ close stdin: agents kill and exit
+//!      └── all have ended ─▶ over              ─ patience ─▶ kill the commands themselves, and report them as lost
 //! ```
-//! The phases are those of a job on one node (`stop`). One thread: it polls the commands' ends, its handle's wake-up,
-//! and the stdins that have not taken everything yet; a pump (`pump`) shows their lines.
+//! The phases are those of a job on one node (`stop`). One thread polls the commands' ends, the handle's wake-up, and
+//! the stdins that have not taken all their input yet. A pump (`pump`) shows their output lines.
 
 use std::collections::VecDeque;
 use std::io;
@@ -23,70 +23,71 @@ use super::commands::HostCommand;
 use super::outcome::{FleetEnd, HostEnd, HostProblem, outcome};
 use crate::logs::{Channel, Sink};
 use crate::pump::Pump;
-use crate::stop::{FirstFailure, OnFailure, Phase, Request, StopPolicy, View, decide, next_look};
+use crate::stop::{FirstFailure, OnFailure, Phase, Request, StopPolicy, View, decide, next_deadline};
 use crate::streams::{Stream, Streams};
 use crate::{Exit, LaunchError, signal_name};
 
-/// An agent that failed has told the others: they may end by themselves, and say why, for so long.
+/// An agent that failed has informed the others. They get this long to end by themselves and say why.
 const LINGER: Duration = Duration::from_secs(5);
-/// What an agent may need beyond its own grace.
+/// What an agent may need beyond its own grace time.
 const MARGIN: Duration = Duration::from_secs(5);
-/// From the end of its stdin to the end of an agent.
+/// How long an agent may take to end after its stdin is closed.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How much of a host's stderr is kept, for its last line.
+/// How many bytes of a host's stderr are kept, to find its last line.
 const KEPT: usize = 4 << 10;
 
 /// The agents of all hosts, started and led.
 #[derive(Debug)]
 pub struct Leader {
     hosts: Vec<Host>,
-    orders: Arc<Orders>,
+    requests: Arc<Requests>,
     streams: Arc<Streams>,
     pump: Option<Pump>,
     policy: StopPolicy,
-    /// In the order in which they came.
+    /// How the hosts ended, in order of time.
     ends: Vec<HostEnd>,
     failed: Option<Failed>,
 }
 
-/// The first host that did not end well.
+/// The first host that failed.
 #[derive(Debug, Clone, Copy)]
 struct Failed {
     index: usize,
-    /// When the others are stopped for it.
+    /// When the others are stopped because of it.
     others_stop: Instant,
 }
 
-/// Speaks to a [`Leader`] from other threads.
+/// Sends requests to a [`Leader`] from other threads.
 #[derive(Debug, Clone)]
-pub struct LeaderHandle(Arc<Orders>);
+pub struct LeaderHandle(Arc<Requests>);
 
 #[derive(Debug)]
-struct Orders {
-    wishes: Mutex<Vec<Wish>>,
+struct Requests {
+    queue: Mutex<Vec<LeaderRequest>>,
     wake: OwnedFd,
 }
 
-/// What is asked of a leader.
+/// A request to the leader.
 #[derive(Debug, Clone, Copy)]
-enum Wish {
+enum LeaderRequest {
     Stop(Signal),
-    PassOn(Signal),
+    Forward(Signal),
 }
 
 impl LeaderHandle {
-    /// The first signal is handed on to all agents, which stop; the second makes them kill and end.
+    /// The first signal is forwarded to all agents, which stop their workers. The second makes them kill their workers
+    /// and exit.
     pub fn stop(&self, signal: Signal) {
-        self.wish(Wish::Stop(signal));
+        self.request(LeaderRequest::Stop(signal));
     }
 
-    /// Hands a signal on to all agents that does not ask them to stop.
+    /// Forwards a signal that does not stop the job to all agents.
     pub fn pass_on(&self, signal: Signal) {
-        self.wish(Wish::PassOn(signal));
+        self.request(LeaderRequest::Forward(signal));
     }
 
-    fn wish(&self, wish: Wish) {
-        self.0.wishes.lock().unwrap_or_else(PoisonError::into_inner).push(wish);
+    fn request(&self, request: LeaderRequest) {
+        self.0.queue.lock().unwrap_or_else(PoisonError::into_inner).push(request);
         let _ = rustix::io::write(&self.0.wake, &1_u64.to_ne_bytes());
     }
 }
@@ -104,12 +105,12 @@ struct Host {
 }
 
 impl Leader {
-    /// Starts every command and gives each agent its order and `key`. `grace` is the agents' own time between a signal
-    /// and SIGKILL.
+    /// Starts every command, and gives each agent its order and `key`. `grace` is the time that agents leave between a
+    /// signal and SIGKILL.
     pub fn start(commands: &[HostCommand], key: &JobKey, grace: Duration) -> Result<Self, LeaderError> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(LaunchError::system("lead the other hosts"))?;
-        let orders = Arc::new(Orders { wishes: Mutex::default(), wake });
+        let requests = Arc::new(Requests { queue: Mutex::default(), wake });
         let policy = StopPolicy {
             on_failure: OnFailure::StopOthers,
             settle: Duration::ZERO,
@@ -117,15 +118,15 @@ impl Leader {
             patience: PATIENCE,
         };
         let streams = Arc::<Streams>::default();
-        let (hosts, ends) = (Vec::new(), Vec::new());
-        let mut leader = Self { hosts, orders, streams, pump: None, policy, ends, failed: None };
+        let mut leader =
+            Self { hosts: Vec::new(), requests, streams, pump: None, policy, ends: Vec::new(), failed: None };
         let mut sources = Vec::new();
         for (index, command) in commands.iter().enumerate() {
             let (host, pipes) = Host::start(command, key)?;
             leader.hosts.push(host);
             for (pipe, channel) in pipes.into_iter().zip(Channel::BOTH) {
                 leader.streams.lock().push(Stream::new(index, channel, KEPT));
-                sources.push((pipe, Sink::shown(channel)));
+                sources.push((pipe, Sink::console_only(channel)));
             }
         }
         let pump = Pump::start(sources, Arc::clone(&leader.streams));
@@ -133,18 +134,19 @@ impl Leader {
         Ok(leader)
     }
 
-    /// For whoever has signals to hand on.
+    /// A handle for threads that forward signals.
     pub fn handle(&self) -> LeaderHandle {
-        LeaderHandle(Arc::clone(&self.orders))
+        LeaderHandle(Arc::clone(&self.requests))
     }
 
-    /// Leads until every agent has ended, or was given up.
+    /// Leads until every agent has ended or was given up.
     pub fn wait(mut self) -> FleetEnd {
-        let (mut phase, mut request) = (Phase::Running, None);
+        let mut phase = Phase::Running;
+        let mut request = None;
         loop {
-            request = self.hear(request);
-            let (now, view) = (Instant::now(), self.view(request));
-            let next = decide(now, phase, &view, &self.policy);
+            request = self.handle_requests(request);
+            let view = self.view(request);
+            let next = decide(Instant::now(), phase, &view, &self.policy);
             if next != phase {
                 phase = next;
                 self.enter(phase, request);
@@ -152,21 +154,23 @@ impl Leader {
             if phase == Phase::Over {
                 return self.end();
             }
-            self.sleep(next_look(phase, &view, &self.policy));
+            self.sleep(next_deadline(phase, &view, &self.policy));
             self.write();
             self.reap();
         }
     }
 
-    /// What is asked for by now, if `before` was asked for already.
-    fn hear(&mut self, before: Option<Request>) -> Option<Request> {
-        let wishes = std::mem::take(&mut *self.orders.wishes.lock().unwrap_or_else(PoisonError::into_inner));
-        wishes.into_iter().fold(before, |request, wish| match (wish, request) {
-            (Wish::Stop(signal), None) => Some(Request::Stop { signal, grace: None, not_before: None }),
-            (Wish::Stop(_), Some(_)) => Some(Request::Kill),
-            (Wish::PassOn(signal), request) => {
-                self.hosts.iter_mut().for_each(|host| host.hand_on(signal));
-                request
+    /// Handles the queued requests. Returns the stop request in force, given the one `before`.
+    fn handle_requests(&mut self, before: Option<Request>) -> Option<Request> {
+        let queue = std::mem::take(&mut *self.requests.queue.lock().unwrap_or_else(PoisonError::into_inner));
+        queue.into_iter().fold(before, |stop, request| match (request, stop) {
+            (LeaderRequest::Stop(signal), None) => {
+                Some(Request::Stop { signal, grace: None, not_before: None })
+            }
+            (LeaderRequest::Stop(_), Some(_)) => Some(Request::Kill),
+            (LeaderRequest::Forward(signal), stop) => {
+                self.hosts.iter_mut().for_each(|host| host.forward(signal));
+                stop
             }
         })
     }
@@ -179,29 +183,29 @@ impl Leader {
     }
 
     fn enter(&mut self, phase: Phase, request: Option<Request>) {
-        tracing::debug!(?phase, "leading the hosts to their end");
+        tracing::debug!(?phase, "entering a phase of the hosts' end");
         for host in self.hosts.iter_mut().filter(|host| host.running) {
             match phase {
-                Phase::Terminating { .. } => host.hand_on(request.unwrap_or(Request::STOP).signal()),
+                Phase::Terminating { .. } => host.forward(request.unwrap_or(Request::STOP).signal()),
                 Phase::Killing { .. } => host.stdin = None,
                 Phase::Running | Phase::Over => {}
             }
         }
     }
 
-    /// Until something happens, or `until`.
+    /// Sleeps until something happens, or until the given time.
     fn sleep(&self, until: Option<Instant>) {
         let timeout = until.map(|until| until.saturating_duration_since(Instant::now()));
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-        let mut fds = vec![PollFd::new(&self.orders.wake, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&self.requests.wake, PollFlags::IN)];
         for host in self.hosts.iter().filter(|host| host.running) {
             fds.push(PollFd::new(&host.pidfd, PollFlags::IN));
             let waiting = host.stdin.as_ref().filter(|_| !host.unwritten.is_empty());
             fds.extend(waiting.map(|stdin| PollFd::new(stdin, PollFlags::OUT)));
         }
-        // An error (interrupted) means that nothing is ready; the caller's loop comes back here.
+        // An error (interrupted) means that nothing is ready; the caller's loop polls again.
         let _ = poll(&mut fds, timeout.as_ref());
-        let _ = rustix::io::read(&self.orders.wake, &mut [0; 8]);
+        let _ = rustix::io::read(&self.requests.wake, &mut [0; 8]);
     }
 
     fn write(&mut self) {
@@ -214,7 +218,7 @@ impl Leader {
             let end = self.ended(index, exit);
             tracing::debug!(host = end.host, exit = %end.exit, "host ended");
             if !exit.is_success() && self.failed.is_none() {
-                // An agent has told the others; what never was one has not.
+                // An agent has informed the others; a command that failed before it became an agent has not.
                 let linger = if end.problem().is_none() { LINGER } else { Duration::ZERO };
                 self.failed = Some(Failed { index, others_stop: Instant::now() + linger });
             }
@@ -227,12 +231,13 @@ impl Leader {
             self.streams.wait_for_end(index, Instant::now() + crate::pump::DRAIN);
         }
         let stderr = self.streams.of_rank(index).1;
-        let said = String::from_utf8_lossy(&stderr).trim_end().lines().next_back().unwrap_or("").to_string();
-        let said = if said.is_empty() { "no reason was given".to_string() } else { said };
-        HostEnd { host: self.hosts[index].name.clone(), exit, said }
+        let output =
+            String::from_utf8_lossy(&stderr).trim_end().lines().next_back().unwrap_or("").to_string();
+        let output = if output.is_empty() { "it gave no reason".to_string() } else { output };
+        HostEnd { host: self.hosts[index].name.clone(), exit, output }
     }
 
-    /// Gives up those that are left.
+    /// Gives up the hosts that still run, and returns the outcome.
     fn end(mut self) -> FleetEnd {
         for index in 0..self.hosts.len() {
             if self.hosts[index].running {
@@ -246,7 +251,7 @@ impl Leader {
     }
 }
 
-/// A leader that is let go of takes its agents with it.
+/// Dropping a leader ends its agents.
 impl Drop for Leader {
     fn drop(&mut self) {
         for host in self.hosts.iter_mut().filter(|host| host.running) {
@@ -261,11 +266,11 @@ impl Drop for Leader {
     }
 }
 
-/// Why not every host's command could be started; those that were are ended again.
+/// Why a host's command could not be started. Commands that were already started are ended again.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LeaderError {
-    /// A host's command.
+    /// The command of a host failed to start.
     #[error(transparent)]
     Host(#[from] HostProblem),
     /// A system call failed.
@@ -278,9 +283,9 @@ impl Host {
         let failed = |source: io::Error| HostProblem::NoStarter {
             host: command.host.clone(),
             program: command.program.to_string_lossy().into_owned(),
-            said: source.to_string(),
+            error: source.to_string(),
         };
-        // In a group of its own: a terminal's Ctrl-C is the leader's to hand on.
+        // In its own process group: a terminal's Ctrl-C must reach only the leader, which forwards it.
         let piped = || Stdio::piped();
         let mut child = Command::new(&command.program)
             .args(&command.args)
@@ -297,40 +302,40 @@ impl Host {
         let stdin = child.stdin.take().map(OwnedFd::from);
         let unwritten = VecDeque::new();
         let mut host = Self { name: command.host.clone(), child, pidfd, stdin, unwritten, running: true };
-        host.never_wait().map_err(failed)?;
-        host.say(&command.order.line());
-        host.say(&format!("{}\n", *key.to_hex()));
+        host.set_nonblocking().map_err(failed)?;
+        host.send(&command.order.line());
+        host.send(&format!("{}\n", *key.to_hex()));
         Ok((host, pipes.into_iter().flatten().collect()))
     }
 
-    fn never_wait(&self) -> io::Result<()> {
+    fn set_nonblocking(&self) -> io::Result<()> {
         let Some(stdin) = &self.stdin else { return Ok(()) };
         Ok(rustix::io::ioctl_fionbio(stdin, true)?)
     }
 
-    fn say(&mut self, line: &str) {
+    fn send(&mut self, line: &str) {
         self.unwritten.extend(line.bytes());
         self.write();
     }
 
-    fn hand_on(&mut self, signal: Signal) {
-        self.say(&format!("{}\n", signal_name(signal.as_raw())));
+    fn forward(&mut self, signal: Signal) {
+        self.send(&format!("{}\n", signal_name(signal.as_raw())));
     }
 
-    /// Writes as much as is taken.
+    /// Writes as much as the pipe takes.
     fn write(&mut self) {
         while let Some(stdin) = self.stdin.as_ref().filter(|_| !self.unwritten.is_empty()) {
             match rustix::io::write(stdin, self.unwritten.as_slices().0) {
                 Ok(written) => drop(self.unwritten.drain(..written)),
                 Err(rustix::io::Errno::AGAIN) => return,
                 Err(rustix::io::Errno::INTR) => {}
-                // Nobody reads it any more: how that came is in the command's end.
+                // The reader is gone; the command's exit status says why.
                 Err(_) => self.stdin = None,
             }
         }
     }
 
-    /// How it ended, once.
+    /// How the command ended; returned once.
     fn reap(&mut self) -> Option<Exit> {
         let status = self.child.try_wait().ok().flatten().filter(|_| self.running)?;
         self.running = false;
@@ -340,9 +345,9 @@ impl Host {
 
     fn kill(&mut self) {
         let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
-        // One that is stuck in the kernel is not waited for.
-        let second = Timespec { tv_sec: 1, tv_nsec: 0 };
-        let _ = poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&second));
+        // The wait is bounded, as the process may be stuck in the kernel.
+        let one_second = Timespec { tv_sec: 1, tv_nsec: 0 };
+        let _ = poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&one_second));
         let _ = self.child.try_wait();
         self.running = false;
     }

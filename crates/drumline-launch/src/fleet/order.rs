@@ -1,10 +1,11 @@
-//! What is to be run on a host, in one line of text: any byte survives, whatever shell is on the way.
+//! What a host should run, as one line of text. Any byte survives, whatever shell is in between.
 //!
 //! ```text
-//!   leader: Order ─line()─▶ stdin of `drumline on-host` ─read()─▶ Order ─become_it()─▶ the agent itself, same process
+//!   leader: Order ─line()─▶ stdin of `drumline on-host` ─read()─▶ Order ─exec()─▶ the agent itself, same process
 //! ```
-//! Arguments and variables travel here and not on the starter's command line: a shell on the way would have its own view
-//! of them, and their length would have a limit. The agent then has its arguments on its own command line, as any program.
+//! Arguments and variables are sent on stdin and not on the starter's command line: a shell in between would interpret
+//! them, and a command line has a length limit. The agent then has its arguments on its own command line, like any
+//! program.
 
 use std::convert::Infallible;
 use std::ffi::{OsStr, OsString};
@@ -15,20 +16,20 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Both ends must be of one version: what one says the other must understand.
+/// Both ends must have the same version, so that each understands the other.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// More than any command line the kernel takes.
+/// More than any command line that the kernel accepts.
 const LONGEST_LINE: usize = 16 << 20;
 
-/// What a host is to run, and how.
+/// What a host should run, and how.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Order {
     /// The working folder.
     pub dir: PathBuf,
-    /// Variables that begin like this are taken away first.
+    /// Variables with these prefixes are removed first.
     pub without: Vec<String>,
-    /// Variables that are set.
+    /// Variables to set.
     pub env: Vec<(OsString, OsString)>,
     /// The program.
     pub program: OsString,
@@ -40,23 +41,25 @@ pub struct Order {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OrderError {
-    /// Nothing can be read.
+    /// Stdin cannot be read.
     #[error("cannot read an order from stdin: {0}")]
     Read(#[from] io::Error),
-    /// What came is no order.
-    #[error("stdin holds no order; try `drumline run`: `on-host` is for launchers started by another")]
+    /// Stdin holds no order.
+    #[error(
+        "stdin holds no order; try `drumline run`: `on-host` is only for agents that another launcher starts"
+    )]
     NoOrder,
-    /// The leader is of another version.
+    /// The leader has another version.
     #[error(
         "this host has drumline {VERSION}, the leading launcher is {0}; try the same version on all hosts"
     )]
     Version(String),
-    /// The folder is not there.
+    /// The working folder cannot be entered.
     #[error("cannot enter the folder {}: {source}; try a folder that all hosts have", dir.display())]
     Dir {
         /// The folder.
         dir: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The program cannot be executed.
@@ -64,13 +67,13 @@ pub enum OrderError {
     Program {
         /// The program.
         program: OsString,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 impl Order {
-    /// The order as one line, with its end.
+    /// The order as one line, with its newline.
     pub fn line(&self) -> String {
         let mut line = format!("drumline={VERSION}");
         let mut add = |name: &str, value: &OsStr| {
@@ -90,9 +93,10 @@ impl Order {
         line
     }
 
-    /// Reads an order and not a byte more: the rest is for the program.
+    /// Reads one order and not a byte more: the rest of stdin is for the program.
     pub fn read(mut stdin: impl Read) -> Result<Self, OrderError> {
-        let (mut line, mut byte) = (Vec::new(), [0]);
+        let mut line = Vec::new();
+        let mut byte = [0];
         while line.len() < LONGEST_LINE && stdin.read(&mut byte)? == 1 && byte != *b"\n" {
             line.push(byte[0]);
         }
@@ -126,8 +130,8 @@ impl Order {
         Ok(())
     }
 
-    /// Becomes the program; returns only if that cannot be.
-    pub fn become_it(self) -> Result<Infallible, OrderError> {
+    /// Replaces this process with the program; returns only on failure.
+    pub fn exec(self) -> Result<Infallible, OrderError> {
         let dir = |source| OrderError::Dir { dir: self.dir.clone(), source };
         std::env::set_current_dir(&self.dir).map_err(dir)?;
         let mut command = Command::new(&self.program);
@@ -162,7 +166,8 @@ fn escape(value: &OsStr, line: &mut String) {
 }
 
 fn unescape(text: &str) -> Option<OsString> {
-    let (mut bytes, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
     while let Some((&first, after)) = rest.split_first() {
         rest = after;
         if first != b'%' {
@@ -192,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_survives_and_the_rest_is_left() {
+    fn every_byte_survives_and_the_rest_is_not_read() {
         let line = order().line();
         assert!(line.bytes().all(|byte| byte == b'\n' || (b' '..=b'~').contains(&byte)), "{line}");
         let text = format!("{line}the rest");
@@ -202,8 +207,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_order_is_told() {
-        for (line, said) in [
+    fn malformed_orders_are_errors() {
+        for (line, expected) in [
             ("", "try `drumline run`"),
             ("hello", "try `drumline run`"),
             ("drumline=9.9.9 x=1", "the leading launcher is 9.9.9"),
@@ -213,14 +218,14 @@ mod tests {
             (&format!("drumline={VERSION} other=1"), "no order"),
         ] {
             let error = Order::read(line.as_bytes()).unwrap_err().to_string();
-            assert!(error.contains(said), "{line}: {error}");
+            assert!(error.contains(expected), "{line}: {error}");
         }
     }
 
     #[test]
-    fn a_folder_that_is_not_there_is_named() {
+    fn a_missing_folder_is_named() {
         let order = Order { dir: "/no/such/folder".into(), ..order() };
-        let error = order.become_it().unwrap_err().to_string();
+        let error = order.exec().unwrap_err().to_string();
         assert!(error.contains("/no/such/folder") && error.contains("all hosts have"), "{error}");
     }
 }

@@ -1,61 +1,61 @@
-//! How a fleet's job ended, from how each host's command ended: a pure decision.
+//! Derives how the whole job ended from how each host's command ended: a pure function.
 
 use crate::{Exit, signal_name};
 
-/// `ssh` ends with this when it failed itself; an agent never does.
+/// The exit code of `ssh` when it fails itself; an agent never uses it.
 const SSH_FAILED: i32 = 255;
-/// What shells end with when there is no such program.
+/// The exit codes of shells when the program cannot be run or does not exist.
 const NO_PROGRAM: [i32; 2] = [126, 127];
 
 /// How the job ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FleetEnd {
-    /// The exit code of the whole: that of the first host that did not end well.
+    /// The exit code of the whole job: that of the first host that failed.
     pub code: i32,
-    /// What the agents cannot have told.
+    /// Problems that no agent can have reported.
     pub problems: Vec<HostProblem>,
 }
 
-/// What was wrong with a host, or on the way to it.
+/// A problem with a host, or with the connection to it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostProblem {
-    /// There is no way to it.
-    #[error("cannot reach {host}: {said}; try `ssh {host} true` by hand, --ssh-port, or --exclude {host}")]
+    /// The host cannot be reached.
+    #[error("cannot reach {host}: {output}; try `ssh {host} true` by hand, --ssh-port, or --exclude {host}")]
     Unreachable {
         /// The host.
         host: String,
-        /// The starter's last words.
-        said: String,
+        /// The last line that the starter printed.
+        output: String,
     },
     /// The starter could not be started at all.
-    #[error("cannot start `{program}` for {host}: {said}; try installing it, or another --launcher")]
+    #[error("cannot start `{program}` for {host}: {error}; try installing it, or another --launcher")]
     NoStarter {
         /// The host.
         host: String,
         /// The starter.
         program: String,
-        /// What the system said.
-        said: String,
+        /// The system's error.
+        error: String,
     },
     /// The host has no `drumline`.
-    #[error("{host} cannot run drumline: {said}; try installing it there at the same path as here")]
+    #[error("{host} cannot run drumline: {output}; try installing it there at the same path as here")]
     NoDrumline {
         /// The host.
         host: String,
-        /// The last words.
-        said: String,
+        /// The last line that it printed.
+        output: String,
     },
-    /// What led to the host was killed here.
-    #[error("what led to {host} was ended by {signal}; its ranks end with it")]
+    /// The command that led to the host was killed on this machine.
+    #[error("the connection to {host} was ended by {signal}; its ranks end with it")]
     Cut {
         /// The host.
         host: String,
         /// The signal's name.
         signal: &'static str,
     },
-    /// It was asked to end and did not.
-    #[error("{host} did not end in time; try to look there for processes of this job")]
+    /// The host was asked to end and did not.
+    #[error("{host} did not end in time; try looking there for processes of this job")]
     Lost {
         /// The host.
         host: String,
@@ -68,16 +68,17 @@ pub(super) struct HostEnd {
     pub(super) host: String,
     pub(super) exit: Exit,
     /// The last line of its stderr.
-    pub(super) said: String,
+    pub(super) output: String,
 }
 
 impl HostEnd {
-    /// What the user must be told by the leader, as no agent did.
+    /// The problem that the leader must report, because no agent did.
     pub(super) fn problem(&self) -> Option<HostProblem> {
-        let (host, said) = (self.host.clone(), self.said.clone());
+        let host = self.host.clone();
+        let output = self.output.clone();
         match self.exit {
-            Exit::Code(SSH_FAILED) => Some(HostProblem::Unreachable { host, said }),
-            Exit::Code(code) if NO_PROGRAM.contains(&code) => Some(HostProblem::NoDrumline { host, said }),
+            Exit::Code(SSH_FAILED) => Some(HostProblem::Unreachable { host, output }),
+            Exit::Code(code) if NO_PROGRAM.contains(&code) => Some(HostProblem::NoDrumline { host, output }),
             Exit::Code(_) => None,
             Exit::Signal(signal) => Some(HostProblem::Cut { host, signal: signal_name(signal) }),
             Exit::StoppedByUs | Exit::Unkillable => Some(HostProblem::Lost { host }),
@@ -92,7 +93,7 @@ impl HostEnd {
     }
 }
 
-/// The end of the whole, from the hosts' ends in the order in which they came.
+/// The outcome of the whole job, from the ends of the hosts in order of time.
 pub(super) fn outcome(ends: &[HostEnd]) -> FleetEnd {
     let code = ends.iter().map(HostEnd::code).find(|code| *code != 0).unwrap_or(0);
     FleetEnd { code, problems: ends.iter().filter_map(HostEnd::problem).collect() }
@@ -103,11 +104,11 @@ mod tests {
     use super::*;
 
     fn end(host: &str, exit: Exit) -> HostEnd {
-        HostEnd { host: host.to_string(), exit, said: "no route".to_string() }
+        HostEnd { host: host.to_string(), exit, output: "no route".to_string() }
     }
 
     #[test]
-    fn the_first_that_did_not_end_well_says_how() {
+    fn the_first_failed_host_determines_the_exit_code() {
         let code =
             |exits: &[Exit]| outcome(&exits.iter().map(|exit| end("a", *exit)).collect::<Vec<_>>()).code;
         assert_eq!(code(&[Exit::Code(0), Exit::Code(0)]), 0);
@@ -117,8 +118,8 @@ mod tests {
     }
 
     #[test]
-    fn what_no_agent_can_tell_is_told() {
-        for (exit, said) in [
+    fn problems_that_no_agent_can_report_are_reported() {
+        for (exit, output) in [
             (Exit::Code(255), "cannot reach a: no route; try `ssh a true`"),
             (Exit::Code(127), "a cannot run drumline: no route"),
             (Exit::Signal(9), "ended by SIGKILL"),
@@ -126,7 +127,7 @@ mod tests {
         ] {
             let problems = outcome(&[end("a", exit), end("b", Exit::Code(143))]).problems;
             assert_eq!(problems.len(), 1);
-            assert!(problems[0].to_string().contains(said), "{}", problems[0]);
+            assert!(problems[0].to_string().contains(output), "{}", problems[0]);
         }
         assert_eq!(outcome(&[end("a", Exit::Code(1))]).problems, []);
     }

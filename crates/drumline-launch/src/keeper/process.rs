@@ -1,4 +1,4 @@
-//! The keeper's own life: `drumline keeper`, which only an agent starts.
+//! The keeper's own process: `drumline keeper`, which only an agent starts.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -13,8 +13,8 @@ use drumline_rendezvous::fault::Fault;
 use drumline_rendezvous::{JobKey, ServerOptions, TcpStoreServer};
 use rustix::process::{Signal, getpid, set_child_subreaper, set_parent_process_death_signal, setsid};
 
-use super::protocol::{News, Start, Wish, receive, send};
-use super::rehearsal::Rehearsal;
+use super::fault_injector::FaultInjector;
+use super::protocol::{KeeperCommand, KeeperReport, Start, receive, send};
 use super::sweep::{reap_all_but, sweep};
 use crate::LaunchError;
 use crate::agent::clock;
@@ -26,62 +26,62 @@ use crate::report::Exit;
 use crate::running::{JobControl, RunOptions, RunningJob};
 use crate::supervise::{Hooks, OnExit};
 
-/// How long killed processes are waited for.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// How long to wait for killed processes to end.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often the keeper takes away what workers have left and has ended by itself.
-const LOOK: Duration = Duration::from_secs(1);
+/// How often the keeper reaps orphans of the workers that have ended by themselves.
+const REAP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How news reaches the agent: from a thread of its own, as an agent that is frozen does not read, and nobody here may
-/// stand still because of that.
+/// Sends reports to the agent, from a thread of its own: a frozen agent does not read, and that must not block the
+/// keeper.
 #[derive(Clone)]
-struct Teller(Sender<News>);
+struct ReportSender(Sender<KeeperReport>);
 
-impl Teller {
+impl ReportSender {
     fn start(agent: UnixStream) -> io::Result<(Self, JoinHandle<()>)> {
-        let (teller, news) = mpsc::channel();
-        let speak = move || {
-            // An agent that is gone hears nothing, and the end of its socket is seen by the main thread.
-            news.iter().for_each(|news| drop(send(&agent, &news)));
+        let (sender, reports) = mpsc::channel::<KeeperReport>();
+        let forward = move || {
+            // If the agent is gone, sending fails, and the main thread sees the end of its socket.
+            reports.iter().for_each(|report| drop(send(&agent, &report)));
         };
-        let thread = std::thread::Builder::new().name("drumline-news".to_string()).spawn(speak)?;
-        Ok((Self(teller), thread))
+        let thread = std::thread::Builder::new().name("drumline-reports".to_string()).spawn(forward)?;
+        Ok((Self(sender), thread))
     }
 
-    fn tell(&self, news: News) {
-        let _ = self.0.send(news);
+    fn send(&self, report: KeeperReport) {
+        let _ = self.0.send(report);
     }
 }
 
-/// Carries out what the agent at the other end of stdin says. Returns when nothing runs any more.
+/// Runs a keeper: obeys the agent at the other end of stdin, and returns when nothing runs any more.
 pub fn keep() -> io::Result<()> {
     // The terminal's Ctrl-C is for the agent.
     setsid()?;
-    outlive_signals()?;
-    // If somebody has frozen this process, it wakes for its last duty.
+    catch_signals()?;
+    // If this process is frozen when its agent dies, this wakes it, so that it can kill the workers.
     set_parent_process_death_signal(Some(Signal::CONT))?;
     set_child_subreaper(Some(getpid()))?;
     let agent = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    let Some(Wish::Start(start)) = receive(&agent)? else { return Ok(()) };
-    let (teller, speaker) = Teller::start(agent.try_clone()?)?;
+    let Some(KeeperCommand::Start(start)) = receive(&agent)? else { return Ok(()) };
+    let (reports, sender_thread) = ReportSender::start(agent.try_clone()?)?;
     let logs = start.logs.clone();
-    match Kept::start(*start, &teller) {
-        Ok(kept) => kept.until_over(&agent, &teller),
+    match KeptRound::start(*start, &reports) {
+        Ok(kept) => kept.run(&agent, &reports),
         Err(error) => {
-            sweep(PATIENCE);
-            logs.remove_passing();
-            teller.tell(News::NotStarted(error.to_string()));
+            sweep(KILL_TIMEOUT);
+            logs.remove_temporary();
+            reports.send(KeeperReport::NotStarted(error.to_string()));
         }
     }
-    drop(teller);
-    // It ends with its last word, or with the agent.
-    let _ = speaker.join();
+    drop(reports);
+    // The thread ends once the last report is sent, or when the agent is gone.
+    let _ = sender_thread.join();
     Ok(())
 }
 
-/// Slurm sends a signal to every process of a step, and so to the keeper too; what the workers are to hear of it comes
-/// from the agent. Handlers, unlike a signal that is ignored, are not handed down to the workers.
-fn outlive_signals() -> io::Result<()> {
+/// Slurm signals every process of a step, and so also the keeper. The agent decides which signals the workers get. A
+/// handler, unlike `SIG_IGN`, is not inherited by the workers.
+fn catch_signals() -> io::Result<()> {
     let unused = Arc::new(AtomicBool::new(false));
     for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2] {
         signal_hook::flag::register(signal.as_raw(), Arc::clone(&unused))?;
@@ -89,8 +89,8 @@ fn outlive_signals() -> io::Result<()> {
     Ok(())
 }
 
-/// A round's workers, and their store if it is here.
-struct Kept {
+/// A round's workers, and their store if this node hosts it.
+struct KeptRound {
     job: RunningJob,
     logs: AttemptLogs,
     lease: Option<Duration>,
@@ -98,8 +98,8 @@ struct Kept {
     _store: Option<TcpStoreServer>,
 }
 
-impl Kept {
-    fn start(start: Start, teller: &Teller) -> Result<Self, LaunchError> {
+impl KeptRound {
+    fn start(start: Start, reports: &ReportSender) -> Result<Self, LaunchError> {
         let Start { mut workers, logs, stop, key, lease, store, faults } = start;
         let key = JobKey::from_bytes(key.0);
         let memory = KeyMemory::new(&key)?;
@@ -112,77 +112,80 @@ impl Kept {
         let options = ServerOptions { world_size: Some(store.world_size), round };
         let bind = |listen: &String| TcpStoreServer::bind(listen, &key, options);
         let hosted = store.listen.as_ref().map(bind).transpose().map_err(LaunchError::Store)?;
-        let on_exit = telling(reporter(store.address, key, round, store.host_timeout), teller.clone());
+        let on_exit =
+            reporting_failures(reporter(store.address, key, round, store.host_timeout), reports.clone());
         let hooks = Hooks { on_exit, on_end: Box::new(sweep_all) };
         let options = RunOptions { output: Output::Logged(logs.clone()), stop, deadline: None };
         let job = RunningJob::supervised(workers, options, hooks, None)?;
         Ok(Self { job, logs, lease, faults, _store: hosted })
     }
 
-    /// Obeys until the agent is gone and nothing runs any more.
-    fn until_over(self, agent: &UnixStream, teller: &Teller) {
+    /// Obeys the agent until it is gone and no worker runs any more.
+    fn run(self, agent: &UnixStream, reports: &ReportSender) {
         let control = self.job.control();
-        let _rehearsal = Rehearsal::start(&self.faults, &control);
-        let (job, teller) = (self.job, teller.clone());
+        let _faults = FaultInjector::start(&self.faults, &control);
+        let job = self.job;
+        let reports = reports.clone();
         let waiter = std::thread::Builder::new().name("drumline-waiter".to_string()).spawn(move || {
-            teller.tell(News::Over(job.wait()));
+            reports.send(KeeperReport::Over(job.wait()));
         });
-        let parting = obey(agent, &control, self.lease);
+        let agent_end = obey(agent, &control, self.lease);
         control.kill();
         if let Ok(waiter) = waiter {
-            // It does not panic; if it did, the job's end has killed the workers.
+            // The thread does not panic. If it did, dropping the job has killed the workers.
             let _ = waiter.join();
         }
-        if parting == Parting::Death {
-            self.logs.remove_passing();
+        if agent_end == AgentEnd::Died {
+            self.logs.remove_temporary();
         }
     }
 }
 
-/// Kills what the workers have left behind, which may also hold their output open.
+/// Kills the processes that the workers have left behind, which may also hold the workers' output open.
 fn sweep_all() {
-    let left = sweep(PATIENCE);
+    let left = sweep(KILL_TIMEOUT);
     if !left.is_empty() {
-        tracing::warn!(?left, "processes that cannot be killed were given up");
+        tracing::warn!(?left, "gave up on processes that cannot be killed");
     }
 }
 
-/// How the agent went.
+/// How the agent left its keeper.
 #[derive(Debug, PartialEq, Eq)]
-enum Parting {
-    Bye,
-    Death,
+enum AgentEnd {
+    /// It said goodbye and keeps running.
+    Released,
+    Died,
 }
 
-/// Does what the agent says, and kills the workers when their lease is over; returns when the agent is gone.
-fn obey(agent: &UnixStream, control: &JobControl, mut lease: Option<Duration>) -> Parting {
+/// Carries out the agent's commands, and kills the workers when their lease is over. Returns when the agent is gone.
+fn obey(agent: &UnixStream, control: &JobControl, mut lease: Option<Duration>) -> AgentEnd {
     loop {
         if lease.is_some_and(|lease| clock::now() >= lease) {
             control.kill();
             lease = None;
         }
         reap_all_but(&control.pids());
-        let left = lease.map_or(LOOK, |lease| lease.saturating_sub(clock::now()).min(LOOK));
+        let left = lease.map_or(REAP_INTERVAL, |lease| lease.saturating_sub(clock::now()).min(REAP_INTERVAL));
         match next(agent, left) {
-            Ok(Some(Wish::Stop { signal, settle, grace })) => {
+            Ok(Some(KeeperCommand::Stop { signal, settle, grace })) => {
                 control.stop(Signal::from_named_raw(signal).unwrap_or(Signal::TERM), settle, grace);
             }
-            Ok(Some(Wish::Signal(signal))) => {
+            Ok(Some(KeeperCommand::Signal(signal))) => {
                 if let Some(signal) = Signal::from_named_raw(signal) {
                     control.signal_all(signal);
                 }
             }
-            Ok(Some(Wish::Kill)) => control.kill(),
-            Ok(Some(Wish::Lease(until))) => lease = Some(until),
-            Ok(Some(Wish::Bye)) => return Parting::Bye,
+            Ok(Some(KeeperCommand::Kill)) => control.kill(),
+            Ok(Some(KeeperCommand::Lease(until))) => lease = Some(until),
+            Ok(Some(KeeperCommand::Bye)) => return AgentEnd::Released,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Ok(Some(Wish::Start(_)) | None) | Err(_) => return Parting::Death,
+            Ok(Some(KeeperCommand::Start(_)) | None) | Err(_) => return AgentEnd::Died,
         }
     }
 }
 
-/// The next wish; an error of the kind `WouldBlock` if none came in time.
-fn next(agent: &UnixStream, within: Duration) -> io::Result<Option<Wish>> {
+/// The next command; an error of kind `WouldBlock` if none came in time.
+fn next(agent: &UnixStream, within: Duration) -> io::Result<Option<KeeperCommand>> {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let within = Timespec::try_from(within).map_err(io::Error::other)?;
     match poll(&mut [PollFd::new(agent, PollFlags::IN)], Some(&within)) {
@@ -192,17 +195,17 @@ fn next(agent: &UnixStream, within: Duration) -> io::Result<Option<Wish>> {
     }
 }
 
-/// Tells the agent of failures, besides what `others` tell.
-fn telling(mut others: OnExit, teller: Teller) -> OnExit {
+/// Reports failures to the agent, and then calls `then`.
+fn reporting_failures(mut then: OnExit, reports: ReportSender) -> OnExit {
     let began = Instant::now();
     Box::new(move |ended, exit| {
         if !exit.is_success() && exit != Exit::StoppedByUs {
-            teller.tell(News::Failed {
+            reports.send(KeeperReport::Failed {
                 rank: ended.rank,
                 exit,
                 ran_for: ended.at.saturating_duration_since(began),
             });
         }
-        others(ended, exit);
+        then(ended, exit);
     })
 }

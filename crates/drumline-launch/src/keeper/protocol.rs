@@ -1,4 +1,4 @@
-//! What the agent and its keeper say to each other: frames of MessagePack behind their length.
+//! The messages between an agent and its keeper: MessagePack frames, each preceded by its length.
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -13,24 +13,24 @@ use crate::report::{Exit, JobReport};
 use crate::stop::StopPolicy;
 use crate::worker::WorkerSpec;
 
-/// A frame is no longer than this: the last output of a few thousand ranks.
+/// The longest frame: it holds the last output of a few thousand ranks.
 const LONGEST: u32 = 1 << 30;
 
-/// What the agent wants.
+/// A command of the agent to its keeper.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Wish {
-    /// Start these workers. The first word, and said once.
+pub(crate) enum KeeperCommand {
+    /// Start these workers. Always the first command, and sent once.
     Start(Box<Start>),
-    /// Stop them: this signal once they have settled, and after the grace SIGKILL.
+    /// Stop them: send this signal once they have settled, and SIGKILL after the grace time.
     Stop { signal: i32, settle: Duration, grace: Duration },
-    /// Hand this signal on to all of them.
+    /// Forward this signal to all of them.
     Signal(i32),
     /// Kill them.
     Kill,
-    /// The agent goes on without this keeper: kill what still runs, and go. Without this word the agent is dead, and its
-    /// keeper tidies up in its stead.
+    /// The agent no longer needs this keeper: kill what still runs, and exit. If the socket closes without this
+    /// command, the agent has died, and the keeper removes temporary files for it.
     Bye,
-    /// They may run until this moment of the clock that also runs while the machine sleeps.
+    /// They may run until this time, on the clock that also runs while the machine sleeps.
     Lease(Duration),
 }
 
@@ -41,10 +41,10 @@ pub(crate) struct Start {
     pub(crate) logs: AttemptLogs,
     pub(crate) stop: StopPolicy,
     pub(crate) key: Secret,
-    /// Until when they may run if nothing more is said; `None`: for ever.
+    /// Until when they may run unless the lease is renewed; `None` means no limit.
     pub(crate) lease: Option<Duration>,
-    pub(crate) store: StoreOrder,
-    /// Faults on purpose that are the launcher's to carry out.
+    pub(crate) store: StoreSettings,
+    /// Injected faults that the launcher carries out.
     pub(crate) faults: Vec<Fault>,
 }
 
@@ -58,27 +58,27 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The store in which a round's workers meet.
+/// The store through which a round's workers find each other.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct StoreOrder {
-    /// Where it is.
+pub(crate) struct StoreSettings {
+    /// The address at which the workers reach it.
     pub(crate) address: String,
-    /// Where to listen, if this node hosts it.
+    /// The address to listen on, if this node hosts the store.
     pub(crate) listen: Option<String>,
     pub(crate) world_size: usize,
     pub(crate) round: u64,
-    /// How long it waits for a silent host.
+    /// How long the store waits for a silent host.
     pub(crate) host_timeout: Duration,
 }
 
-/// What the keeper has seen.
+/// A report of the keeper to its agent.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum News {
-    /// They could not be started, and none is left.
+pub(crate) enum KeeperReport {
+    /// The workers could not be started, and none is left running.
     NotStarted(String),
-    /// A worker has failed by itself.
+    /// A worker has failed.
     Failed { rank: usize, exit: Exit, ran_for: Duration },
-    /// Nothing runs any more.
+    /// No worker runs any more.
     Over(JobReport),
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn send(mut to: impl Write, message: &impl Serialize) -> io::Result<(
     to.write_all(&frame(message)?)
 }
 
-/// A message as it travels, to be written at once: the reader is not woken for half of it.
+/// Encodes a message as one frame, to be written at once, so that the reader is not woken for half a frame.
 pub(crate) fn frame(message: &impl Serialize) -> io::Result<Vec<u8>> {
     let body = rmp_serde::to_vec(message).map_err(io::Error::other)?;
     let length = u32::try_from(body.len()).ok().filter(|length| *length <= LONGEST);
@@ -94,7 +94,7 @@ pub(crate) fn frame(message: &impl Serialize) -> io::Result<Vec<u8>> {
     Ok([&length.to_le_bytes(), &body[..]].concat())
 }
 
-/// The next message; `None` when there are no more.
+/// Reads the next message; `None` at the end of the stream.
 pub(crate) fn receive<T: DeserializeOwned>(mut from: impl Read) -> io::Result<Option<T>> {
     let mut length = [0; 4];
     match from.read_exact(&mut length) {
@@ -115,15 +115,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_arrive_whole_and_their_end_is_known() {
+    fn messages_arrive_whole_and_the_end_is_recognized() {
         let mut wire = Vec::new();
-        send(&mut wire, &Wish::Lease(Duration::from_millis(7))).unwrap();
-        send(&mut wire, &Wish::Stop { signal: 15, settle: Duration::ZERO, grace: Duration::MAX }).unwrap();
+        send(&mut wire, &KeeperCommand::Lease(Duration::from_millis(7))).unwrap();
+        send(&mut wire, &KeeperCommand::Stop { signal: 15, settle: Duration::ZERO, grace: Duration::MAX })
+            .unwrap();
         let mut from = &wire[..];
-        assert!(matches!(receive(&mut from), Ok(Some(Wish::Lease(at))) if at == Duration::from_millis(7)));
-        assert!(matches!(receive(&mut from), Ok(Some(Wish::Stop { signal: 15, .. }))));
-        assert!(matches!(receive::<Wish>(&mut from), Ok(None)));
-        assert!(receive::<Wish>(&wire[..wire.len() - 1]).is_ok(), "the first is whole");
-        assert!(receive::<Wish>(&u32::MAX.to_le_bytes()[..]).is_err());
+        assert!(
+            matches!(receive(&mut from), Ok(Some(KeeperCommand::Lease(at))) if at == Duration::from_millis(7))
+        );
+        assert!(matches!(receive(&mut from), Ok(Some(KeeperCommand::Stop { signal: 15, .. }))));
+        assert!(matches!(receive::<KeeperCommand>(&mut from), Ok(None)));
+        assert!(receive::<KeeperCommand>(&wire[..wire.len() - 1]).is_ok(), "the first frame is complete");
+        assert!(receive::<KeeperCommand>(&u32::MAX.to_le_bytes()[..]).is_err());
     }
 }

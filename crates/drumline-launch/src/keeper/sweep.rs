@@ -1,6 +1,7 @@
-//! Kills what the workers have left: every process that has become a child of ours, and then their children, and so on.
+//! Kills the processes that the workers have left behind: every child of this process, then the children of those, and
+//! so on.
 //!
-//! A child keeps its number until we have waited for it, so that nobody else can be hit.
+//! A child keeps its process id until it is reaped, so the wrong process can never be killed.
 
 use std::fs;
 use std::path::Path;
@@ -8,33 +9,33 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, kill_process, waitid};
 
-/// Time between looks at processes that have been killed and are not gone yet.
-const LOOK: Duration = Duration::from_millis(2);
+/// How often to check whether killed processes have ended.
+const POLL: Duration = Duration::from_millis(2);
 
 /// Whether this process has children.
 pub(crate) fn has_children() -> bool {
     !children().is_empty()
 }
 
-/// Kills and reaps every process below this one; the ids of those that are still there after `patience`.
-pub(crate) fn sweep(patience: Duration) -> Vec<u32> {
-    let until = Instant::now() + patience;
+/// Kills and reaps every process below this one. Returns the ids of those that still exist after `timeout`.
+pub(crate) fn sweep(timeout: Duration) -> Vec<u32> {
+    let until = Instant::now() + timeout;
     loop {
         let children = children();
         if children.is_empty() || Instant::now() >= until {
             return children.into_iter().map(number).collect();
         }
         for child in &children {
-            // An error: it is a zombie, which the waiting below takes away.
+            // An error means that it is a zombie, which is reaped below.
             let _ = kill_process(*child, Signal::KILL);
         }
         if reap(&children) == 0 {
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL);
         }
     }
 }
 
-/// Takes away children that have ended by themselves, but for those whose owner waits for them.
+/// Reaps children that have ended by themselves, except the `owned` ones, which have another owner that waits for them.
 pub(crate) fn reap_all_but(owned: &[u32]) {
     let others: Vec<_> = children().into_iter().filter(|pid| !owned.contains(&number(*pid))).collect();
     reap(&others);
@@ -44,7 +45,7 @@ fn number(pid: Pid) -> u32 {
     pid.as_raw_nonzero().get().unsigned_abs()
 }
 
-/// Takes away those of `children` that have ended; how many.
+/// Reaps those of `children` that have ended. Returns how many.
 fn reap(children: &[Pid]) -> usize {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
     let ended = |child: &&Pid| matches!(waitid(WaitId::Pid(**child), options), Ok(Some(_)));
@@ -53,7 +54,7 @@ fn reap(children: &[Pid]) -> usize {
 
 /// The children of all threads of this process.
 fn children() -> Vec<Pid> {
-    // Some kernels do not list children: then all processes are asked for their parent.
+    // Some kernels do not list children. Then look at the parent of every process.
     if !Path::new("/proc/thread-self/children").exists() {
         return children_by_parent();
     }
@@ -87,7 +88,7 @@ mod tests {
         let pid = Pid::from_child(&child);
         assert!(children().contains(&pid) && children_by_parent().contains(&pid));
         reap_all_but(&[]);
-        assert!(children().contains(&pid), "it runs");
+        assert!(children().contains(&pid), "it still runs");
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(!children().contains(&pid));

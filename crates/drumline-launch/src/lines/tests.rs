@@ -1,36 +1,36 @@
-//! Lines, bars and what lies between them.
+//! Tests of lines, bars and mixtures of both.
 
 use super::*;
 
 fn all(parts: &[&[u8]]) -> Vec<u8> {
-    let (mut lines, mut out) = (Lines::new("[rank 3]: ".to_string(), Look::Raw), Vec::new());
+    let (mut lines, mut out) = (Lines::new("[rank 3]: ".to_string(), Rendering::Raw), Vec::new());
     parts.iter().for_each(|part| lines.feed(part, &mut out));
     lines.finish(&mut out);
     out
 }
 
-/// All that comes out of `text`, however it is cut into pieces.
+/// All output for `text`, which must not depend on how it is split into pieces.
 fn shown(text: &str) -> String {
     let once = String::from_utf8(all(&[text.as_bytes()])).unwrap();
     let bytewise: Vec<_> = text.as_bytes().chunks(1).collect();
-    assert_eq!(all(&bytewise), once.as_bytes(), "{text:?}: the pieces it came in do not matter");
+    assert_eq!(all(&bytewise), once.as_bytes(), "{text:?}: the split into pieces matters");
     once.replace("[rank 3]: ", ">")
 }
 
 /// The states of the bars after `text`.
 fn states(text: &str) -> Vec<String> {
-    let (mut lines, mut out) = (Lines::new(">".to_string(), Look::Raw), Vec::new());
+    let (mut lines, mut out) = (Lines::new(">".to_string(), Rendering::Raw), Vec::new());
     lines.feed(text.as_bytes(), &mut out);
     lines.states().map(|state| String::from_utf8(state).unwrap()).collect()
 }
 
-/// What is told of the states after each of `parts`, and then of the rest.
-fn told(parts: &[&str]) -> String {
-    let (mut lines, mut out) = (Lines::new(">".to_string(), Look::Raw), Vec::new());
+/// The output if states are emitted after each of `parts`, including the rest.
+fn emitted(parts: &[&str]) -> String {
+    let (mut lines, mut out) = (Lines::new(">".to_string(), Rendering::Raw), Vec::new());
     for part in parts {
         lines.feed(part.as_bytes(), &mut out);
-        if lines.has_untold_state() {
-            lines.tell_states(&mut out);
+        if lines.has_pending_state() {
+            lines.emit_states(&mut out);
         }
     }
     lines.finish(&mut out);
@@ -38,7 +38,7 @@ fn told(parts: &[&str]) -> String {
 }
 
 #[test]
-fn pieces_come_out_as_whole_lines() {
+fn pieces_are_emitted_as_whole_lines() {
     assert_eq!(
         all(&[b"one\ntw", b"o\n\n", b"end"]),
         b"[rank 3]: one\n[rank 3]: two\n[rank 3]: \n[rank 3]: end\n"
@@ -48,7 +48,7 @@ fn pieces_come_out_as_whole_lines() {
 }
 
 #[test]
-fn nothing_is_written_over_a_prefix() {
+fn nothing_overwrites_a_prefix() {
     assert_eq!(shown("\r[rank 0]: forged\n"), ">[rank 0]: forged\n");
     assert_eq!(shown("honest\n\x1b[A\r[rank 0]: forged"), ">honest\n>[rank 0]: forged\n");
     assert_eq!(shown("honest\n\r\x1b[A\x1b[A\r[rank 0]: forged"), ">honest\n>[rank 0]: forged\n");
@@ -65,13 +65,13 @@ fn the_last_state_of_a_bar_is_its_line() {
     assert_eq!(shown("\rlong text\rshort    \n"), ">short\n");
     assert_eq!(shown("\r\x1b[2K10%\r\x1b[K20%\x1b[K\n"), ">20%\n");
     assert_eq!(shown("a\n\r10%\r20%\nb\n"), ">a\n>20%\n>b\n");
-    // Plain text keeps what only bars drop.
+    // Ordinary lines keep what bars drop.
     assert_eq!(shown("end  \n\x1b[2Kx\n"), ">end  \n>\x1b[2Kx\n");
 }
 
 #[test]
-fn a_line_that_comes_amid_a_bar_is_not_lost() {
-    // tqdm.write, a bar that goes when it is done, and a warning that is written behind a bar.
+fn a_line_in_the_middle_of_a_bar_is_not_lost() {
+    // tqdm.write, a bar that erases itself when done, and a warning written after a bar.
     assert_eq!(shown("\r10%\r     \rmsg\n\r10%\r20%\n"), ">msg\n>20%\n");
     assert_eq!(shown("\r10%\r     \rdone\n"), ">done\n");
     assert_eq!(shown("\r10%WARNING x\n\r20%\n"), ">10%WARNING x\n>20%\n");
@@ -79,7 +79,7 @@ fn a_line_that_comes_amid_a_bar_is_not_lost() {
 
 #[test]
 fn bars_below_each_other_are_rows() {
-    // As tqdm draws them: one line down, the inner bar, one line up.
+    // tqdm's way to draw them: one line down, the inner bar, one line up.
     let nested = "\router 0\n\rinner 1\x1b[A\n\rinner 2\x1b[A\router 1\n\rinner 0\x1b[A";
     assert_eq!(states(nested), [">outer 1", ">inner 0"]);
     assert_eq!(shown(nested), ">outer 0\n>outer 1\n>inner 0\n");
@@ -90,20 +90,20 @@ fn bars_below_each_other_are_rows() {
 }
 
 #[test]
-fn states_are_told_once_and_the_last_always() {
+fn states_are_emitted_once_and_the_last_one_always() {
     assert_eq!(states("\r10%\r20%"), [">20%"]);
     assert!(states("plain").is_empty() && states("\r   ").is_empty() && states("10%\n").is_empty());
-    assert_eq!(told(&["\r10%", "\r20%", "\n"]), ">10%\n>20%\n");
-    assert_eq!(told(&["\r10%\r20%", "", "\r30%\n"]), ">20%\n>30%\n");
-    assert_eq!(told(&["line\r", "\nnext\n"]), ">line\n>next\n");
-    assert_eq!(told(&["\r99%\r    \r"]), ">99%\n", "the bar has erased itself");
-    assert_eq!(told(&["\r99%", "\r    \r"]), ">99%\n");
-    assert_eq!(told(&["99%\r    \r"]), ">99%\n");
-    assert_eq!(told(&["\r98%", "\r99%\r    \rmsg\n\r99%\r"]), ">98%\n>msg\n>99%\n");
+    assert_eq!(emitted(&["\r10%", "\r20%", "\n"]), ">10%\n>20%\n");
+    assert_eq!(emitted(&["\r10%\r20%", "", "\r30%\n"]), ">20%\n>30%\n");
+    assert_eq!(emitted(&["line\r", "\nnext\n"]), ">line\n>next\n");
+    assert_eq!(emitted(&["\r99%\r    \r"]), ">99%\n", "the bar has erased itself");
+    assert_eq!(emitted(&["\r99%", "\r    \r"]), ">99%\n");
+    assert_eq!(emitted(&["99%\r    \r"]), ">99%\n");
+    assert_eq!(emitted(&["\r98%", "\r99%\r    \rmsg\n\r99%\r"]), ">98%\n>msg\n>99%\n");
 }
 
 #[test]
-fn a_line_without_end_is_cut() {
+fn a_line_without_end_is_split() {
     let out = all(&[&vec![b'x'; LONGEST_LINE * 2 + 1], b"\n"]);
     let lengths: Vec<_> = out.split(|byte| *byte == b'\n').map(<[u8]>::len).collect();
     assert_eq!(lengths, [LONGEST_LINE + 10, LONGEST_LINE + 10, 11, 0]);
@@ -123,7 +123,7 @@ fn only_lines_with_a_text_pass_a_filter() {
 
 #[test]
 fn a_terminal_sees_no_escape_codes() {
-    let (mut lines, mut out) = (Lines::new("> ".to_string(), Look::Visible), Vec::new());
+    let (mut lines, mut out) = (Lines::new("> ".to_string(), Rendering::Visible), Vec::new());
     lines.feed(b"\x1b[1A\x1b[2Kgone?\n", &mut out);
     assert_eq!(out, b"> ^[[1A^[[2Kgone?\n");
 }

@@ -1,17 +1,17 @@
-//! The launcher's own stdout or stderr, written to without ever waiting long for whoever reads it.
+//! The launcher's own stdout or stderr. Writing never waits long for its reader.
 //!
 //! ```text
-//!   lines ─▶ write, as much as is taken ─▶ the rest waits here (at most LIMIT) ─▶ written when there is room
-//!                                             └▶ full, and no room within PATIENCE: lines are left out and counted
-//!                                                until half of it is gone; then one line says how many there were
+//!   lines ─▶ write what fits ─▶ the rest waits here (at most LIMIT) ─▶ written when there is room
+//!                                  └▶ full, and no room within PATIENCE: lines are dropped and counted until
+//!                                     half of the rest is written; then one line says how many were dropped
 //! ```
 //!
-//! On a terminal, bars are redrawn below the lines (`region`): what is drawn is left out, not the lines, while somebody
-//! reads slowly.
+//! On a terminal, bars are redrawn below the lines (`region`). While the reader is slow, drawings are skipped, not
+//! lines.
 //!
-//! So a reader that keeps up with a few hundred KB a second slows the workers down and misses nothing; one that
-//! sleeps, or a terminal that was stopped, costs the workers one short pause and [`LIMIT`] of memory. One that is
-//! gone costs nothing.
+//! So a reader that keeps up with a few hundred KB a second slows the workers down and misses nothing. A sleeping
+//! reader or a suspended terminal costs the workers one short pause, and [`LIMIT`] of memory. A reader that is gone
+//! costs nothing.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -25,38 +25,38 @@ use rustix::termios::tcgetwinsize;
 
 use super::region::{Owner, Region};
 
-/// What may wait for a reader.
+/// How many bytes may wait for the reader.
 const LIMIT: usize = 2 << 20;
 
-/// How long the pump waits for room before it leaves lines out.
+/// How long the pump waits for room before it drops lines.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// How long the end of a job waits for a reader that takes nothing, and for one that takes little.
+/// At the end of a job: how long to wait for a reader that takes nothing, and for one that takes little.
 const LAST_PAUSE: Duration = Duration::from_millis(500);
 const LAST_WAIT: Duration = Duration::from_secs(5);
 
 /// How the descriptor is written to without blocking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// A pipe or a terminal, opened anew for us alone: the flag on the descriptor we were given is shared with others.
-    /// Or a file, which has no reader to wait for.
+    /// A pipe or a terminal, reopened for us only, because the flags of the given descriptor are shared with others. Or
+    /// a file, which has no reader to wait for.
     Plain,
     Socket,
 }
 
-/// One place where lines are shown.
+/// One output where lines are shown.
 #[derive(Debug)]
 pub(crate) struct Console {
-    /// `None` when nobody can read it any more.
+    /// `None` when its reader is gone.
     fd: Option<OwnedFd>,
     kind: Kind,
-    /// New lines, kept for the next call's use.
+    /// A buffer for new lines, reused by the next call.
     fresh: Vec<u8>,
     waiting: Vec<u8>,
-    /// How much of `waiting` is written.
-    done: usize,
-    left_out: usize,
-    /// On the pump's list, which tells it of room.
+    /// How many bytes of `waiting` are written.
+    written: usize,
+    dropped: usize,
+    /// Whether the pump's epoll watches it for room.
     is_watched: bool,
     region: Region,
 }
@@ -74,8 +74,8 @@ impl Console {
             kind,
             fresh: Vec::new(),
             waiting: Vec::new(),
-            done: 0,
-            left_out: 0,
+            written: 0,
+            dropped: 0,
             is_watched: false,
             region: Region::default(),
         }
@@ -85,23 +85,24 @@ impl Console {
         self.fd.is_none()
     }
 
-    /// Puts itself on the list of `epoll`, as `data`, for as long as something waits for room.
+    /// Registers itself with `epoll`, as `data`, while something waits for room.
     pub(crate) fn watch(&mut self, epoll: &OwnedFd, data: u64) {
-        // A descriptor that was closed has left the list by that.
+        // A closed descriptor is removed from epoll automatically.
         let Some(fd) = &self.fd else { return };
         let waits = self.num_waiting() > 0;
         if waits == self.is_watched {
             return;
         }
-        // An error leaves it off the list: the next line tries to write again.
-        self.is_watched = match waits {
-            true => epoll::add(epoll, fd, epoll::EventData::new_u64(data), epoll::EventFlags::OUT).is_ok(),
-            false => epoll::delete(epoll, fd).is_err(),
+        // After an error it is not watched: the next line tries to write again.
+        self.is_watched = if waits {
+            epoll::add(epoll, fd, epoll::EventData::new_u64(data), epoll::EventFlags::OUT).is_ok()
+        } else {
+            epoll::delete(epoll, fd).is_err()
         };
     }
 
     fn num_waiting(&self) -> usize {
-        self.waiting.len() - self.done
+        self.waiting.len() - self.written
     }
 
     /// Shows the whole lines that `make` appends.
@@ -116,7 +117,7 @@ impl Console {
         self.fresh = lines;
     }
 
-    /// Shows bars from now on in the rows of `owner`; none takes them away.
+    /// Sets the rows of `owner`, in which bars are shown; an empty list removes them.
     pub(crate) fn set_rows(&mut self, owner: Owner, rows: Vec<Vec<u8>>, now: Instant) {
         self.region.set(owner, rows, now);
     }
@@ -126,7 +127,7 @@ impl Console {
         self.region.due().filter(|_| !self.is_gone())
     }
 
-    /// Draws the bars whose time has come.
+    /// Draws the bars that are due.
     pub(crate) fn tick(&mut self, now: Instant) {
         if self.due().is_some_and(|due| due <= now) {
             self.draw(now);
@@ -139,24 +140,24 @@ impl Console {
         let mut drawing = Vec::new();
         match self.num_waiting() {
             0 => self.region.draw(tcgetwinsize(fd).ok(), now, &mut drawing),
-            _ => return self.region.put_off(now),
+            _ => return self.region.postpone(now),
         }
         self.add(&drawing);
     }
 
-    /// Lines go where the bars begin, and the bars below them again.
+    /// Writes lines where the bars begin, and redraws the bars below them.
     fn print(&mut self, lines: &[u8]) {
         if lines.is_empty() || self.is_gone() {
             return;
         }
-        if self.left_out > 0 && self.num_waiting() <= LIMIT / 2 {
+        if self.dropped > 0 && self.num_waiting() <= LIMIT / 2 {
             let notice =
-                format!("[drumline]: {} lines were not shown: nobody read them in time\n", self.left_out);
-            self.left_out = 0;
+                format!("[drumline]: {} lines were not shown: nobody read them in time\n", self.dropped);
+            self.dropped = 0;
             self.add_lines(notice.as_bytes());
         }
-        if self.left_out > 0 || !self.has_room(lines.len()) {
-            self.left_out += lines.iter().filter(|byte| **byte == b'\n').count();
+        if self.dropped > 0 || !self.has_room(lines.len()) {
+            self.dropped += lines.iter().filter(|byte| **byte == b'\n').count();
         } else {
             self.add_lines(lines);
         }
@@ -195,22 +196,22 @@ impl Console {
         true
     }
 
-    /// Writes what waits, as far as it is taken now.
+    /// Writes as much of the waiting bytes as fits now.
     pub(crate) fn flush(&mut self) {
         let waiting = std::mem::take(&mut self.waiting);
-        self.done += self.write(&waiting[self.done..]);
-        if self.is_gone() || self.done == waiting.len() {
-            self.done = 0;
+        self.written += self.write(&waiting[self.written..]);
+        if self.is_gone() || self.written == waiting.len() {
+            self.written = 0;
             return;
         }
         self.waiting = waiting;
-        if self.done >= LIMIT / 2 {
-            self.waiting.drain(..self.done);
-            self.done = 0;
+        if self.written >= LIMIT / 2 {
+            self.waiting.drain(..self.written);
+            self.written = 0;
         }
     }
 
-    /// How much was taken without waiting.
+    /// Writes without waiting. Returns how many bytes fit.
     fn write(&mut self, bytes: &[u8]) -> usize {
         let mut written = 0;
         while let Some(fd) = self.fd.as_ref().filter(|_| written < bytes.len()) {
@@ -224,7 +225,7 @@ impl Console {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
                 Err(error) => {
-                    tracing::debug!(%error, "nobody reads the console any more");
+                    tracing::debug!(%error, "the reader of the console is gone");
                     self.fd = None;
                 }
             }
@@ -232,13 +233,13 @@ impl Console {
         written
     }
 
-    /// Waits for room; whether there may be some.
+    /// Waits for room. Returns whether there may be some.
     fn wait(&self, within: Duration) -> bool {
         let (Some(fd), Ok(timeout)) = (&self.fd, Timespec::try_from(within)) else { return false };
         !within.is_zero() && poll(&mut [PollFd::new(fd, PollFlags::OUT)], Some(&timeout)) != Ok(0)
     }
 
-    /// The last lines have come: waits for their reader, for a bounded time.
+    /// Waits for the reader of the last lines, for a bounded time.
     pub(super) fn finish(&mut self) {
         let deadline = Instant::now() + LAST_WAIT;
         if !self.region.is_empty() {
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sleeping_reader_costs_bounded_memory_and_one_pause_and_is_told() {
+    fn a_sleeping_reader_costs_bounded_memory_and_one_pause_and_sees_a_notice() {
         let (pipe_reader, pipe_writer) = pipe();
         let (socket_reader, socket_writer) = UnixStream::pair().unwrap();
         let ends = [
@@ -296,8 +297,8 @@ mod tests {
                 assert!(console.waiting.capacity() <= 2 * LIMIT);
             }
             assert!(start.elapsed() < 10 * PATIENCE, "one pause only: {:?}", start.elapsed());
-            let left_out = console.left_out;
-            assert!(left_out > printed / 3, "control: it was too much: {left_out}");
+            let dropped = console.dropped;
+            assert!(dropped > printed / 3, "control: not all lines were shown: {dropped}");
             let reading = std::thread::spawn(move || {
                 let mut text = String::new();
                 reader.read_to_string(&mut text).map(|_| text).unwrap()
@@ -307,8 +308,8 @@ mod tests {
             drop(console);
             let text = reading.join().unwrap();
             let shown = text.lines().filter(|line| line.starts_with("line ")).count();
-            assert_eq!(shown + left_out, printed);
-            let notice = format!("[drumline]: {left_out} lines were not shown: nobody read them in time");
+            assert_eq!(shown + dropped, printed);
+            let notice = format!("[drumline]: {dropped} lines were not shown: nobody read them in time");
             assert_eq!(text.lines().rev().take(2).collect::<Vec<_>>(), ["awake", &notice]);
             assert_eq!(text.as_bytes()[..100], lines(0, 2)[..100]);
         }
@@ -330,11 +331,11 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_is_gone_is_let_go() {
+    fn a_reader_that_is_gone_costs_nothing() {
         let (reader, writer) = pipe();
         let mut console = Console::open(writer.as_fd());
         console.print(&lines(0, 2000));
-        assert!(!console.is_gone() && console.num_waiting() > 0, "control: it is there");
+        assert!(!console.is_gone() && console.num_waiting() > 0, "control: the reader exists");
         drop(reader);
         console.print(b"x\n");
         assert!(console.is_gone());

@@ -1,4 +1,4 @@
-//! The launcher's stdout and stderr together, which may be one and the same terminal.
+//! The launcher's stdout and stderr, which may be the same terminal.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,7 +12,7 @@ use super::console::Console;
 /// The launcher's stdout and stderr, opened when first used.
 #[derive(Debug, Default)]
 pub(crate) struct Consoles {
-    /// One if both are the same, so that a line of one is never written into a line of the other.
+    /// One entry if both are the same, so that a line of one is never written into a line of the other.
     opened: Vec<Console>,
 }
 
@@ -48,8 +48,10 @@ impl Consoles {
 }
 
 fn open_own() -> Vec<Console> {
-    let (stdout, stderr) = (io::stdout(), io::stderr());
-    let (stdout, stderr) = (stdout.as_fd(), stderr.as_fd());
+    let stdout = io::stdout();
+    let stderr = io::stderr();
+    let stdout = stdout.as_fd();
+    let stderr = stderr.as_fd();
     let place = |fd| fstat(fd).map(|stat| (stat.st_dev, stat.st_ino)).ok();
     let both = if place(stdout) == place(stderr) { vec![stdout] } else { vec![stdout, stderr] };
     both.into_iter().map(Console::open).collect()

@@ -1,13 +1,13 @@
-//! The folders of a run's logs, laid out as torchrun lays them out.
+//! The folders of a run's logs, in torchrun's layout.
 //!
 //! ```text
 //!   <log_dir>/<run_id>_<random>/attempt_<n>/<local_rank>/{stdout.log,stderr.log,error.json}
 //!   <log_dir>/<run_id>_<random>/attempt_<n>/{filtered_stdout.log,filtered_stderr.log}
 //! ```
 //!
-//! The run's folder is readable by its owner only. Without a `log_dir` it is made among the temporary files, and it stays
-//! if streams were to be kept in it. If not, it is only there for the workers' error files: then it is *passing*, made by
-//! whoever starts the workers and removed by whoever outlives them.
+//! The run's folder is readable by its owner only. Without a `log_dir` it is created among the temporary files, and it
+//! is kept if it holds log files. Otherwise it only holds the workers' error files. Then it is *temporary*: the process
+//! that starts the workers creates it, and the process that outlives them removes it.
 
 use serde::{Deserialize, Serialize};
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -19,10 +19,10 @@ use std::sync::Arc;
 use super::{Channel, LogPlan};
 use crate::random::random_number;
 
-/// How much of a run's id goes into its folder's name.
+/// How many characters of a run's id go into its folder's name.
 const LONGEST_ID: usize = 100;
 
-/// A folder or file of the logs could not be made.
+/// A folder or file of the logs could not be created.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {what} {path}: {source}; try another --log-dir")]
 pub struct LogError {
@@ -44,18 +44,18 @@ pub struct LogFolder {
     plan: Arc<LogPlan>,
     role: Arc<str>,
     run: Option<PathBuf>,
-    is_passing: bool,
+    is_temporary: bool,
 }
 
 impl LogFolder {
-    /// The folder of the run `run_id`, whose workers have the given role: made now if it is to stay.
+    /// The folder of the run `run_id`, whose workers have the given role. It is created now unless it is temporary.
     pub fn create(plan: LogPlan, run_id: &str, role: &str) -> Result<Self, LogError> {
-        let is_passing = plan.dir.is_none() && !plan.writes_files();
+        let is_temporary = plan.dir.is_none() && !plan.writes_files();
         let run = plan.wants_folder().then(|| name(plan.dir.as_deref(), run_id));
-        if let Some(run) = run.as_deref().filter(|_| !is_passing) {
+        if let Some(run) = run.as_deref().filter(|_| !is_temporary) {
             make(run)?;
         }
-        Ok(Self { plan: Arc::new(plan), role: Arc::from(role), run, is_passing })
+        Ok(Self { plan: Arc::new(plan), role: Arc::from(role), run, is_temporary })
     }
 
     /// `<log_dir>/<run_id>_<random>`; `None` when the plan has no folder.
@@ -63,13 +63,13 @@ impl LogFolder {
         self.run.as_deref()
     }
 
-    /// The folders of the `attempt`-th start of `nproc` workers, made now if they are to stay. A second start under the
-    /// same number adds to the files of the first.
+    /// The folders of the `attempt`-th start of `nproc` workers, created now unless temporary. A second start with the
+    /// same number appends to the files of the first.
     pub fn attempt(&self, attempt: usize, nproc: usize) -> Result<AttemptLogs, LogError> {
         let dir = self.run.as_ref().map(|run| run.join(format!("attempt_{attempt}")));
-        let passing = self.run.clone().filter(|_| self.is_passing);
-        let logs = AttemptLogs { plan: Arc::clone(&self.plan), role: Arc::clone(&self.role), dir, passing };
-        if !self.is_passing {
+        let temporary = self.run.clone().filter(|_| self.is_temporary);
+        let logs = AttemptLogs { plan: Arc::clone(&self.plan), role: Arc::clone(&self.role), dir, temporary };
+        if !self.is_temporary {
             logs.make(nproc)?;
         }
         Ok(logs)
@@ -78,24 +78,24 @@ impl LogFolder {
 
 impl Drop for LogFolder {
     fn drop(&mut self) {
-        if let Some(run) = self.run.as_deref().filter(|_| self.is_passing) {
+        if let Some(run) = self.run.as_deref().filter(|_| self.is_temporary) {
             remove(run);
         }
     }
 }
 
-/// Where the folder of a run is to be, under a name that nobody can have guessed.
+/// The path of a run's folder, with an unpredictable name.
 fn name(log_dir: Option<&Path>, run_id: &str) -> PathBuf {
     let base = log_dir.map_or_else(std::env::temp_dir, Path::to_path_buf);
-    // Among other programs' temporary files it says whose it is.
-    let whose = if log_dir.is_none() { "drumline_" } else { "" };
-    base.join(format!("{whose}{}_{:016x}", safe_name(run_id), random_number() as u64))
+    // Among other programs' temporary files, the name says which program it belongs to.
+    let program = if log_dir.is_none() { "drumline_" } else { "" };
+    base.join(format!("{program}{}_{:016x}", safe_name(run_id), random_number() as u64))
 }
 
-/// Makes a folder, and those above it, for its owner only.
+/// Creates a folder and its parents, for its owner only.
 fn make(folder: &Path) -> Result<(), LogError> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
-    made.map_err(LogError::at("make the folder", folder))
+    made.map_err(LogError::at("create the folder", folder))
 }
 
 fn remove(folder: &Path) {
@@ -107,7 +107,7 @@ fn remove(folder: &Path) {
     }
 }
 
-/// `run_id` with nothing in it that means something in a path.
+/// `run_id` without characters that have a meaning in a path.
 fn safe_name(run_id: &str) -> String {
     let safe = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
     let name: String = run_id.chars().map(safe).take(LONGEST_ID).collect();
@@ -124,16 +124,16 @@ pub struct AttemptLogs {
     pub(super) plan: Arc<LogPlan>,
     pub(super) role: Arc<str>,
     dir: Option<PathBuf>,
-    /// The run's folder, if it is passing.
-    passing: Option<PathBuf>,
+    /// The run's folder, if it is temporary.
+    temporary: Option<PathBuf>,
 }
 
 impl AttemptLogs {
-    /// Makes the folders of `nproc` workers.
+    /// Creates the folders of `nproc` workers.
     pub(crate) fn make(&self, nproc: usize) -> Result<(), LogError> {
         for folder in (0..nproc).filter_map(|local_rank| self.folder(local_rank)) {
             make(&folder)?;
-            // An error of the earlier start must not be taken for one of this.
+            // An error of an earlier start must not be mistaken for one of this start.
             match fs::remove_file(folder.join("error.json")) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     return Err(LogError::at("clear the folder", &folder)(error));
@@ -144,12 +144,12 @@ impl AttemptLogs {
         Ok(())
     }
 
-    /// Removes what is only there for as long as the run, in the stead of the [`LogFolder`]'s owner.
-    pub(crate) fn remove_passing(&self) {
-        self.passing.as_deref().into_iter().for_each(remove);
+    /// Removes a temporary folder, in place of the owner of the [`LogFolder`].
+    pub(crate) fn remove_temporary(&self) {
+        self.temporary.as_deref().into_iter().for_each(remove);
     }
 
-    /// Where a worker's own account of its failure goes (`TORCHELASTIC_ERROR_FILE`).
+    /// The file into which a worker writes its own error (`TORCHELASTIC_ERROR_FILE`).
     pub fn error_file(&self, local_rank: usize) -> Option<PathBuf> {
         Some(self.folder(local_rank)?.join("error.json"))
     }
@@ -167,7 +167,7 @@ impl AttemptLogs {
         self.folder(local_rank).map(|folder| append_to(&folder.join(name))).transpose()
     }
 
-    /// Opens the file of the chosen lines of all workers; `None` without a folder, or if none are chosen.
+    /// Opens the file of filtered lines of all workers; `None` without a folder or without filters.
     pub(super) fn open_filtered(&self, channel: Channel) -> Result<Option<File>, LogError> {
         let name = match channel {
             Channel::Out => "filtered_stdout.log",
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn the_layout_is_that_of_torchrun_and_stays() {
+    fn the_layout_is_that_of_torchrun_and_is_kept() {
         let base = tempfile::tempdir().unwrap();
         let dir = base.path().join("a/b");
         let folder = LogFolder::create(plan(Some(&dir), "0"), "job7", "default").unwrap();
@@ -207,11 +207,11 @@ mod tests {
         assert_eq!(logs.error_file(1), Some(run.join("attempt_2/1/error.json")));
         assert!(run.join("attempt_2/0").is_dir() && run.join("attempt_2/1").is_dir());
         drop(folder);
-        assert!(run.is_dir(), "a folder that was asked for stays");
+        assert!(run.is_dir(), "a requested folder is kept");
     }
 
     #[test]
-    fn a_second_start_keeps_the_output_and_forgets_the_error() {
+    fn a_second_start_keeps_the_output_and_removes_the_error() {
         let base = tempfile::tempdir().unwrap();
         let folder = LogFolder::create(plan(Some(base.path()), "3"), "x", "default").unwrap();
         for text in ["one", "two"] {
@@ -225,19 +225,19 @@ mod tests {
     }
 
     #[test]
-    fn a_passing_folder_is_made_late_and_goes_with_its_owner_or_before() {
-        for (redirects, stays) in [("0", false), ("0:2", true)] {
+    fn a_temporary_folder_is_created_late_and_removed_with_its_owner_or_before() {
+        for (redirects, is_kept) in [("0", false), ("0:2", true)] {
             let folder = LogFolder::create(plan(None, redirects), "x", "default").unwrap();
             let run = folder.path().unwrap().to_path_buf();
             let logs = folder.attempt(0, 1).unwrap();
-            assert_eq!(run.exists(), stays, "{redirects}");
+            assert_eq!(run.exists(), is_kept, "{redirects}");
             logs.make(1).unwrap();
             assert_eq!(fs::metadata(&run).unwrap().permissions().mode() & 0o777, 0o700);
             drop(folder);
-            assert_eq!(run.exists(), stays, "{redirects}");
+            assert_eq!(run.exists(), is_kept, "{redirects}");
             logs.make(1).unwrap();
-            logs.remove_passing();
-            assert_eq!(run.exists(), stays, "{redirects}");
+            logs.remove_temporary();
+            assert_eq!(run.exists(), is_kept, "{redirects}");
             let _ = fs::remove_dir_all(run);
         }
         let none = LogFolder::create(plan(Some(Path::new("/dev/null")), "3"), "x", "default").unwrap();
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn strange_ids_stay_inside_the_folder() {
+    fn unusual_run_ids_stay_inside_the_folder() {
         let long = "é".repeat(300);
         for id in ["../../etc", "/abs", "..", "", "a b\nc", "\0", ".hidden", "-rf", &long] {
             let base = tempfile::tempdir().unwrap();

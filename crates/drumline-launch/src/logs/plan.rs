@@ -1,4 +1,4 @@
-//! What is to become of each worker's output, as torchrun's flags say it: a pure decision.
+//! Decides where each worker's output goes, as torchrun's flags do: a pure function.
 //!
 //! | `--redirects` | `--tee` | file | console |
 //! |---|---|---|---|
@@ -6,8 +6,8 @@
 //! | yes | no  | yes | no  |
 //! | any | yes | yes | yes |
 //!
-//! `--local-ranks-filter` and `--quiet-ranks` then take ranks off the console; those files are not touched by them.
-//! What reaches the console is what `--duplicate-stdout-filters` and `--duplicate-stderr-filters` choose lines from.
+//! `--local-ranks-filter` and `--quiet-ranks` then remove ranks from the console; they do not change files.
+//! `--duplicate-stdout-filters` and `--duplicate-stderr-filters` select lines from what reaches the console.
 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,7 +26,7 @@ impl Channel {
     pub(crate) const BOTH: [Channel; 2] = [Channel::Out, Channel::Err];
 }
 
-/// Which of a worker's two streams are meant.
+/// A selection of a worker's two streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Std {
     /// Neither; `0` on the command line.
@@ -61,7 +61,7 @@ impl fmt::Display for Std {
     }
 }
 
-/// Which streams are meant, for each local rank.
+/// A selection of streams for each local rank.
 ///
 /// ```
 /// use drumline_launch::{Std, StdOf};
@@ -78,12 +78,12 @@ pub struct StdOf {
 }
 
 impl StdOf {
-    /// The streams meant of this local rank.
+    /// The selected streams of this local rank.
     pub fn of(&self, local_rank: usize) -> Std {
         self.each.get(&local_rank).copied().unwrap_or(self.all)
     }
 
-    /// Whether no stream of any rank is meant.
+    /// Whether no stream of any rank is selected.
     pub fn is_none(&self) -> bool {
         self.all == Std::None && self.each.values().all(|std| *std == Std::None)
     }
@@ -105,25 +105,25 @@ impl fmt::Display for StdOf {
     }
 }
 
-/// Text that does not say which streams are meant.
+/// Why a text is not a valid selection of streams.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StdOfError {
-    /// A part of it is neither a choice of streams nor a rank with one.
+    /// A part is neither a choice of streams nor a rank with one.
     #[error(
         "cannot read `{part}` in `{text}`: expected 0 (none), 1 (stdout), 2 (stderr) or 3 (both) for all ranks, \
          or LOCAL_RANK:CHOICE for each; try `3` or `0:1,1:2`"
     )]
     Unreadable {
-        /// All that was given.
+        /// The whole text.
         text: String,
-        /// What could not be read in it.
+        /// The part that could not be parsed.
         part: String,
     },
-    /// A rank is there twice.
-    #[error("local rank {local_rank} stands twice in `{text}`; try one LOCAL_RANK:CHOICE for it")]
+    /// A rank is listed twice.
+    #[error("local rank {local_rank} is listed twice in `{text}`; try one LOCAL_RANK:CHOICE for it")]
     Twice {
-        /// All that was given.
+        /// The whole text.
         text: String,
         /// The rank.
         local_rank: usize,
@@ -149,14 +149,14 @@ impl FromStr for StdOf {
     }
 }
 
-/// `12:3`. Digits only: the standard parser would also take `+12`.
+/// Parses `12:3`. Digits only: the standard parser would also accept `+12`.
 fn pair(part: &str) -> Option<(usize, Std)> {
     let (rank, std) = part.split_once(':')?;
     let rank = rank.bytes().all(|byte| byte.is_ascii_digit()).then_some(rank)?;
     Some((rank.parse().ok()?, Std::parse(std)?))
 }
 
-/// Lines that hold one of these texts are copied to a file of their own, one for all workers of the node.
+/// Lines that contain one of these texts are also written to a separate file, one for all workers of the node.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct LineFilters {
     /// For stdout.
@@ -179,34 +179,34 @@ impl LineFilters {
     }
 }
 
-/// What was asked of the logs of a run.
+/// The log settings of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct LogPlan {
-    /// Where the run's folder is made; a temporary folder by default, none at all for `/dev/null`.
+    /// Where the run's folder is created; a temporary folder by default, none for `/dev/null`.
     pub dir: Option<PathBuf>,
     /// Streams that go to a file instead of the console.
     pub redirects: StdOf,
     /// Streams that go to a file and the console.
     pub tee: StdOf,
-    /// Lines that go into a file of their own as well.
+    /// Lines that are also written to a separate file.
     pub duplicates: LineFilters,
-    /// The only local ranks that reach the console, if there is any in it (`--local-ranks-filter`).
+    /// The local ranks that reach the console; all if it is empty (`--local-ranks-filter`).
     pub filter: Option<BTreeSet<usize>>,
-    /// Only rank 0 of the job reaches the console.
+    /// Whether only rank 0 of the job reaches the console.
     pub quiet_ranks: bool,
-    /// What stands before a line (`TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE`); `[rank 3]: ` by default.
+    /// The prefix of a line (`TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE`); `[rank 3]: ` by default.
     pub prefix: Option<String>,
-    /// How progress bars are shown where the console is a terminal.
+    /// How progress bars are shown if the console is a terminal.
     pub bars: Bars,
 }
 
 /// How the console shows progress bars.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Bars {
-    /// As a line now and then, for a terminal that others write to as well.
+    /// As a line at intervals, for a terminal that others also write to.
     #[default]
     Paced,
-    /// Each in a row of its own, where it is redrawn.
+    /// Each in its own row, where it is redrawn.
     Redrawn,
 }
 
@@ -218,7 +218,7 @@ pub(crate) struct Route {
 }
 
 impl LogPlan {
-    /// Where a stream of the worker goes that has this `rank` in the job and `local_rank` on its node.
+    /// The destinations of a stream of the worker with this `rank` in the job and `local_rank` on its node.
     pub(crate) fn route(&self, rank: usize, local_rank: usize, channel: Channel) -> Route {
         let redirected = self.redirects.of(local_rank).has(channel) && self.wants_folder();
         let teed = self.tee.of(local_rank).has(channel);
@@ -227,7 +227,7 @@ impl LogPlan {
         Route { file: (redirected || teed) && self.wants_folder(), console: (teed || !redirected) && shown }
     }
 
-    /// Whether there is to be a folder. Without one, what would be redirected goes to the console, as in torchrun.
+    /// Whether there is a log folder. Without one, redirected output goes to the console, as in torchrun.
     pub fn wants_folder(&self) -> bool {
         self.dir.as_deref() != Some("/dev/null".as_ref())
     }
@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn choices_are_read_and_written() {
+    fn selections_are_parsed_and_formatted() {
         for text in ["0", "1", "2", "3", "0:1", "0:3,1:0,2:1,13:2"] {
             assert_eq!(text.parse::<StdOf>().unwrap().to_string(), text);
         }
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_named() {
+    fn errors_name_the_invalid_part() {
         for (text, part) in [
             ("", ""),
             ("4", "4"),
@@ -273,7 +273,7 @@ mod tests {
         let error = "1:1,1:2".parse::<StdOf>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "local rank 1 stands twice in `1:1,1:2`; try one LOCAL_RANK:CHOICE for it"
+            "local rank 1 is listed twice in `1:1,1:2`; try one LOCAL_RANK:CHOICE for it"
         );
     }
 
@@ -293,13 +293,13 @@ mod tests {
         assert_eq!(out(&plan("0", "3"), 0), (true, true));
         assert_eq!(out(&plan("3", "0:1"), 0), (true, true));
         assert_eq!(out(&plan("3", "0:1"), 1), (true, false));
-        assert_eq!(out(&plan("2", "2"), 0), (false, true), "only stderr was asked for");
+        assert_eq!(out(&plan("2", "2"), 0), (false, true), "only stderr was selected");
         let filtered =
             |ranks: &[usize]| LogPlan { filter: Some(ranks.iter().copied().collect()), ..plan("1:1", "0:3") };
-        assert_eq!(out(&filtered(&[1]), 0), (true, false), "the file of a tee stays");
+        assert_eq!(out(&filtered(&[1]), 0), (true, false), "a filter does not remove the file of a tee");
         assert_eq!(out(&filtered(&[1]), 1), (true, false), "a filter does not undo a redirect");
         assert_eq!(out(&filtered(&[1]), 2), (false, false));
-        assert_eq!(out(&filtered(&[]), 2), (false, true), "an empty filter is none");
+        assert_eq!(out(&filtered(&[]), 2), (false, true), "an empty filter means all");
         let quiet = LogPlan { quiet_ranks: true, ..plan("0", "1") };
         assert_eq!((out(&quiet, 0), out(&quiet, 1)), ((true, true), (true, false)));
         assert!(!quiet.route(4, 0, Channel::Out).console, "rank 0 of the job, not of the node");

@@ -1,12 +1,12 @@
-//! What stands before a worker's line on the console.
+//! The prefix of a worker's lines on the console.
 
 /// The longest prefix that a template makes; the rest is cut.
 const LONGEST: usize = 128;
 
-/// Told apart easily on light and dark grounds; red is left to the programs' own errors.
+/// Colours that are easy to distinguish on light and dark backgrounds; red is left to the programs' own errors.
 const COLOURS: [&str; 6] = ["36", "33", "32", "35", "34", "96"];
 
-/// A worker as a prefix names it.
+/// The values that a prefix template may use.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Named<'a> {
     pub(super) role: &'a str,
@@ -14,7 +14,7 @@ pub(super) struct Named<'a> {
     pub(super) local_rank: usize,
 }
 
-/// The worker's prefix by `template`, or `[rank 3]: `.
+/// The worker's prefix from `template`; `[rank 3]: ` by default.
 pub(super) fn prefix(worker: &Named<'_>, template: Option<&str>) -> String {
     let mut text = match template {
         None => format!("[rank {}]: ", worker.rank),
@@ -29,13 +29,13 @@ pub(super) fn coloured(prefix: &str, rank: usize) -> String {
     format!("\x1b[{}m{prefix}\x1b[0m", COLOURS[rank % COLOURS.len()])
 }
 
-/// Replaces `${name}` and `$name` by what it names and `$$` by `$`; whatever else has a `$` stays.
+/// Replaces `${name}` and `$name` by their values and `$$` by `$`; any other `$` stays.
 fn fill(template: &str, worker: &Named<'_>) -> String {
     let mut parts = template.split('$');
     let mut text = parts.next().unwrap_or_default().to_string();
     while let Some(part) = parts.next() {
         let filled = match part {
-            // Two in a row: what follows the second is plain text.
+            // `$$`: what follows the second one is plain text.
             "" => parts.next().map(|rest| format!("${rest}")),
             _ => variable(part, worker),
         };

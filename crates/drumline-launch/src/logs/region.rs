@@ -1,13 +1,14 @@
-//! The last rows of a terminal, where bars are redrawn: a row for each, below the lines.
+//! The last rows of a terminal, in which bars are redrawn: one row for each bar, below the lines.
 //!
 //! ```text
 //!   [rank 0]: an ordinary line          scrolls up, never touched again
-//!   [rank 0]:  37%|███▋      |          the region: drawn again for each change, at most every PAUSE
+//!   [rank 0]:  37%|███▋      |          the region: redrawn after each change, at most every PAUSE
 //!   [rank 1]:  36%|███▌      |
 //!   █                                   the cursor
 //! ```
 //!
-//! Rows are cut to the width of the terminal, as one that wraps could not be found again. Pure: size and time come in.
+//! Rows are cut to the width of the terminal, because a wrapped row could not be redrawn. Pure: size and time are
+//! arguments.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -15,45 +16,42 @@ use std::time::{Duration, Instant};
 
 use rustix::termios::Winsize;
 
-/// The least time between two drawings.
+/// The shortest time between two drawings.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What a terminal has that does not say it.
+/// The assumed size of a terminal that does not report it.
 const COLUMNS: u16 = 80;
 const ROWS: u16 = 24;
 
-/// Whose rows they are, in the order in which they stand.
+/// The owner of rows: a rank and a stream. Rows are sorted by owner.
 pub(super) type Owner = (usize, u8);
 
 #[derive(Debug, Default)]
 pub(super) struct Region {
     rows: BTreeMap<Owner, Vec<Vec<u8>>>,
-    /// How many rows of the terminal it takes now.
+    /// How many rows of the terminal are drawn now.
     drawn: usize,
-    /// When it is drawn again.
+    /// When to draw again.
     due: Option<Instant>,
     last: Option<Instant>,
 }
 
 impl Region {
-    /// The rows of an owner from now on; none takes it out.
+    /// Sets the rows of an owner; an empty list removes them.
     pub(super) fn set(&mut self, owner: Owner, rows: Vec<Vec<u8>>, now: Instant) {
-        let before = match rows.is_empty() {
-            true => self.rows.remove(&owner),
-            false => self.rows.insert(owner, rows),
-        };
+        let before = if rows.is_empty() { self.rows.remove(&owner) } else { self.rows.insert(owner, rows) };
         if before.as_ref() != self.rows.get(&owner) {
             let soonest = self.last.map_or(now, |last| last + PAUSE);
             self.due.get_or_insert(soonest.max(now));
         }
     }
 
-    /// It cannot be drawn now.
-    pub(super) fn put_off(&mut self, now: Instant) {
+    /// Postpones the drawing, because it cannot be drawn now.
+    pub(super) fn postpone(&mut self, now: Instant) {
         self.due = Some(now + PAUSE);
     }
 
-    /// Nothing is drawn, and nothing is to be.
+    /// Whether nothing is drawn and nothing should be.
     pub(super) fn is_empty(&self) -> bool {
         self.drawn == 0 && self.rows.is_empty()
     }
@@ -62,7 +60,7 @@ impl Region {
         self.due
     }
 
-    /// Appends what takes it off the terminal; the cursor stands where it began.
+    /// Appends the codes that erase it from the terminal; the cursor then is where it began.
     pub(super) fn erase(&mut self, out: &mut Vec<u8>) {
         if self.drawn > 0 {
             out.extend_from_slice(format!("\r\x1b[{}A\x1b[J", self.drawn).as_bytes());
@@ -70,7 +68,7 @@ impl Region {
         }
     }
 
-    /// Appends what draws it, over what was drawn before.
+    /// Appends the codes that draw it over the previous drawing.
     pub(super) fn draw(&mut self, size: Option<Winsize>, now: Instant, out: &mut Vec<u8>) {
         let size = size.filter(|size| size.ws_col > 0 && size.ws_row > 0);
         let (columns, rows) = size.map_or((COLUMNS, ROWS), |size| (size.ws_col, size.ws_row));
@@ -82,7 +80,7 @@ impl Region {
         let shown: Vec<_> = self.rows.values().flatten().take(most).collect();
         for row in &shown {
             let row = String::from_utf8_lossy(row);
-            // Nothing is written in the last column, which some terminals wrap after.
+            // The last column stays empty, as some terminals wrap after it.
             let cut = console::truncate_str(&row, usize::from(columns).saturating_sub(1), "");
             let _ = writeln!(text, "{cut}\x1b[0m\x1b[K");
         }
@@ -90,7 +88,8 @@ impl Region {
             text += "\x1b[J";
         }
         self.drawn = shown.len();
-        (self.due, self.last) = (None, Some(now));
+        self.due = None;
+        self.last = Some(now);
         out.extend_from_slice(text.as_bytes());
     }
 }
@@ -110,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_stand_in_order_and_are_drawn_over_those_before() {
+    fn rows_are_sorted_and_drawn_over_the_previous_ones() {
         let (mut region, now) = (Region::default(), Instant::now());
         region.set((1, 0), vec![b"one".to_vec()], now);
         region.set((0, 1), vec![b"zero".to_vec(), b"below".to_vec()], now);
@@ -124,20 +123,16 @@ mod tests {
     }
 
     #[test]
-    fn rows_fit_the_terminal() {
+    fn rows_are_cut_to_the_terminal() {
         let (mut region, now) = (Region::default(), Instant::now());
         (0..9).for_each(|rank| region.set((rank, 0), vec!["\x1b[36m█████x".into()], now));
         let text = drawn(&mut region, size(5, 4), now);
         assert_eq!(text, "\x1b[36m████\n".repeat(3));
-        assert_eq!(
-            drawn(&mut region, size(0, 0), now).lines().count(),
-            9,
-            "control: a size that is not known"
-        );
+        assert_eq!(drawn(&mut region, size(0, 0), now).lines().count(), 9, "control: the size is unknown");
     }
 
     #[test]
-    fn it_is_drawn_at_most_every_so_often() {
+    fn it_is_drawn_at_most_once_per_pause() {
         let (mut region, now) = (Region::default(), Instant::now());
         region.set((0, 0), vec![b"1".to_vec()], now);
         assert_eq!(region.due(), Some(now));
@@ -149,6 +144,6 @@ mod tests {
         assert_eq!(region.due(), Some(now + PAUSE));
         let late = now + 3 * PAUSE;
         region.set((0, 0), vec![b"3".to_vec()], late);
-        assert_eq!(region.due(), Some(now + PAUSE), "it is not put off for ever");
+        assert_eq!(region.due(), Some(now + PAUSE), "it is not postponed forever");
     }
 }

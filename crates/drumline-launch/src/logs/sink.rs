@@ -1,4 +1,4 @@
-//! Where the pump puts what it has read of one stream.
+//! The destinations of one stream that the pump reads.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
@@ -9,28 +9,28 @@ use super::plan::{Bars, Route};
 use super::prefix::{Named, coloured, prefix};
 use super::region::Owner;
 use super::{AttemptLogs, Channel, Consoles, LogError};
-use crate::lines::{Lines, Look};
+use crate::lines::{Lines, Rendering};
 
-/// How much is cut into lines at once: each of its bytes can be a line, and each line gets a prefix.
+/// How many bytes are split into lines at once: each byte can be a line, and each line gets a prefix.
 const SLICE: usize = 16 << 10;
 
-/// One stream's ways out.
+/// The destinations of one stream.
 #[derive(Debug)]
 pub(crate) struct Sink {
     channel: Channel,
     file: Option<File>,
-    shown: Option<Shown>,
-    chosen: Option<Chosen>,
+    console: Option<ConsoleStream>,
+    filtered: Option<FilteredFile>,
 }
 
 /// A stream on the console.
 #[derive(Debug)]
-enum Shown {
+enum ConsoleStream {
     Paced(Paced),
     Redrawn(Redrawn),
 }
 
-/// Lines, and bars in rows of the terminal.
+/// Lines, and bars that are redrawn in rows of the terminal.
 #[derive(Debug)]
 struct Redrawn {
     lines: Lines,
@@ -38,14 +38,14 @@ struct Redrawn {
     has_rows: bool,
 }
 
-/// Lines that go into a file that all workers share: each is written in one go.
+/// Lines that match a filter, in a file that all workers share: each line is written at once.
 #[derive(Debug)]
-struct Chosen {
+struct FilteredFile {
     file: File,
     lines: Paced,
 }
 
-impl Chosen {
+impl FilteredFile {
     fn open(logs: &AttemptLogs, worker: &Named<'_>, channel: Channel) -> Result<Option<Self>, LogError> {
         let texts = logs.plan.duplicates.of(channel);
         let lines = || Paced::new(Lines::filtered(prefix(worker, logs.plan.prefix.as_deref()), texts));
@@ -59,7 +59,7 @@ impl Chosen {
     }
 }
 
-impl Shown {
+impl ConsoleStream {
     fn take(&mut self, bytes: &[u8], now: Instant, channel: Channel, consoles: &mut Consoles) {
         let console = consoles.of(channel);
         let slices = bytes.chunks(SLICE);
@@ -91,19 +91,19 @@ impl Shown {
 }
 
 impl Sink {
-    /// For a stream that only the report has.
+    /// A sink for a stream that only the report uses.
     pub(crate) fn nowhere(channel: Channel) -> Self {
-        Self { channel, file: None, shown: None, chosen: None }
+        Self { channel, file: None, console: None, filtered: None }
     }
 
-    /// For a stream whose lines are shown as they are, each of them whole.
-    pub(crate) fn shown(channel: Channel) -> Self {
-        let look = if is_terminal(channel) { Look::Visible } else { Look::Raw };
-        let lines = Paced::new(Lines::new(String::new(), look));
-        Self { shown: Some(Shown::Paced(lines)), ..Self::nowhere(channel) }
+    /// A sink for a stream whose whole lines go to the console without a prefix.
+    pub(crate) fn console_only(channel: Channel) -> Self {
+        let rendering = if is_terminal(channel) { Rendering::Visible } else { Rendering::Raw };
+        let lines = Paced::new(Lines::new(String::new(), rendering));
+        Self { console: Some(ConsoleStream::Paced(lines)), ..Self::nowhere(channel) }
     }
 
-    /// For a stream that goes where the plan of `logs` says.
+    /// A sink for a stream that goes where the plan of `logs` says.
     pub(crate) fn open(
         logs: &AttemptLogs,
         rank: usize,
@@ -113,73 +113,73 @@ impl Sink {
         let Route { file, console } = logs.plan.route(rank, local_rank, channel);
         let file = if file { logs.open(local_rank, channel)? } else { None };
         let worker = Named { role: &logs.role, rank, local_rank };
-        let shown = console.then(|| shown(&worker, logs, channel));
-        let chosen = if console { Chosen::open(logs, &worker, channel)? } else { None };
-        Ok(Self { channel, file, shown, chosen })
+        let filtered = if console { FilteredFile::open(logs, &worker, channel)? } else { None };
+        let console = console.then(|| console_stream(&worker, logs, channel));
+        Ok(Self { channel, file, console, filtered })
     }
 
-    /// Takes what was read.
+    /// Processes bytes that were read.
     pub(crate) fn take(&mut self, bytes: &[u8], now: Instant, consoles: &mut Consoles) {
         if let Some(Err(error)) = self.file.as_mut().map(|file| file.write_all(bytes)) {
-            tracing::warn!(%error, "a worker's log file ends here: it cannot be written any more");
+            tracing::warn!(%error, "a worker's log file cannot be written any more; it ends here");
             self.file = None;
         }
-        let chosen = |slice| self.choose(|lines, out| lines.feed(slice, now, out));
-        bytes.chunks(SLICE).for_each(chosen);
-        if let Some(shown) = &mut self.shown {
-            shown.take(bytes, now, self.channel, consoles);
+        let write = |slice| self.write_filtered(|lines, out| lines.feed(slice, now, out));
+        bytes.chunks(SLICE).for_each(write);
+        if let Some(console) = &mut self.console {
+            console.take(bytes, now, self.channel, consoles);
         }
     }
 
-    fn choose(&mut self, make: impl FnOnce(&mut Paced, &mut Vec<u8>)) {
-        if let Some(Err(error)) = self.chosen.as_mut().map(|chosen| chosen.write(make)) {
-            tracing::warn!(%error, "the file of chosen lines ends here: it cannot be written any more");
-            self.chosen = None;
+    fn write_filtered(&mut self, make: impl FnOnce(&mut Paced, &mut Vec<u8>)) {
+        if let Some(Err(error)) = self.filtered.as_mut().map(|filtered| filtered.write(make)) {
+            tracing::warn!(%error, "the file of filtered lines cannot be written any more; it ends here");
+            self.filtered = None;
         }
     }
 
     /// When [`tick`](Self::tick) has something to do.
     pub(crate) fn due(&self) -> Option<Instant> {
-        let shown = match &self.shown {
-            Some(Shown::Paced(paced)) => paced.due(),
+        let console = match &self.console {
+            Some(ConsoleStream::Paced(paced)) => paced.due(),
             _ => None,
         };
-        shown.into_iter().chain(self.chosen.as_ref().and_then(|chosen| chosen.lines.due())).min()
+        console.into_iter().chain(self.filtered.as_ref().and_then(|filtered| filtered.lines.due())).min()
     }
 
-    /// Lets states of bars out whose time has come.
+    /// Emits the states of bars that are due.
     pub(crate) fn tick(&mut self, now: Instant, consoles: &mut Consoles) {
-        self.choose(|lines, out| lines.tick(now, out));
-        if let Some(Shown::Paced(paced)) = &mut self.shown {
+        self.write_filtered(|lines, out| lines.tick(now, out));
+        if let Some(ConsoleStream::Paced(paced)) = &mut self.console {
             consoles.of(self.channel).print_with(|out| paced.tick(now, out));
         }
     }
 
-    /// The stream has ended.
+    /// Ends the stream.
     pub(crate) fn end(&mut self, consoles: &mut Consoles) {
-        self.choose(Paced::finish);
-        self.chosen = None;
-        if let Some(shown) = self.shown.take() {
-            shown.end(self.channel, consoles);
+        self.write_filtered(Paced::finish);
+        self.filtered = None;
+        if let Some(console) = self.console.take() {
+            console.end(self.channel, consoles);
         }
         self.file = None;
     }
 }
 
-fn shown(worker: &Named<'_>, logs: &AttemptLogs, channel: Channel) -> Shown {
+fn console_stream(worker: &Named<'_>, logs: &AttemptLogs, channel: Channel) -> ConsoleStream {
     let prefix = prefix(worker, logs.plan.prefix.as_deref());
     if !is_terminal(channel) {
-        return Shown::Paced(Paced::new(Lines::new(prefix, Look::Raw)));
+        return ConsoleStream::Paced(Paced::new(Lines::new(prefix, Rendering::Raw)));
     }
     let is_set = |name: &str, found: fn(&str) -> bool| std::env::var(name).is_ok_and(|value| found(&value));
     let plain = is_set("NO_COLOR", |value| !value.is_empty());
-    let lines = Lines::new(if plain { prefix } else { coloured(&prefix, worker.rank) }, Look::Visible);
+    let lines = Lines::new(if plain { prefix } else { coloured(&prefix, worker.rank) }, Rendering::Visible);
     let can_redraw = !is_set("TERM", |value| value == "dumb");
     match logs.plan.bars {
         Bars::Redrawn if can_redraw => {
-            Shown::Redrawn(Redrawn { lines, owner: (worker.rank, channel as u8), has_rows: false })
+            ConsoleStream::Redrawn(Redrawn { lines, owner: (worker.rank, channel as u8), has_rows: false })
         }
-        _ => Shown::Paced(Paced::new(lines)),
+        _ => ConsoleStream::Paced(Paced::new(lines)),
     }
 }
 
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_ends_the_file_and_not_the_reading() {
+    fn a_full_disk_ends_the_file_but_not_the_reading() {
         let full = File::options().write(true).open("/dev/full").unwrap();
         let mut sink = Sink { file: Some(full), ..Sink::nowhere(Channel::Out) };
         let take = |sink: &mut Sink, text: &[u8]| sink.take(text, Instant::now(), &mut Consoles::default());
@@ -204,10 +204,10 @@ mod tests {
         take(&mut sink, b"no matter");
         let full = File::options().write(true).open("/dev/full").unwrap();
         let lines = Paced::new(Lines::filtered(String::new(), &["x".to_string()]));
-        sink.chosen = Some(Chosen { file: full, lines });
+        sink.filtered = Some(FilteredFile { file: full, lines });
         take(&mut sink, b"nothing\n");
-        assert!(sink.chosen.is_some(), "control: nothing was written");
+        assert!(sink.filtered.is_some(), "control: nothing was written");
         take(&mut sink, b"x\n");
-        assert!(sink.chosen.is_none());
+        assert!(sink.filtered.is_none());
     }
 }

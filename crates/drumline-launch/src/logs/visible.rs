@@ -1,10 +1,10 @@
-//! A worker's line as it may be shown on a terminal: it can be in colour, and do nothing else.
+//! Makes a worker's line safe for a terminal: it may set colours, and nothing else.
 //!
-//! Colour and weight (`ESC [ … m`) pass, and end with the line. Every other control character is shown as `^X`, so
-//! that no title, cursor movement, clipboard or report request reaches the terminal. What is no UTF-8 and what would
-//! turn the order of the letters around is shown as `\u{fffd}`.
+//! Colour and weight (`ESC [ … m`) pass, and are reset at the end of the line. Every other control character is shown
+//! as `^X`, so that no title, cursor movement, clipboard or report request reaches the terminal. Invalid UTF-8 and
+//! characters that reverse the text direction are shown as `\u{fffd}`.
 
-/// The longest sequence that is taken for a colour.
+/// The longest sequence that counts as a colour.
 const LONGEST_COLOUR: usize = 32;
 
 /// Appends `line`, which has no newline, to `out`.

@@ -1,4 +1,5 @@
-//! An agent: hears orders, says what to do with the node's workers, and stops them by itself when it hears nothing.
+//! The state machine of an agent: it follows orders, decides what to do with the node's workers, and stops them by
+//! itself when it loses contact.
 //!
 //! ```text
 //!   order, tick, end of workers ─▶ step ─▶ start · stop · send a report · exit
@@ -8,73 +9,73 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::message::{AgentCard, Doing, Order, Report, Round, Wish, WorkerFailure};
+use super::message::{AgentCard, Doing, Instruction, Order, Report, Round, WorkerFailure};
 use super::policy::Policy;
 use super::reason::{Cause, Ending, Reason};
 
-/// What happens to an agent.
+/// An event for an agent.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// Time passed.
     Tick,
-    /// An order came.
+    /// An order arrived.
     Order(Order),
-    /// All workers of this round ended well.
+    /// All workers of this round succeeded.
     WorkersDone(u64),
     /// A worker failed; the others of this node may still run.
     WorkerFailed(WorkerFailure),
-    /// No worker of this round is alive any more, as was asked for.
+    /// No worker of this round is alive any more, after a stop.
     WorkersStopped(u64),
-    /// The process of the agent that hosts the store is proved dead.
+    /// It is proved that the process of the agent that hosts the store has ended.
     StoreDied,
     /// The agent is asked to leave.
     Leave,
 }
 
-/// How gently workers are stopped; the least gentle first.
+/// How much time workers get to stop; the least first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Grace {
-    /// Killed at once.
+    /// They are killed at once.
     None,
-    /// With a second or two.
+    /// They get a second or two.
     Short,
-    /// With the whole shutdown time.
+    /// They get the whole shutdown timeout.
     Full,
 }
 
-/// What an agent is to do.
+/// An action that the agent must carry out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Act {
     /// Start this node's workers for the round.
     Start(Round),
-    /// Stop the workers; answered by [`Event::WorkersStopped`]. A second one is in more of a hurry.
+    /// Stop the workers; answered by [`Event::WorkersStopped`]. A second one shortens the grace time.
     Stop {
-        /// Whose workers.
+        /// The round whose workers to stop.
         round: u64,
-        /// How gently.
+        /// How much time they get.
         grace: Grace,
         /// Why.
         why: Reason,
     },
-    /// Send this to the coordinator.
+    /// Send this report to the coordinator.
     Send(Report),
-    /// Go, with this ending.
+    /// Exit, with this ending.
     Exit(Ending),
 }
 
-/// Whoever looks at the clock this late has stood still (SIGSTOP): the silence was its own.
-pub(super) const STOOD_STILL: Duration = Duration::from_secs(1);
+/// A gap of this length between two steps means that this process was paused (SIGSTOP): the silence was its own.
+pub(super) const PAUSED: Duration = Duration::from_secs(1);
 
-/// What an agent decides by itself.
+/// What an agent decides when it has no contact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Alone {
+enum OwnDecision {
     Keep,
     Stop,
     Kill,
     GiveUp,
 }
 
-/// One node's view.
+/// The state machine of an agent.
 #[derive(Debug)]
 pub struct Agent {
     card: AgentCard,
@@ -84,7 +85,7 @@ pub struct Agent {
     /// Reports sent within the last lease, with the time at which they were sent.
     sent: VecDeque<(u64, Duration)>,
     next_report: Duration,
-    /// When the latest answered report was sent; at first, when the agent began.
+    /// When the latest answered report was sent; before the first answer, when the agent began.
     contact: Duration,
     last_step: Duration,
     doing: Doing,
@@ -121,28 +122,27 @@ impl Agent {
         }
     }
 
-    /// What it is about.
+    /// What it is doing.
     pub fn doing(&self) -> Doing {
         self.doing
     }
 
     /// When its workers must be killed unless the lease is renewed; `None` without a lease.
     ///
-    /// Whoever acts for the agent passes this on, after each step, to a watch that goes on when the agent's process
-    /// stands still.
+    /// After each step, the caller passes this time to a watch that keeps running when the agent's process is paused.
     pub fn lease_end(&self) -> Option<Duration> {
         self.coordinator.map(|_| self.contact + self.policy.lease)
     }
 
-    /// Takes in an event, and says what to do, in this order.
+    /// Processes an event, and returns the actions to carry out, in this order.
     pub fn step(&mut self, now: Duration, event: Event) -> Vec<Act> {
         let before = (self.doing, self.fence, self.is_leased(now), self.leaving);
         if self.doing == Doing::Over {
             return Vec::new();
         }
-        self.forgive_own_sleep(now);
-        self.alone(now);
-        self.take(now, event);
+        self.discount_own_pause(now);
+        self.act_on_silence(now);
+        self.handle(now, event);
         let is_changed = before != (self.doing, self.fence, self.is_leased(now), self.leaving);
         if is_changed || now >= self.next_report {
             let report = self.report(now);
@@ -154,24 +154,24 @@ impl Agent {
         std::mem::take(&mut self.acts)
     }
 
-    /// Why the lease or the patience is over, if it is.
-    fn decide_alone(&self, now: Duration) -> (Alone, Reason) {
+    /// What to do about the silence of the coordinator, and why.
+    fn decide_on_silence(&self, now: Duration) -> (OwnDecision, Reason) {
         let span = now.saturating_sub(self.contact);
         match self.doing.alive() {
-            Some(_) if !self.is_leased(now) => (Alone::Kill, Reason::LeaseOver),
-            Some(_) if span >= self.policy.patience => (Alone::Stop, Reason::StoreLost { span }),
-            None if span >= self.gives_up_after() => (Alone::GiveUp, Reason::StoreLost { span }),
-            _ => (Alone::Keep, Reason::Quiet),
+            Some(_) if !self.is_leased(now) => (OwnDecision::Kill, Reason::LeaseOver),
+            Some(_) if span >= self.policy.patience => (OwnDecision::Stop, Reason::StoreLost { span }),
+            None if span >= self.gives_up_after() => (OwnDecision::GiveUp, Reason::StoreLost { span }),
+            _ => (OwnDecision::Keep, Reason::Quiet),
         }
     }
 
-    fn alone(&mut self, now: Duration) {
-        match self.decide_alone(now) {
-            (Alone::Keep, _) => {}
-            (Alone::Stop, why) => self.stop(Grace::Short, why),
-            (Alone::Kill, why) => self.stop(Grace::None, why),
-            (Alone::GiveUp, _) if self.leaving => self.end(Ending::Left),
-            (Alone::GiveUp, why) => self.end(Ending::Failure(why)),
+    fn act_on_silence(&mut self, now: Duration) {
+        match self.decide_on_silence(now) {
+            (OwnDecision::Keep, _) => {}
+            (OwnDecision::Stop, why) => self.stop(Grace::Short, why),
+            (OwnDecision::Kill, why) => self.stop(Grace::None, why),
+            (OwnDecision::GiveUp, _) if self.leaving => self.end(Ending::Left),
+            (OwnDecision::GiveUp, why) => self.end(Ending::Failure(why)),
         }
     }
 
@@ -187,7 +187,7 @@ impl Agent {
         }
     }
 
-    /// For how long no report has been answered.
+    /// How long no report has been answered.
     pub fn silence(&self, now: Duration) -> Duration {
         now.saturating_sub(self.contact)
     }
@@ -196,21 +196,21 @@ impl Agent {
         self.lease_end().is_some_and(|end| now < end)
     }
 
-    /// An agent that stood still (SIGSTOP) gives the coordinator the chance to answer before it gives up. Its lease
-    /// is over all the same: a report sent before the sleep renews nothing.
-    fn forgive_own_sleep(&mut self, now: Duration) {
+    /// If the agent itself was paused (SIGSTOP), it gives the coordinator a chance to answer before it gives up. Its
+    /// lease is over all the same: a report sent before the pause renews nothing.
+    fn discount_own_pause(&mut self, now: Duration) {
         let gap = now.saturating_sub(self.last_step);
         self.last_step = now;
-        let longest = now.saturating_sub(self.policy.lease);
-        if gap > STOOD_STILL && self.contact < longest {
-            self.contact = (self.contact + gap).min(longest);
+        let lease_start = now.saturating_sub(self.policy.lease);
+        if gap > PAUSED && self.contact < lease_start {
+            self.contact = (self.contact + gap).min(lease_start);
         }
     }
 
-    fn take(&mut self, now: Duration, event: Event) {
+    fn handle(&mut self, now: Duration, event: Event) {
         match event {
             Event::Tick => {}
-            Event::Order(order) => self.obey(now, order),
+            Event::Order(order) => self.follow(now, order),
             Event::WorkersDone(round) if self.doing == Doing::Running(round) => {
                 self.doing = Doing::Done(round);
                 self.fence = self.fence.max(round);
@@ -233,24 +233,24 @@ impl Agent {
         }
     }
 
-    fn obey(&mut self, now: Duration, order: Order) {
-        let is_stranger = self.coordinator.is_some_and(|known| known != order.coordinator);
-        if is_stranger {
+    fn follow(&mut self, now: Duration, order: Order) {
+        let is_other_coordinator = self.coordinator.is_some_and(|known| known != order.coordinator);
+        if is_other_coordinator {
             return;
         }
-        // An order that answers a report older than the lease grants nothing: it was under way for too long.
+        // An order that answers a report older than the lease grants nothing: it was delayed for too long.
         self.forget_old_reports(now);
         let answered = self.sent.iter().find(|(number, _)| *number == order.answers);
         let Some((_, sent)) = answered.copied() else { return };
         self.coordinator = Some(order.coordinator);
         self.contact = self.contact.max(sent);
-        match order.wish {
-            // The end stands; but contact lets the workers have their grace.
+        match order.instruction {
+            // The ending is final, but contact lets the workers use their grace time.
             _ if self.ending.is_some() => {}
-            Wish::Hold { fence, why } => self.hold(fence, why),
-            Wish::Run(round) => self.run(round),
-            Wish::Keep => {}
-            Wish::End(ending) => self.end(ending),
+            Instruction::Hold { fence, why } => self.hold(fence, why),
+            Instruction::Run(round) => self.run(round),
+            Instruction::Keep => {}
+            Instruction::End(ending) => self.end(ending),
         }
     }
 
@@ -267,7 +267,8 @@ impl Agent {
     fn run(&mut self, round: Round) {
         if self.doing == Doing::Idle && round.number > self.fence && !self.leaving {
             self.doing = Doing::Running(round.number);
-            (self.stop_grace, self.failure) = (Grace::Full, None);
+            self.stop_grace = Grace::Full;
+            self.failure = None;
             self.restarts = Some(round.restarts);
             // Rounds between the last one and this one were formed without this agent.
             self.fence = round.number - 1;
@@ -283,7 +284,7 @@ impl Agent {
         }
     }
 
-    /// Stops the workers, if any, or hurries a stop that is under way.
+    /// Stops the workers, if any, or shortens the grace time of a stop in progress.
     fn stop(&mut self, grace: Grace, why: Reason) {
         let Some(round) = self.doing.alive() else { return };
         if self.doing == Doing::Running(round) || grace < self.stop_grace {

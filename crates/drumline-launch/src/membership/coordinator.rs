@@ -1,29 +1,30 @@
-//! The coordinator: hears reports, carries out what `decide` says, and has one order ready for each agent.
+//! The coordinator: receives reports, carries out what `decide` says, and has one order ready for each agent.
 //!
 //! ```text
-//!   report ─▶ hear ─▶ State ─▶ decide ─▶ State ─▶ order of each agent
-//!             tick ──────────────┘ (again until it says: wait)
+//!   report ─▶ receive_report ─▶ State ─▶ decide ─▶ State ─▶ order of each agent
+//!                       tick ──────────────┘ (repeated until it says: wait)
 //! ```
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::agent::STOOD_STILL;
-use super::decide::{Decision, Known, Phase, State, decide};
-use super::message::{AgentCard, AgentId, Doing, Order, Report, Round, Wish};
+use super::agent::PAUSED;
+use super::decide::{Decision, KnownAgent, Phase, State, decide};
+use super::message::{AgentCard, AgentId, Doing, Instruction, Order, Report, Round};
 use super::policy::Policy;
 use super::reason::{Cause, Ending, Loss, Reason};
 
-/// The view of the store's host.
+/// The state machine of the coordinator, which runs on the store's host.
 #[derive(Debug)]
 pub struct Coordinator {
     id: u128,
     policy: Policy,
     state: State,
     why: Reason,
-    places: u64,
+    /// How many agents have joined so far.
+    num_joined: u64,
     last_step: Duration,
-    /// Agents that said that they go; what is still under way from them is dropped.
+    /// Agents that have ended; their late reports are dropped.
     gone: BTreeSet<AgentId>,
     may_exit: bool,
 }
@@ -33,8 +34,16 @@ impl Coordinator {
     pub fn new(id: u128, policy: Policy, now: Duration) -> Self {
         let state = State::new(now, &policy);
         let why = Reason::TooFew { came: Vec::new(), min: policy.min_nodes };
-        let (gone, places) = (BTreeSet::new(), 0);
-        Coordinator { id, policy, state, why, places, last_step: now, gone, may_exit: false }
+        Coordinator {
+            id,
+            policy,
+            state,
+            why,
+            num_joined: 0,
+            last_step: now,
+            gone: BTreeSet::new(),
+            may_exit: false,
+        }
     }
 
     /// What it knows.
@@ -47,10 +56,10 @@ impl Coordinator {
         self.may_exit
     }
 
-    /// Takes in a report. Returns what was decided. The agent should be sent its [`order`](Self::order) at once; when
-    /// something was decided, so should all others.
-    pub fn hear(&mut self, now: Duration, report: Report) -> Vec<(Decision, Reason)> {
-        self.forgive_own_sleep(now);
+    /// Processes a report, and returns what was decided. The caller should send the agent its [`order`](Self::order) at
+    /// once. If something was decided, it should send all agents their orders.
+    pub fn receive_report(&mut self, now: Duration, report: Report) -> Vec<(Decision, Reason)> {
+        self.discount_own_pause(now);
         let id = report.agent.id;
         let is_late = self.state.agents.get(&id).is_some_and(|known| known.report.number >= report.number);
         if self.gone.contains(&id) || is_late {
@@ -59,54 +68,57 @@ impl Coordinator {
         if report.doing == Doing::Over {
             self.lose(id, Loss::Ended);
         } else {
-            self.note(now, report);
+            self.record(now, report);
         }
-        self.settle(now)
+        self.decide_until_wait(now)
     }
 
-    /// Takes in the proof that the process of `agent` has ended. Returns what was decided.
-    pub fn hear_of_death(&mut self, now: Duration, agent: AgentId) -> Vec<(Decision, Reason)> {
+    /// Processes the proof that the process of `agent` has ended, and returns what was decided.
+    pub fn receive_death_proof(&mut self, now: Duration, agent: AgentId) -> Vec<(Decision, Reason)> {
         if let Some(known) = self.state.agents.get_mut(&agent) {
             known.died.get_or_insert(now);
         }
         self.tick(now)
     }
 
-    /// Lets time pass. Returns what was decided.
+    /// Checks the time, and returns what was decided.
     pub fn tick(&mut self, now: Duration) -> Vec<(Decision, Reason)> {
-        self.forgive_own_sleep(now);
-        self.settle(now)
+        self.discount_own_pause(now);
+        self.decide_until_wait(now)
     }
 
-    /// Ends the job because the agent on the store's own host was asked to leave by this signal.
+    /// Ends the job because this signal asked the agent on the store's own host to leave.
     pub fn host_leaves(&mut self, signal: i32) {
         if !matches!(self.state.phase, Phase::Over(_)) {
             self.state.phase = Phase::Over(Ending::Failure(Reason::StoreHostLeft { signal }));
         }
     }
 
-    /// What is wanted of `agent` now; `None` for one that is not known.
+    /// The current order for `agent`; `None` for an unknown agent.
     pub fn order(&self, agent: AgentId) -> Option<Order> {
         let known = self.state.agents.get(&agent)?;
-        let (answers, wish) = (known.report.number, self.wish(known));
-        Some(Order { coordinator: self.id, answers, wish })
+        Some(Order {
+            coordinator: self.id,
+            answers: known.report.number,
+            instruction: self.instruction(known),
+        })
     }
 
-    /// The agents to which orders go.
+    /// The agents that receive orders.
     pub fn agents(&self) -> Vec<AgentId> {
         self.state.agents.keys().copied().collect()
     }
 
-    /// A coordinator that stood still itself (SIGSTOP) has heard nobody; that is not their silence.
-    fn forgive_own_sleep(&mut self, now: Duration) {
+    /// If the coordinator itself was paused (SIGSTOP), it received nothing: that does not count as the agents' silence.
+    fn discount_own_pause(&mut self, now: Duration) {
         let gap = now.saturating_sub(self.last_step);
         self.last_step = now;
-        if gap > STOOD_STILL {
-            self.state.agents.values_mut().for_each(|known| known.heard += gap);
+        if gap > PAUSED {
+            self.state.agents.values_mut().for_each(|known| known.last_heard += gap);
         }
     }
 
-    fn note(&mut self, now: Duration, report: Report) {
+    fn record(&mut self, now: Duration, report: Report) {
         let id = report.agent.id;
         if let Phase::Running { round, done } = &mut self.state.phase
             && report.doing == Doing::Done(round.number)
@@ -115,18 +127,19 @@ impl Coordinator {
         }
         let (place, came) = self.state.agents.get(&id).map_or_else(
             || {
-                self.places += 1;
-                (self.places, now)
+                self.num_joined += 1;
+                (self.num_joined, now)
             },
             |known| (known.place, known.came),
         );
-        self.state.agents.insert(id, Known { report, heard: now, place, came, died: None });
+        self.state.agents.insert(id, KnownAgent { report, last_heard: now, place, came, died: None });
     }
 
-    fn settle(&mut self, now: Duration) -> Vec<(Decision, Reason)> {
+    /// Decides and carries out, until nothing is left to do.
+    fn decide_until_wait(&mut self, now: Duration) -> Vec<(Decision, Reason)> {
         let mut decided = Vec::new();
         loop {
-            self.count(now);
+            self.update_enough(now);
             let (decision, why) = decide(now, &self.state, &self.policy);
             self.why = why.clone();
             match decision {
@@ -143,8 +156,8 @@ impl Coordinator {
         }
     }
 
-    /// Notes since when there are enough agents.
-    fn count(&mut self, now: Duration) {
+    /// Records since when there are enough agents.
+    fn update_enough(&mut self, now: Duration) {
         let is_enough = self.state.candidates(now, &self.policy).len() >= self.policy.min_nodes;
         if let Phase::Gathering { enough, .. } = &mut self.state.phase {
             *enough = is_enough.then(|| enough.unwrap_or(now));
@@ -168,7 +181,7 @@ impl Coordinator {
         }
     }
 
-    /// An agent that never returns; what is still under way from it is dropped.
+    /// Removes an agent that never returns. Its late reports are dropped.
     fn lose(&mut self, id: AgentId, how: Loss) {
         self.gone.insert(id);
         self.state.lost.insert(id, how);
@@ -191,10 +204,11 @@ impl Coordinator {
 
     fn regather(&mut self, now: Duration, cause: &Cause) {
         let Phase::Closing { round, .. } = &self.state.phase else { return };
-        let (mut complete, mut pause) = (self.policy.max_nodes, Duration::ZERO);
+        let mut complete = self.policy.max_nodes;
+        let mut pause = Duration::ZERO;
         let uses_restart = self.state.uses_restart(cause, &self.policy);
         if let Cause::Failed(failure) = cause {
-            // The members are all there: nobody else is worth waiting for.
+            // All members are still present, so there is no need to wait for others.
             complete = round.members.len();
             let streak = self.state.streak(failure, &self.policy);
             pause = self.policy.pause(streak);
@@ -202,23 +216,28 @@ impl Coordinator {
         }
         self.state.restarts += usize::from(uses_restart);
         self.state.after = Some(cause.clone());
-        let (last_call, not_before) = (self.policy.settle, now + pause);
-        self.state.phase = Phase::Gathering { since: now, enough: None, last_call, complete, not_before };
+        self.state.phase = Phase::Gathering {
+            since: now,
+            enough: None,
+            last_call: self.policy.settle,
+            complete,
+            not_before: now + pause,
+        };
     }
 
-    fn wish(&self, known: &Known) -> Wish {
+    fn instruction(&self, known: &KnownAgent) -> Instruction {
         let report = &known.report;
         if let Some(differs) = known.disagreement(&self.policy) {
-            return Wish::End(Ending::Failure(differs));
+            return Instruction::End(Ending::Failure(differs));
         }
         match &self.state.phase {
             Phase::Over(_) if self.state.rival(known).is_some() => self.refuse(known),
-            Phase::Over(ending) => Wish::End(ending.clone()),
-            _ if report.leaving && report.doing.alive().is_none() => Wish::End(Ending::Left),
-            _ if self.is_double(known) => self.refuse(known),
-            Phase::Running { round, .. } if report.doing.round() == Some(round.number) => Wish::Keep,
+            Phase::Over(ending) => Instruction::End(ending.clone()),
+            _ if report.leaving && report.doing.alive().is_none() => Instruction::End(Ending::Left),
+            _ if self.is_duplicate(known) => self.refuse(known),
+            Phase::Running { round, .. } if report.doing.round() == Some(round.number) => Instruction::Keep,
             Phase::Running { round, .. } if round.node_rank(report.agent.id).is_some() => {
-                Wish::Run(round.clone())
+                Instruction::Run(round.clone())
             }
             Phase::Running { round, .. } if round.members.len() >= self.policy.max_nodes => {
                 self.hold(Reason::Spare)
@@ -227,20 +246,20 @@ impl Coordinator {
         }
     }
 
-    /// Whether another node has this one's place and is alive: it was heard well after this one came.
-    fn is_double(&self, known: &Known) -> bool {
-        let is_heard = |rival: &Known| rival.heard > known.came + self.policy.fresh_within();
-        self.state.rival(known).is_some_and(is_heard)
+    /// Whether another live node has this one's node rank: it reported well after this one joined.
+    fn is_duplicate(&self, known: &KnownAgent) -> bool {
+        let is_alive = |rival: &KnownAgent| rival.last_heard > known.came + self.policy.fresh_within();
+        self.state.rival(known).is_some_and(is_alive)
     }
 
-    fn refuse(&self, known: &Known) -> Wish {
+    fn refuse(&self, known: &KnownAgent) -> Instruction {
         let host = self.state.rival(known).map_or_else(String::new, |rival| rival.report.agent.host.clone());
         let node_rank = known.report.agent.node_rank.unwrap_or(0);
-        Wish::End(Ending::Failure(Reason::NodeRankTaken { node_rank, host }))
+        Instruction::End(Ending::Failure(Reason::NodeRankTaken { node_rank, host }))
     }
 
-    fn hold(&self, why: Reason) -> Wish {
-        Wish::Hold { fence: self.state.last_round, why }
+    fn hold(&self, why: Reason) -> Instruction {
+        Instruction::Hold { fence: self.state.last_round, why }
     }
 }
 

@@ -1,6 +1,6 @@
-//! The coordinator's decisions: what it knows in, what to do and why out.
+//! The coordinator's decisions, as a pure function: from what it knows to what to do, and why.
 //!
-//! `decide` looks and changes nothing; [`super::Coordinator`] carries out and asks again until the answer is to wait.
+//! `decide` changes nothing. [`super::Coordinator`] carries out the decision, and calls it again until it says to wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,10 +12,10 @@ use super::reason::{Cause, Ending, Loss, Reason};
 /// What the coordinator knows.
 #[derive(Clone, Debug)]
 pub struct State {
-    /// Where the job stands.
+    /// The phase of the job.
     pub phase: Phase,
-    /// The agents counted on.
-    pub agents: BTreeMap<AgentId, Known>,
+    /// The agents that count as present.
+    pub agents: BTreeMap<AgentId, KnownAgent>,
     /// The number of the latest round formed.
     pub last_round: u64,
     /// How many restarts were used.
@@ -24,51 +24,51 @@ pub struct State {
     pub after: Option<Cause>,
     /// How members of the last round were lost.
     pub lost: BTreeMap<AgentId, Loss>,
-    /// The last failure, and how many quick ones of the same rank there were in a row.
+    /// The last failure, and how many quick failures of the same rank there were in a row.
     pub quick: Option<(WorkerFailure, usize)>,
 }
 
-/// An agent, as last heard.
+/// An agent, as its latest report describes it.
 #[derive(Clone, Debug)]
-pub struct Known {
+pub struct KnownAgent {
     /// Its latest report.
     pub report: Report,
-    /// When that arrived, on the coordinator's clock.
-    pub heard: Duration,
-    /// Its place in the order of coming.
+    /// When that report arrived, on the coordinator's clock.
+    pub last_heard: Duration,
+    /// Its position in the order in which agents joined.
     pub place: u64,
-    /// When it came.
+    /// When it joined.
     pub came: Duration,
-    /// When the end of its process was proved. A report that comes later disproves it.
+    /// When the end of its process was proved. A later report disproves it.
     pub died: Option<Duration>,
 }
 
-/// Where the job stands.
+/// The phase of the job.
 #[derive(Clone, Debug)]
 pub enum Phase {
-    /// Agents are waited for.
+    /// The coordinator waits for agents.
     Gathering {
         /// Since when.
         since: Duration,
-        /// Since when there are enough.
+        /// Since when there are at least the minimum number of nodes.
         enough: Option<Duration>,
-        /// How long to wait for more, once there are enough.
+        /// How long to wait for more nodes, once there are enough.
         last_call: Duration,
-        /// So many need no last call.
+        /// With this many nodes there is no last call.
         complete: usize,
-        /// Not before this time.
+        /// The round does not start before this time.
         not_before: Duration,
     },
     /// A round runs.
     Running {
-        /// Which.
+        /// The round.
         round: Round,
-        /// The members whose workers all ended well; they may go without harm.
+        /// The members whose workers all succeeded; the loss of such a member does no harm.
         done: BTreeSet<AgentId>,
     },
     /// A round is being stopped.
     Closing {
-        /// Which.
+        /// The round.
         round: Round,
         /// Since when.
         since: Duration,
@@ -82,24 +82,24 @@ pub enum Phase {
 /// What to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// Nothing, until something is heard or time has passed.
+    /// Do nothing until a report arrives or time has passed.
     Wait,
-    /// No longer count on this agent.
+    /// Remove this agent: it no longer counts as present.
     Evict(AgentId),
-    /// Form a round of these agents, in node order.
+    /// Form a round from these agents, in node order.
     Form(Vec<AgentCard>),
     /// Stop the running round.
     Close(Cause),
-    /// All have stopped: gather again, for the sake of this cause.
+    /// All members have stopped: gather again, because of this cause.
     Regather(Cause),
     /// The job is over.
     End(Ending),
-    /// All agents know that the job is over: the coordinator may go.
+    /// All agents know that the job is over: the coordinator may exit.
     Exit,
 }
 
 impl State {
-    /// A job at its start.
+    /// The state at the start of a job.
     pub fn new(now: Duration, policy: &Policy) -> Self {
         let phase = Phase::Gathering {
             since: now,
@@ -119,33 +119,34 @@ impl State {
         }
     }
 
-    /// The agents that could be in the next round, in node order. To be idle, with a lease, is to agree.
+    /// The agents that could be in the next round, in node order. An agent agrees by being idle and holding a lease.
     pub fn candidates(&self, now: Duration, policy: &Policy) -> Vec<AgentCard> {
-        let is_ready = |known: &&Known| {
-            let is_fresh = known.died.is_none() && now.saturating_sub(known.heard) < policy.fresh_within();
+        let is_ready = |known: &&KnownAgent| {
+            let is_fresh =
+                known.died.is_none() && now.saturating_sub(known.last_heard) < policy.fresh_within();
             let agrees = known.disagreement(policy).is_none();
             agrees && is_fresh && known.is_ready(self.last_round) && self.rival(known).is_none()
         };
-        let mut ready: Vec<&Known> = self.agents.values().filter(is_ready).collect();
+        let mut ready: Vec<&KnownAgent> = self.agents.values().filter(is_ready).collect();
         ready.sort_by_key(|known| (known.report.agent.node_rank, known.place));
         ready.into_iter().map(|known| known.report.agent.clone()).collect()
     }
 
-    /// Who came before with the same given place among the nodes.
-    pub fn rival(&self, known: &Known) -> Option<&Known> {
+    /// The agent that joined earlier with the same assigned node rank.
+    pub fn rival(&self, known: &KnownAgent) -> Option<&KnownAgent> {
         let rank = known.report.agent.node_rank?;
         let is_rival =
-            |other: &&Known| other.report.agent.node_rank == Some(rank) && other.place < known.place;
+            |other: &&KnownAgent| other.report.agent.node_rank == Some(rank) && other.place < known.place;
         self.agents.values().find(is_rival)
     }
 
-    /// How many agents there are that do not want to leave.
+    /// How many agents there are that are not leaving.
     pub fn num_left(&self) -> usize {
         self.agents.values().filter(|known| !known.report.leaving).count()
     }
 
-    /// Whether gathering again for this cause uses a restart. A change of nodes does not, where they may change: the job
-    /// does with those that are left what it was asked to.
+    /// Whether gathering again for this cause uses a restart. In an elastic job, a change of nodes uses none as long as
+    /// enough nodes are left.
     pub fn uses_restart(&self, cause: &Cause, policy: &Policy) -> bool {
         match cause {
             Cause::Failed(_) => true,
@@ -156,7 +157,7 @@ impl State {
         }
     }
 
-    /// The streak of quick failures once `failure` is added to it.
+    /// The number of quick failures in a row, once `failure` is added.
     pub fn streak(&self, failure: &WorkerFailure, policy: &Policy) -> usize {
         if failure.ran_for >= policy.crash_loop.within {
             return 0;
@@ -168,22 +169,22 @@ impl State {
     }
 }
 
-impl Known {
-    /// What it was told otherwise than the coordinator; one that was told nothing takes anything.
+impl KnownAgent {
+    /// The setting in which this agent differs from the coordinator. An agent without a setting accepts any.
     pub fn disagreement(&self, policy: &Policy) -> Option<Reason> {
-        let AgentCard { nodes: told, host_timeout, .. } = self.report.agent;
+        let AgentCard { nodes: given, host_timeout, .. } = self.report.agent;
         let agreed = (policy.min_nodes, policy.max_nodes);
-        if told != (0, 0) && told != agreed {
-            return Some(Reason::OtherNodes { told, agreed });
+        if given != (0, 0) && given != agreed {
+            return Some(Reason::OtherNodes { given, agreed });
         }
         let agreed = policy.host_timeout;
         let differs = !host_timeout.is_zero() && host_timeout != agreed;
-        differs.then_some(Reason::OtherHostTimeout { told: host_timeout, agreed })
+        differs.then_some(Reason::OtherHostTimeout { given: host_timeout, agreed })
     }
 
     fn is_ready(&self, last_round: u64) -> bool {
         let Report { doing, leased, leaving, fence, .. } = self.report;
-        // One whose fence is ahead would refuse the next round for ever.
+        // An agent whose fence is ahead would refuse the next round forever.
         doing == Doing::Idle && leased && !leaving && fence <= last_round
     }
 
@@ -194,20 +195,20 @@ impl Known {
 
 /// What the coordinator should do now, and why.
 pub fn decide(now: Duration, state: &State, policy: &Policy) -> (Decision, Reason) {
-    if let Some(eviction) = silent(now, state, policy) {
+    if let Some(eviction) = eviction(now, state, policy) {
         return eviction;
     }
     match &state.phase {
         Phase::Gathering { .. } => gathering(now, state, policy),
         Phase::Running { .. } => running(now, state, policy),
-        Phase::Closing { round, since, cause } => match stopping(state, round) {
+        Phase::Closing { round, since, cause } => match still_stopping(state, round) {
             None => closed(state, policy, round, cause),
             Some(host) if now >= *since + policy.stop_within => {
                 fail(Reason::WouldNotStop { host, span: policy.stop_within })
             }
             Some(_) => (Decision::Wait, Reason::Closing(cause.clone())),
         },
-        Phase::Over(_) if state.agents.is_empty() => (Decision::Exit, Reason::EveryoneTold),
+        Phase::Over(_) if state.agents.is_empty() => (Decision::Exit, Reason::AllInformed),
         Phase::Over(_) => (Decision::Wait, Reason::Quiet),
     }
 }
@@ -216,10 +217,10 @@ fn fail(reason: Reason) -> (Decision, Reason) {
     (Decision::End(Ending::Failure(reason.clone())), reason)
 }
 
-/// An agent that is no longer counted on: its workers have ended, be it by the end of their lease or with their agent.
-fn silent(now: Duration, state: &State, policy: &Policy) -> Option<(Decision, Reason)> {
+/// The next agent to evict. Its workers have ended, at the latest when their lease ended, or with their agent.
+fn eviction(now: Duration, state: &State, policy: &Policy) -> Option<(Decision, Reason)> {
     state.agents.iter().find_map(|(id, known)| {
-        let span = now.saturating_sub(known.heard);
+        let span = now.saturating_sub(known.last_heard);
         let host = known.report.agent.host.clone();
         if known.died.is_some_and(|at| now >= at + policy.kill_within) {
             return Some((Decision::Evict(*id), Reason::Died { host }));
@@ -252,28 +253,29 @@ fn gathering(now: Duration, state: &State, policy: &Policy) -> (Decision, Reason
 
 fn running(now: Duration, state: &State, policy: &Policy) -> (Decision, Reason) {
     let Phase::Running { round, done } = &state.phase else { return (Decision::Wait, Reason::Quiet) };
-    let waited: Vec<_> = round.members.iter().filter(|member| !done.contains(&member.agent.id)).collect();
-    if waited.is_empty() {
+    let unfinished: Vec<_> = round.members.iter().filter(|member| !done.contains(&member.agent.id)).collect();
+    if unfinished.is_empty() {
         return (Decision::End(Ending::Success), Reason::AllDone);
     }
-    // A failure is looked for first: the failing agent's workers are also stopping, or gone.
+    // A failure takes precedence: the workers of the failing agent are also stopping, or gone.
     let known = |id: &AgentId| state.agents.get(id);
-    let failure = waited.iter().find_map(|member| failure_of(known(&member.agent.id)?, round.number));
-    let trouble = || waited.iter().find_map(|member| trouble(state, &member.agent, round));
-    // When the first members are done, the end is near: nobody new is worth a restart.
+    let failure = unfinished.iter().find_map(|member| failure_of(known(&member.agent.id)?, round.number));
+    let departure = || unfinished.iter().find_map(|member| departure(state, &member.agent, round));
+    // Once the first members are done, the job is about to end, and a newcomer is not worth a restart.
     let newcomer = || newcomer(now, state, policy, round).filter(|_| done.is_empty());
-    let cause = failure.map(Cause::Failed).or_else(trouble).or_else(newcomer);
+    let cause = failure.map(Cause::Failed).or_else(departure).or_else(newcomer);
     match cause {
         Some(cause) => (Decision::Close(cause.clone()), Reason::Closing(cause)),
         None => (Decision::Wait, Reason::Runs { round: round.number }),
     }
 }
 
-fn failure_of(known: &Known, round: u64) -> Option<WorkerFailure> {
+fn failure_of(known: &KnownAgent, round: u64) -> Option<WorkerFailure> {
     known.report.failure.clone().filter(|failure| failure.round == round)
 }
 
-fn trouble(state: &State, agent: &AgentCard, round: &Round) -> Option<Cause> {
+/// Why a member no longer takes part, if so.
+fn departure(state: &State, agent: &AgentCard, round: &Round) -> Option<Cause> {
     let host = agent.host.clone();
     match state.agents.get(&agent.id) {
         None => Some(lost(state, agent)),
@@ -288,29 +290,31 @@ fn lost(state: &State, agent: &AgentCard) -> Cause {
     Cause::Lost { host: agent.host.clone(), how }
 }
 
-/// An agent for whose sake a running round is worth closing.
+/// A new agent for which it is worth closing the running round.
 fn newcomer(now: Duration, state: &State, policy: &Policy, round: &Round) -> Option<Cause> {
     if round.members.len() >= policy.max_nodes {
         return None;
     }
-    let stranger =
+    let newcomer =
         state.candidates(now, policy).into_iter().find(|card| round.node_rank(card.id).is_none())?;
-    Some(Cause::Came(stranger.host))
+    Some(Cause::Came(newcomer.host))
 }
 
-/// The host of a member that has not stopped yet.
-fn stopping(state: &State, round: &Round) -> Option<String> {
-    let waited = |id| state.agents.get(id).is_some_and(|known: &Known| !known.has_stopped(round.number));
-    round.members.iter().find(|member| waited(&member.agent.id)).map(|member| member.agent.host.clone())
+/// The host of a member that has not stopped yet, if any.
+fn still_stopping(state: &State, round: &Round) -> Option<String> {
+    let is_running =
+        |id| state.agents.get(id).is_some_and(|known: &KnownAgent| !known.has_stopped(round.number));
+    round.members.iter().find(|member| is_running(&member.agent.id)).map(|member| member.agent.host.clone())
 }
 
-/// Judges a round that has stopped: a member that is missing explains the failures of the others.
+/// Decides what follows a round that has stopped. A missing member explains the failures of the others.
 fn closed(state: &State, policy: &Policy, round: &Round, cause: &Cause) -> (Decision, Reason) {
-    let Cause::Failed(failure) = cause else { return go_on(state, policy, cause.clone()) };
+    let Cause::Failed(failure) = cause else { return regather_or_fail(state, policy, cause.clone()) };
     if let Some(missing) = round.members.iter().find(|member| !state.agents.contains_key(&member.agent.id)) {
-        return go_on(state, policy, lost(state, &missing.agent));
+        return regather_or_fail(state, policy, lost(state, &missing.agent));
     }
-    let (failure, max_restarts) = (failure.clone(), policy.max_restarts);
+    let failure = failure.clone();
+    let max_restarts = policy.max_restarts;
     if state.restarts >= max_restarts {
         return fail(Reason::OutOfRestarts { failure, max_restarts });
     }
@@ -322,8 +326,10 @@ fn closed(state: &State, policy: &Policy, round: &Round, cause: &Cause) -> (Deci
 }
 
 /// Gathers again after a change of members, unless that is a restart and none is left.
-fn go_on(state: &State, policy: &Policy, cause: Cause) -> (Decision, Reason) {
-    let (left, min, max_restarts) = (state.num_left(), policy.min_nodes, policy.max_restarts);
+fn regather_or_fail(state: &State, policy: &Policy, cause: Cause) -> (Decision, Reason) {
+    let left = state.num_left();
+    let min = policy.min_nodes;
+    let max_restarts = policy.max_restarts;
     if state.uses_restart(&cause, policy) && state.restarts >= max_restarts {
         let is_too_few = left < min;
         return fail(if is_too_few {

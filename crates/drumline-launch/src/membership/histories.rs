@@ -1,10 +1,10 @@
-//! Thousands of random histories, and controls that show that a broken rule is found.
+//! Plays thousands of random histories, with controls that show that a broken rule is detected.
 //!
 //! ```text
-//!   0 ─────────── faults ───────────▶ all healed ── 20 s ──▶ must be whole ── workers end ──▶ must be over
+//!   0 ────────── faults ──────────▶ all healed ── 20 s ──▶ must be complete ── workers end ──▶ must be over
 //! ```
 //!
-//! A failing history prints its seed and its last happenings; the same seed plays the same history again.
+//! A failing history prints its seed and its last events; the same seed replays the same history.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ enum Broken {
     NoLease,
     /// Agents are evicted before their lease is over.
     EarlyEviction,
-    /// A frozen agent's lease is watched by nobody.
+    /// Nothing watches the lease of a frozen agent.
     NoWatch,
     /// Workers outlive an agent that was killed.
     NoKeeper,
@@ -41,16 +41,18 @@ fn setup(dice: &mut Dice, broken: Broken) -> Setup {
         ..Policy::patient(host_timeout, HEARTBEAT)
     };
     policy.check().unwrap();
-    let (mut coordinators, mut agents) = (policy.clone(), policy);
+    let mut coordinators = policy.clone();
+    let mut agents = policy;
     match broken {
         Broken::NoLease => {
-            (agents.patience, agents.lease) = (Duration::from_secs(1800), Duration::from_secs(3600));
+            agents.patience = Duration::from_secs(1800);
+            agents.lease = Duration::from_secs(3600);
         }
         Broken::EarlyEviction => coordinators.evict_after = Duration::from_secs(2),
         Broken::Nothing | Broken::NoWatch | Broken::NoKeeper => {}
     }
-    let (is_watched, outlive) =
-        (broken != Broken::NoWatch, if broken == Broken::NoKeeper { 5_000 } else { 900 });
+    let is_watched = broken != Broken::NoWatch;
+    let outlive = if broken == Broken::NoKeeper { 5_000 } else { 900 };
     Setup { nodes, policy: coordinators, agent_policy: agents, is_watched, outlive }
 }
 
@@ -81,7 +83,7 @@ fn fault(world: &mut World, may_host_die: bool) {
         8 | 9 => world.fail(node),
         10 if may_die => world.leave(node),
         _ => {
-            // The store's host is started once; a launcher started again there would be another job.
+            // The store's host is started once: a launcher restarted there would be a new job.
             let node = node.max(1);
             world.start(node);
         }
@@ -108,8 +110,9 @@ fn willing(world: &World) -> usize {
     world.nodes.iter().filter(|node| node.agent.is_some() && !node.leaving).count()
 }
 
-/// After the last fault: the round has every agent there is room for, and all of them run; or there is a reason.
-fn whole(world: &World) -> Result<(), String> {
+/// Checks, after the last fault, that the round has every agent there is room for and all of them run, unless there is
+/// a reason.
+fn check_complete(world: &World) -> Result<(), String> {
     let Some(coordinator) = &world.coordinator else {
         let left = world.nodes.iter().filter(|node| node.workers.is_some()).count();
         return if left == 0 {
@@ -128,15 +131,15 @@ fn whole(world: &World) -> Result<(), String> {
             };
             let running = world.nodes.iter().filter(runs).count();
             let wanted = willing(world).min(policy.max_nodes);
-            let is_whole = running == round.members.len() && running == wanted;
-            if is_whole { Ok(()) } else { Err(format!("{running} run of {wanted} in {round:?}")) }
+            let is_complete = running == round.members.len() && running == wanted;
+            if is_complete { Ok(()) } else { Err(format!("{running} run of {wanted} in {round:?}")) }
         }
         phase => Err(format!("20 s after the last fault: {phase:?}")),
     }
 }
 
-/// At the end: the job is over, everyone knows, and a job that was whole succeeded.
-fn over(world: &World, must_succeed: bool) -> Result<(), String> {
+/// Checks, at the end, that the job is over, every agent knows it, and a job that was complete succeeded.
+fn check_over(world: &World, must_succeed: bool) -> Result<(), String> {
     if let Some(node) = world.nodes.iter().position(|node| node.agent.is_some()) {
         return Err(format!("the agent on node{node} never ended"));
     }
@@ -145,24 +148,24 @@ fn over(world: &World, must_succeed: bool) -> Result<(), String> {
     }
     let Some(coordinator) = &world.coordinator else { return Ok(()) };
     match &coordinator.state().phase {
-        Phase::Over(_) if !coordinator.may_exit() => Err("the coordinator may not go".into()),
+        Phase::Over(_) if !coordinator.may_exit() => Err("the coordinator may not exit".into()),
         Phase::Over(ending) if must_succeed && *ending != Ending::Success => Err(format!("{ending}")),
         Phase::Over(_) => Ok(()),
         phase => Err(format!("never over: {phase:?}")),
     }
 }
 
-/// Plays the history of `seed`. Returns the world as it ended, and the first broken promise.
+/// Plays the history of `seed`. Returns the final world, and the first broken promise.
 fn play(seed: u64, broken: Broken) -> (World, Result<(), String>) {
     let mut dice = Dice(seed);
     let setup = setup(&mut dice, broken);
     let may_host_die = dice.chance(15);
     let mut world = World::new(dice, setup);
-    let result = story(&mut world, may_host_die, broken);
+    let result = play_history(&mut world, may_host_die, broken);
     (world, result)
 }
 
-fn story(world: &mut World, may_host_die: bool, broken: Broken) -> Result<(), String> {
+fn play_history(world: &mut World, may_host_die: bool, broken: Broken) -> Result<(), String> {
     world.start(0);
     let span = world.dice.roll(5_000, 40_000);
     let rate = world.dice.roll(1, 4);
@@ -180,27 +183,28 @@ fn story(world: &mut World, may_host_die: bool, broken: Broken) -> Result<(), St
     heal(world);
     pass(world, 20_000)?;
     if broken == Broken::Nothing {
-        whole(world)?;
+        check_complete(world)?;
     }
     let runs = |coordinator: &Coordinator| matches!(coordinator.state().phase, Phase::Running { .. });
     let must_succeed = world.coordinator.as_ref().is_some_and(runs);
     world.is_finishing = true;
     pass(world, 40_000)?;
-    if broken == Broken::Nothing { over(world, must_succeed) } else { Ok(()) }
+    if broken == Broken::Nothing { check_over(world, must_succeed) } else { Ok(()) }
 }
 
-fn told(world: &World, seed: u64, violation: &str) -> String {
+/// The text of a violation, with the last events.
+fn explained(world: &World, seed: u64, violation: &str) -> String {
     let tail = world.log.len().saturating_sub(60);
     format!("seed {seed}: {violation}\n{}", world.log[tail..].join("\n"))
 }
 
 #[test]
-fn random_histories_hold_every_promise() {
+fn random_histories_keep_every_promise() {
     let (mut successes, mut failures, mut hostless, mut rounds) = (0, 0, 0, 0);
     for seed in 0..HISTORIES {
         let (world, result) = play(seed, Broken::Nothing);
         if let Err(violation) = result {
-            panic!("{}", told(&world, seed, &violation));
+            panic!("{}", explained(&world, seed, &violation));
         }
         let Some(coordinator) = &world.coordinator else {
             hostless += 1;
@@ -215,7 +219,7 @@ fn random_histories_hold_every_promise() {
     println!(
         "{successes} succeeded, {failures} failed with a reason, {hostless} lost their host, {rounds} rounds"
     );
-    // The histories must be worth something: many endings of each kind, many rounds.
+    // The histories must be meaningful: many endings of each kind, many rounds.
     assert!(successes > HISTORIES / 10 && failures > HISTORIES / 10 && hostless > HISTORIES / 100);
     assert!(rounds > HISTORIES);
 }
@@ -227,13 +231,13 @@ fn the_same_seed_gives_the_same_history() {
     }
 }
 
-/// A control: the broken rule must be found as two rounds at once.
-fn is_found(broken: Broken) -> bool {
+/// A control: the broken rule must be detected as two rounds that run at once.
+fn is_detected(broken: Broken) -> bool {
     (0..HISTORIES).any(|seed| play(seed, broken).1.is_err_and(|violation| violation.ends_with("run at once")))
 }
 
-/// Nodes that run one round, whatever comes, with outages of up to `longest` after each other. Returns the world, and how
-/// many outages there were.
+/// Nodes that all run one round, with several outages of up to `longest`. Returns the world, and how many outages there
+/// were.
 fn outages(seed: u64, longest: impl Fn(&Policy) -> u64) -> (World, u64) {
     let mut dice = Dice(seed);
     let mut setup = setup(&mut dice, Broken::Nothing);
@@ -247,7 +251,7 @@ fn outages(seed: u64, longest: impl Fn(&Policy) -> u64) -> (World, u64) {
     for _ in 0..number {
         let span = world.dice.roll(longest / 2, longest);
         let until = world.now + span;
-        // One node is cut off, or the store's host is: all the others.
+        // One node is cut off. If that is the store's host, all others are.
         let last = world.nodes.len() as u64 - 1;
         let cut = world.dice.roll(0, last) as usize;
         (1..world.nodes.len())
@@ -269,38 +273,38 @@ fn outages_within_the_host_timeout_change_nothing() {
         let (world, number) = outages(seed, |policy| policy.host_timeout.as_millis() as u64);
         let is_stopped = world.log.iter().any(|line| line.contains("Stop {") || line.contains("Exit("));
         let is_untouched = rounds(&world) == 1 && !is_stopped;
-        assert!(is_untouched, "{}", told(&world, seed, &format!("{number} outages were not borne")));
+        assert!(is_untouched, "{}", explained(&world, seed, &format!("{number} outages were not tolerated")));
     }
 }
 
 #[test]
-fn outages_beyond_every_patience_are_noticed() {
+fn outages_longer_than_every_timeout_are_noticed() {
     for seed in 0..HISTORIES / 30 {
         let (world, _) = outages(seed, |policy| 4 * policy.evict_after.as_millis() as u64);
         assert!(
             world.log.iter().any(|line| line.contains("Stop {")),
             "{}",
-            told(&world, seed, "nobody noticed")
+            explained(&world, seed, "nobody noticed")
         );
     }
 }
 
 #[test]
 fn without_a_keeper_a_dead_agents_workers_run_beside_the_next_round() {
-    assert!(is_found(Broken::NoKeeper));
+    assert!(is_detected(Broken::NoKeeper));
 }
 
 #[test]
 fn without_a_lease_two_rounds_run_at_once() {
-    assert!(is_found(Broken::NoLease));
+    assert!(is_detected(Broken::NoLease));
 }
 
 #[test]
 fn with_an_eviction_before_the_end_of_the_lease_two_rounds_run_at_once() {
-    assert!(is_found(Broken::EarlyEviction));
+    assert!(is_detected(Broken::EarlyEviction));
 }
 
 #[test]
 fn without_a_watch_a_frozen_agents_workers_run_beside_the_next_round() {
-    assert!(is_found(Broken::NoWatch));
+    assert!(is_detected(Broken::NoWatch));
 }

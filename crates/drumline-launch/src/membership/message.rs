@@ -1,7 +1,7 @@
-//! What agents and the coordinator say to each other.
+//! The messages between agents and the coordinator.
 //!
-//! Both directions carry whole states, not changes: losing one costs a heartbeat, hearing one twice costs nothing.
-//! Orders bear no number of their own: one that comes late is refused by the fence or grants no lease.
+//! Both directions carry complete states, not changes: losing a message costs a heartbeat, receiving one twice costs
+//! nothing. Orders have no number of their own: a late one is refused by the fence, or grants no lease.
 
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -17,34 +17,36 @@ pub struct AgentId(pub u128);
 pub struct AgentCard {
     /// Its identity.
     pub id: AgentId,
-    /// Its host's name, for people.
+    /// Its host's name, for messages.
     pub host: String,
     /// How many workers it starts.
     pub slots: usize,
-    /// Its place among the nodes where each is given one; `None`: in the order of their coming.
+    /// Its node rank, if the user assigned one; `None` assigns node ranks in the order in which agents join.
     pub node_rank: Option<usize>,
-    /// How many nodes it was told there are, at the least and at the most.
+    /// The minimum and maximum number of nodes that it was started with.
     pub nodes: (usize, usize),
-    /// How long it waits for a silent host; the lease follows from it, so that all must have the same. Zero takes any.
+    /// How long it waits for a silent host. The lease follows from it, so all agents must have the same. Zero accepts
+    /// any.
     pub host_timeout: Duration,
-    /// `host:port` on which its process listens for as long as it lives; empty if it does not.
+    /// The `host:port` on which its process listens until it ends; empty if it does not.
     pub life: String,
-    /// Where the workers of a round meet in which it is the first node.
-    pub door: Door,
+    /// Where the workers of a round find each other, if this agent is the round's first node.
+    #[serde(rename = "door")]
+    pub meeting_point: MeetingPoint,
 }
 
-/// Where workers meet.
+/// Where the workers of a round find each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Door {
-    /// The host of rank 0, as the others reach it.
+pub struct MeetingPoint {
+    /// The host of rank 0, as the other nodes reach it.
     pub master_addr: String,
-    /// A free port there, for what rank 0 hosts.
+    /// A free port there, for services of rank 0.
     pub master_port: u16,
     /// `host:port` of the store that the launcher hosts.
     pub store: String,
 }
 
-/// What an agent is about.
+/// What an agent is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Doing {
     /// Nothing runs here.
@@ -53,14 +55,14 @@ pub enum Doing {
     Running(u64),
     /// Workers of this round are being stopped and may still run.
     Stopping(u64),
-    /// All workers of this round ended well.
+    /// All workers of this round succeeded.
     Done(u64),
-    /// The agent goes: nothing runs, nothing will.
+    /// The agent exits: nothing runs here, and nothing will.
     Over,
 }
 
 impl Doing {
-    /// The round that it takes part in, or has.
+    /// The round that it takes part in, or took part in.
     pub fn round(self) -> Option<u64> {
         match self {
             Doing::Running(round) | Doing::Stopping(round) | Doing::Done(round) => Some(round),
@@ -68,7 +70,7 @@ impl Doing {
         }
     }
 
-    /// The round of which workers may be alive.
+    /// The round whose workers may be alive.
     pub fn alive(self) -> Option<u64> {
         match self {
             Doing::Running(round) | Doing::Stopping(round) => Some(round),
@@ -88,53 +90,54 @@ pub struct WorkerFailure {
     pub host: String,
     /// How long it ran, on its own agent's clock.
     pub ran_for: Duration,
-    /// What happened, for people.
+    /// What happened, for messages.
     pub what: String,
 }
 
-/// All that an agent has to say.
+/// The complete state of an agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// Who speaks.
+    /// The agent that reports.
     pub agent: AgentCard,
     /// Grows with each report of this agent.
     pub number: u64,
-    /// What it is about.
+    /// What it is doing.
     pub doing: Doing,
-    /// It will run nothing of this round or an older one.
+    /// It will not run this round or an older one.
     pub fence: u64,
-    /// It has a lease, so it hears the coordinator; only such agents become members.
+    /// Whether it has a lease, which shows that it receives the coordinator's orders. Only such agents become members.
     pub leased: bool,
-    /// It has been asked to leave.
+    /// Whether it has been asked to leave.
     pub leaving: bool,
-    /// The failure that the coordinator has not yet answered with a fence.
+    /// The failure that the coordinator has not yet acknowledged with a fence.
     pub failure: Option<WorkerFailure>,
 }
 
-/// All that the coordinator wants of one agent.
+/// The coordinator's complete instruction to one agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Order {
-    /// Which coordinator speaks: drawn at random at its start.
+    /// The coordinator's identity, drawn at random at its start.
     pub coordinator: u128,
-    /// The number of the latest report heard from this agent: the lease counts from when it was sent.
+    /// The number of the latest report received from this agent. The lease counts from when that report was sent.
     pub answers: u64,
-    /// What is wanted.
-    pub wish: Wish,
+    /// The instruction.
+    #[serde(rename = "wish")]
+    pub instruction: Instruction,
 }
 
-/// What the coordinator wants.
+/// What an agent is to do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Wish {
+pub enum Instruction {
     /// Run nothing up to this round, and wait.
     Hold {
         /// The highest round that must not run.
         fence: u64,
-        /// What is being waited for, for people.
+        /// What the job waits for, for messages.
         why: Reason,
     },
     /// Run this round.
     Run(Round),
-    /// Go on with what it is about.
+    /// Continue with what it is doing.
     Keep,
     /// The job, or this agent's part in it, is over.
     End(Ending),
@@ -156,14 +159,14 @@ pub struct Round {
 /// An agent's place in a round.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// Who.
+    /// The agent.
     pub agent: AgentCard,
     /// The rank of its first worker; the others follow.
     pub first_rank: usize,
 }
 
 impl Round {
-    /// Deals out the ranks of a first round to `agents`, in their order.
+    /// Assigns the ranks of a first round to `agents`, in their order.
     pub fn deal(number: u64, restarts: usize, agents: Vec<AgentCard>) -> Self {
         let mut next = 0;
         let place = |agent: AgentCard| {
@@ -195,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_follow_the_nodes_without_gap() {
+    fn ranks_follow_the_nodes_without_gaps() {
         let card =
             |id, slots| AgentCard { id: AgentId(id), host: format!("n{id}"), slots, ..AgentCard::default() };
         let round = Round::deal(3, 1, vec![card(7, 2), card(5, 1), card(6, 4)]);

@@ -1,16 +1,16 @@
-//! The times and counts that decisions follow, checked once.
+//! The times and counts that membership decisions use, checked once.
 //!
-//! All times of silence follow from one number, the *host timeout* ([`Policy::patient`]): how long nothing happens although
-//! nothing is heard from a host.
+//! All times of silence follow from one number, the *host timeout* ([`Policy::patient`]): how long a silent host is
+//! tolerated.
 //!
 //! ```text
-//!   0 ── the last report that was answered is sent
-//!   │ heartbeat: reports, each again over a fresh connection if it is not answered
-//!   ├ host_timeout: an outage that ends before this has changed nothing
+//!   0 ── the agent sends the last report that was answered
+//!   │ heartbeat: reports; one that is not answered is sent again over a new connection
+//!   ├ host_timeout: an outage that ends before this changes nothing
 //!   ├ patience      the agent stops its workers: SIGTERM
 //!   ├ lease         what still runs is killed; the keeper does so even if the agent is frozen
-//!   ├ + kill_within nothing runs any more
-//!   └ evict_after   the coordinator no longer counts on the agent
+//!   ├ + kill_within no worker runs any more
+//!   └ evict_after   the coordinator evicts the agent
 //! ```
 
 use std::time::Duration;
@@ -20,40 +20,40 @@ use drumline_rendezvous::worker_env;
 /// The times and counts of an elastic job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// Fewest nodes with which a round may run.
+    /// The minimum number of nodes in a round.
     pub min_nodes: usize,
-    /// Most nodes in a round; agents beyond it wait as spares.
+    /// The maximum number of nodes in a round. Further agents wait as spares.
     pub max_nodes: usize,
-    /// How long fewer than `min_nodes` are waited for.
+    /// How long to wait for `min_nodes` to join.
     pub join_timeout: Duration,
-    /// How long more nodes are waited for at the start, once `min_nodes` are there.
+    /// How long to wait for more nodes at the start, once `min_nodes` have joined.
     pub last_call: Duration,
-    /// The same when a round is formed anew: short, as the job stands still.
+    /// The same for later rounds: short, because the job stands still.
     pub settle: Duration,
     /// An agent reports at least this often.
     pub heartbeat: Duration,
-    /// How long nothing happens although nothing is heard from a host. The times below follow from it.
+    /// How long a silent host is tolerated. The times below follow from it.
     pub host_timeout: Duration,
-    /// An agent stops its workers gently this long after it sent the last report that was answered.
+    /// An agent stops its workers with SIGTERM this long after it sent the last report that was answered.
     pub patience: Duration,
     /// An agent kills its workers this long after it sent the last report that was answered.
     pub lease: Duration,
-    /// Killed workers are dead within this time.
+    /// Killed workers have ended within this time.
     pub kill_within: Duration,
-    /// An agent not heard for this long is no longer counted on.
+    /// The coordinator evicts an agent that has been silent for this long.
     pub evict_after: Duration,
-    /// An agent without contact for this long ends if the job cannot wait for it: the store's host is dead or cut off. One
-    /// that the job can take back waits for `join_timeout`.
+    /// An agent that the job cannot take back exits after this long without contact: the store's host is dead or cut
+    /// off. An agent that the job can take back waits for `join_timeout`.
     pub give_up_after: Duration,
-    /// An agent that leaves waits this long for the coordinator's word.
+    /// An agent that leaves waits this long for the coordinator's answer.
     pub leave_within: Duration,
-    /// A round that is being closed must stop within this time, or the job ends.
+    /// A round that is being closed must stop within this time, or the job fails.
     pub stop_within: Duration,
-    /// How often the workers may be started again after a failure, in the whole job.
+    /// How often the workers may be restarted after a failure, in the whole job.
     pub max_restarts: usize,
     /// The pause before a restart after quick failures.
     pub back_off: BackOff,
-    /// When failing again and again ends the job although restarts are left.
+    /// When repeated failures end the job although restarts are left.
     pub crash_loop: CrashLoop,
 }
 
@@ -66,20 +66,20 @@ pub struct BackOff {
     pub longest: Duration,
 }
 
-/// The same rank failing quickly, so many times in a row.
+/// What counts as a crash loop: the same rank fails quickly several times in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CrashLoop {
     /// A failure is quick when the worker ran for less than this.
     pub within: Duration,
-    /// So many in a row end the job.
+    /// This many quick failures in a row end the job.
     pub times: usize,
 }
 
-/// A policy that cannot hold.
+/// Why a policy is invalid.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
-    /// The range of nodes is empty or begins at nothing.
+    /// The range of nodes is empty or begins at 0.
     #[error("node range {min}:{max} is empty; try MIN:MAX with 1 <= MIN <= MAX")]
     Nodes {
         /// The lower end.
@@ -87,7 +87,7 @@ pub enum PolicyError {
         /// The upper end.
         max: usize,
     },
-    /// An evicted agent's workers might still run.
+    /// The workers of an evicted agent might still run.
     #[error(
         "lease {lease:?} and kill time {kill:?} must together be shorter than the eviction time {evict:?}; \
          try a shorter lease"
@@ -95,7 +95,7 @@ pub enum PolicyError {
     Lease {
         /// The lease.
         lease: Duration,
-        /// The time in which killed workers are dead.
+        /// The time within which killed workers have ended.
         kill: Duration,
         /// The eviction time.
         evict: Duration,
@@ -126,18 +126,19 @@ impl Default for Policy {
     }
 }
 
-/// An agent reports this often unless another time is given.
+/// The default time between reports of an agent.
 pub const HEARTBEAT: Duration = Duration::from_millis(500);
-/// No host timeout is shorter: a busy machine needs this long to answer.
+/// The shortest host timeout: a busy machine may need this long to answer.
 pub const SHORTEST_HOST_TIMEOUT: Duration = Duration::from_secs(1);
-/// The last report that was answered is older than the outage, and the next one comes later than its end: by so much together.
+/// The last answered report was sent before the outage began, and the next one is answered after it ended. This covers
+/// both delays.
 const SLACK: Duration = Duration::from_secs(2);
 /// The longest time between SIGTERM and SIGKILL of workers whose agent has lost contact.
 const LONGEST_GRACE: Duration = Duration::from_secs(2);
 
 impl Policy {
-    /// A job of one node that waits `host_timeout` for a silent host, and whose agents report every `heartbeat`, or more often
-    /// if the host timeout wants it. A host timeout below a second counts as one.
+    /// The policy of a one-node job that waits `host_timeout` for a silent host. Agents report every `heartbeat`, or
+    /// more often if the host timeout needs it. A host timeout below a second counts as one second.
     pub fn patient(host_timeout: Duration, heartbeat: Duration) -> Self {
         let host_timeout = host_timeout.max(SHORTEST_HOST_TIMEOUT);
         let patience = host_timeout + SLACK;
@@ -170,12 +171,12 @@ impl Policy {
         self.min_nodes < self.max_nodes
     }
 
-    /// An agent that is not heard for so long is not taken into a new round.
+    /// An agent that has been silent for longer does not become a member of a new round.
     pub fn fresh_within(&self) -> Duration {
         (4 * self.heartbeat).max(2 * SLACK)
     }
 
-    /// Whether the promises can be held with these times.
+    /// Checks that these times can keep the promises of [`membership`](super).
     pub fn check(&self) -> Result<(), PolicyError> {
         let Policy { min_nodes: min, max_nodes: max, patience, lease, kill_within: kill, heartbeat, .. } =
             *self;
@@ -207,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_host_timeout_holds_and_bad_policies_are_named() {
+    fn every_host_timeout_is_valid_and_bad_policies_are_rejected() {
         for host_timeout in [0, 1, 2, 5, 30, 90, 86_400, 100 * 365 * 86_400].map(Duration::from_secs) {
             for heartbeat in [HEARTBEAT, Duration::from_secs(5), Duration::from_secs(30)] {
                 let policy = Policy::patient(host_timeout, heartbeat);
@@ -217,8 +218,8 @@ mod tests {
         }
         let long = Policy { lease: Duration::from_secs(35), ..Policy::default() };
         assert!(matches!(long.check(), Err(PolicyError::Lease { .. })));
-        let rude = Policy { patience: Duration::from_secs(34), ..Policy::default() };
-        assert!(matches!(rude.check(), Err(PolicyError::Patience { .. })));
+        let impatient = Policy { patience: Duration::from_secs(34), ..Policy::default() };
+        assert!(matches!(impatient.check(), Err(PolicyError::Patience { .. })));
         let rare = Policy { heartbeat: Duration::from_secs(20), ..Policy::default() };
         assert!(matches!(rare.check(), Err(PolicyError::Heartbeat { .. })));
         let empty = Policy { min_nodes: 3, max_nodes: 2, ..Policy::default() };
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_restart_is_at_once_and_later_ones_wait_longer_and_longer() {
+    fn the_first_restart_is_immediate_and_later_pauses_grow() {
         let policy = Policy::default();
         let pauses: Vec<u64> = [0, 1, 2, 3, 4, 9, 99].map(|quick| policy.pause(quick).as_secs()).to_vec();
         assert_eq!(pauses, [0, 0, 1, 2, 4, 30, 30]);

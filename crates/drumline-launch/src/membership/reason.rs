@@ -1,4 +1,4 @@
-//! Why something was decided: the same words in the log, in the report and in tests.
+//! Why something was decided. The log, the failure report and the tests all use the same text.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -8,7 +8,7 @@ use super::message::WorkerFailure;
 use crate::Signal;
 use crate::report::signal_name;
 
-/// A rank that ran for less has hardly begun: the same as a crash loop's by default.
+/// A rank that failed within this time failed at once. Equal to the default of a crash loop.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
 /// Why a running round is closed.
@@ -16,43 +16,43 @@ const AT_ONCE: Duration = Duration::from_secs(5);
 pub enum Cause {
     /// A worker failed. Uses a restart, unless a member turns out to be lost.
     Failed(WorkerFailure),
-    /// The agent on this host is gone.
+    /// The agent on this host was lost.
     Lost {
         /// Its host.
         host: String,
-        /// How.
+        /// How it was lost.
         how: Loss,
     },
     /// The agent on this host stopped its workers because it had lost contact.
     FellOut(String),
     /// The agent on this host was asked to leave.
     Left(String),
-    /// The agent on this host came.
+    /// A new agent on this host wants to join.
     Came(String),
 }
 
 /// How an agent was lost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Loss {
-    /// Nothing was heard from it for so long.
+    /// It was silent for this long.
     Silent(Duration),
-    /// Its host answers, and says that the process has ended.
+    /// Its host answers, and refuses connections to the process: it has ended.
     Died,
-    /// It said that it ends.
+    /// It reported that it ends.
     Ended,
 }
 
-/// Why a decision was taken.
+/// Why a decision was made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reason {
-    /// Fewer agents than the least number have come.
+    /// Fewer agents than the minimum have joined.
     TooFew {
-        /// Hosts that came.
+        /// The hosts of those that have joined.
         came: Vec<String>,
         /// How many are needed.
         min: usize,
     },
-    /// A member is gone, and fewer are left than the least number.
+    /// A member is gone, and fewer nodes than the minimum are left.
     TooFewLeft {
         /// Who, and how.
         cause: Cause,
@@ -68,65 +68,65 @@ pub enum Reason {
         /// How many restarts there were.
         max_restarts: usize,
     },
-    /// Another node has the place among the nodes that was given to this one.
+    /// Another node has the same node rank as this one.
     NodeRankTaken {
-        /// The place.
+        /// The node rank.
         node_rank: usize,
         /// The other node's host.
         host: String,
     },
-    /// The nodes were told different numbers of nodes.
+    /// The nodes were started with different `--nnodes`.
     OtherNodes {
-        /// What this one was told.
-        told: (usize, usize),
-        /// What the store's host was told.
+        /// The minimum and maximum that this node was started with.
+        given: (usize, usize),
+        /// Those of the store's host.
         agreed: (usize, usize),
     },
-    /// The nodes would wait for a silent host for different times.
+    /// The nodes were started with different `--host-timeout`.
     OtherHostTimeout {
-        /// How long this one would.
-        told: Duration,
-        /// How long the store's host would.
+        /// The timeout that this node was started with.
+        given: Duration,
+        /// The timeout of the store's host.
         agreed: Duration,
     },
-    /// Enough have come; more are waited for.
+    /// Enough nodes have joined; the coordinator waits a little for more.
     LastCall {
-        /// How many came.
+        /// How many have joined.
         came: usize,
         /// How many there may be.
         max: usize,
     },
-    /// The round has all the nodes it is going to get.
+    /// The round's nodes are chosen.
     Complete {
         /// How many nodes.
         nodes: usize,
     },
-    /// A pause before the next restart.
+    /// The coordinator pauses before the next restart.
     BackOff(Duration),
     /// The round runs.
     Runs {
         /// Its number.
         round: u64,
     },
-    /// The round has its most nodes; this agent waits as a spare.
+    /// The round has the maximum number of nodes; this agent waits as a spare.
     Spare,
     /// The round is being closed.
     Closing(Cause),
     /// All members of the closed round have stopped.
     Stopped(Cause),
-    /// The agent was not heard for too long.
+    /// The agent was silent for too long.
     Silent {
         /// Its host.
         host: String,
         /// For how long.
         span: Duration,
     },
-    /// The agent's process has ended, as its host says.
+    /// It is proved that the agent's process has ended.
     Died {
         /// Its host.
         host: String,
     },
-    /// All workers of the round ended well.
+    /// All workers of the round succeeded.
     AllDone,
     /// A worker failed, and no restart is left.
     OutOfRestarts {
@@ -135,31 +135,31 @@ pub enum Reason {
         /// How many restarts there were.
         max_restarts: usize,
     },
-    /// The same rank failed quickly, again and again.
+    /// The same rank failed quickly several times in a row.
     CrashLoop {
         /// The last failure.
         failure: WorkerFailure,
         /// How many in a row.
         times: usize,
     },
-    /// An agent did not get its workers to stop.
+    /// An agent could not stop its workers in time.
     WouldNotStop {
         /// Its host.
         host: String,
-        /// How long was waited.
+        /// How long the coordinator waited.
         span: Duration,
     },
     /// The agent that hosts the store was asked to leave.
     StoreHostLeft {
-        /// The signal that asked it; the workers of all nodes get the same.
+        /// The signal that asked it. The workers of all nodes get the same signal.
         signal: i32,
     },
     /// The store's host is dead or cut off.
     StoreLost {
-        /// For how long there was no contact.
+        /// How long there was no contact.
         span: Duration,
     },
-    /// The process of the agent that hosts the store has ended, as its host says.
+    /// It is proved that the process of the agent that hosts the store has ended.
     StoreDied,
     /// The lease ran out without contact.
     LeaseOver,
@@ -168,7 +168,8 @@ pub enum Reason {
     /// The job, or this agent's part in it, is over.
     JobOver(Box<Ending>),
     /// All agents know that the job is over, or cannot be reached.
-    EveryoneTold,
+    #[serde(rename = "EveryoneTold")]
+    AllInformed,
     /// Nothing to do.
     Quiet,
 }
@@ -176,16 +177,16 @@ pub enum Reason {
 /// How the job, or an agent's part in it, ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Ending {
-    /// All workers of the last round ended well.
+    /// All workers of the last round succeeded.
     Success,
     /// The job failed.
     Failure(Reason),
-    /// This agent left as it was asked to.
+    /// This agent left because it was asked to.
     Left,
 }
 
 impl Reason {
-    /// The signal with which workers are stopped for this reason, if it is a certain one.
+    /// The signal with which workers are stopped for this reason, if the reason determines one.
     pub fn signal(&self) -> Option<Signal> {
         match self {
             Reason::JobOver(ending) => match &**ending {
@@ -197,7 +198,7 @@ impl Reason {
         }
     }
 
-    /// Whether it is that an agent was asked to leave, on whatever node.
+    /// Whether the reason is that an agent was asked to leave, on any node.
     pub fn is_departure(&self) -> bool {
         match self {
             Reason::Closing(cause)
@@ -208,7 +209,7 @@ impl Reason {
         }
     }
 
-    /// Whether it is that a worker failed, on whatever node.
+    /// Whether the reason is that a worker failed, on any node.
     pub fn is_failure(&self) -> bool {
         match self {
             Reason::Closing(cause)
@@ -233,7 +234,7 @@ impl fmt::Display for Cause {
                 )
             }
             Cause::Left(host) => write!(f, "the agent on {host} leaves"),
-            Cause::Came(host) => write!(f, "an agent came on {host}"),
+            Cause::Came(host) => write!(f, "a new agent joins on {host}"),
         }
     }
 }
@@ -258,14 +259,14 @@ impl fmt::Display for WorkerFailure {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Reason::TooFew { came, min } if came.is_empty() => write!(f, "none of {min} nodes came"),
+            Reason::TooFew { came, min } if came.is_empty() => write!(f, "none of {min} nodes joined"),
             Reason::TooFew { came, min } => {
-                write!(f, "only {} of at least {min} nodes came: {}", came.len(), came.join(", "))
+                write!(f, "only {} of at least {min} nodes joined: {}", came.len(), came.join(", "))
             }
             Reason::TooFewLeft { cause, left, min } => write!(
                 f,
                 "{cause}; {left} of at least {min} nodes are left; \
-                 try --nnodes MIN:MAX to go on with fewer, or --max-restarts to wait for its return"
+                 try --nnodes MIN:MAX to continue with fewer, or --max-restarts to wait for its return"
             ),
             Reason::NoRestartLeft { cause, max_restarts: 0 } => {
                 write!(f, "{cause}; try a longer --host-timeout, or --max-restarts to start all ranks again")
@@ -276,27 +277,30 @@ impl fmt::Display for Reason {
                  try a longer --host-timeout, or a larger --max-restarts"
             ),
             Reason::NodeRankTaken { node_rank, host } => {
-                write!(f, "the node on {host} has --node-rank {node_rank} too; try another one for each node")
+                write!(
+                    f,
+                    "the node on {host} also has --node-rank {node_rank}; try a different one on each node"
+                )
             }
-            Reason::OtherNodes { told, agreed } => write!(
+            Reason::OtherNodes { given, agreed } => write!(
                 f,
                 "this node has --nnodes {}:{} and the first one {}:{}; try the same on all nodes",
-                told.0, told.1, agreed.0, agreed.1
+                given.0, given.1, agreed.0, agreed.1
             ),
-            Reason::OtherHostTimeout { told, agreed } => write!(
+            Reason::OtherHostTimeout { given, agreed } => write!(
                 f,
-                "this node has --host-timeout {told:?} and the first one {agreed:?}; try the same on all nodes"
+                "this node has --host-timeout {given:?} and the first one {agreed:?}; try the same on all nodes"
             ),
-            Reason::LastCall { came, max } => write!(f, "{came} nodes came; waiting for up to {max}"),
+            Reason::LastCall { came, max } => write!(f, "{came} nodes joined; waiting for up to {max}"),
             Reason::Complete { nodes } => write!(f, "{nodes} nodes take part"),
             Reason::BackOff(pause) => write!(f, "pausing {pause:.1?} before the next restart"),
             Reason::Runs { round } => write!(f, "round {round} runs"),
-            Reason::Spare => write!(f, "the round has its most nodes; waiting as a spare"),
+            Reason::Spare => write!(f, "the round has the maximum number of nodes; waiting as a spare"),
             Reason::Closing(cause) => write!(f, "stopping the round: {cause}"),
             Reason::Stopped(cause) => write!(f, "the round has stopped: {cause}"),
             Reason::Silent { host, span } => write!(f, "the agent on {host} was silent for {span:.1?}"),
             Reason::Died { host } => write!(f, "the agent on {host} has died"),
-            Reason::AllDone => write!(f, "all workers ended well"),
+            Reason::AllDone => write!(f, "all workers succeeded"),
             Reason::OutOfRestarts { failure, max_restarts: 0 } => write!(f, "{failure}"),
             Reason::OutOfRestarts { failure, max_restarts } => {
                 write!(f, "{failure}; all {max_restarts} restarts are used; {}", after_restarts(failure))
@@ -321,17 +325,18 @@ impl fmt::Display for Reason {
             Reason::LeaseOver => write!(f, "the lease ran out without contact"),
             Reason::AskedToLeave => write!(f, "this agent was asked to leave"),
             Reason::JobOver(ending) => write!(f, "{ending}"),
-            Reason::EveryoneTold => write!(f, "all agents know that the job is over"),
+            Reason::AllInformed => write!(f, "all agents know that the job is over"),
             Reason::Quiet => write!(f, "nothing to do"),
         }
     }
 }
 
-/// A rank that failed at once will do so again: then restarts are not what the job lacks.
+/// What to try when the restarts are used up. A rank that failed at once would fail again.
 fn after_restarts(failure: &WorkerFailure) -> &'static str {
-    match failure.ran_for < AT_ONCE {
-        true => "more restarts will hardly help; try what its error says",
-        false => "try a larger --max-restarts",
+    if failure.ran_for < AT_ONCE {
+        "more restarts will hardly help; try what its error says"
+    } else {
+        "try a larger --max-restarts"
     }
 }
 

@@ -1,8 +1,9 @@
-//! A simulated cluster: agents, their workers and the coordinator, with a network and a clock that misbehave.
+//! A simulated cluster: agents, their workers and the coordinator, with an unreliable network and unsynchronized
+//! clocks.
 //!
-//! Time goes in steps of 50 ms. Each node has a clock of its own, with an offset of its own. Messages are delayed, so
-//! they overtake each other; they are also lost and doubled. After each step the invariants are checked, by
-//! looking at the workers themselves and not at what the machines believe.
+//! Time advances in steps of 50 ms. Each node has its own clock with its own offset. Messages are delayed, so they
+//! overtake each other. They are also lost and duplicated. After each step the invariants are checked against the
+//! workers themselves, not against what the state machines believe.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -33,10 +34,10 @@ impl Dice {
     }
 }
 
-/// What stands still when a node is frozen.
+/// What is paused when a node is frozen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Frozen {
-    /// The agent only; its workers go on.
+    /// Only the agent; its workers keep running.
     Agent,
     /// Agent and workers.
     Node,
@@ -57,7 +58,7 @@ pub(super) struct Node {
     pub(super) workers: Option<Workers>,
     pub(super) ending: Option<Ending>,
     pub(super) frozen: Option<(Frozen, u64)>,
-    /// Until when nothing comes in, and nothing goes out.
+    /// Until when it receives nothing, and until when it sends nothing.
     pub(super) deaf_until: u64,
     pub(super) mute_until: u64,
     clock: u64,
@@ -69,17 +70,17 @@ enum Mail {
     Order(usize, AgentId, Order),
     /// The proof that this agent's process has ended.
     Death(AgentId),
-    /// The same of the store's host, for the agent on this node.
+    /// The same for the store's host, for the agent on this node.
     StoreDeath(usize),
 }
 
-/// What the world is made of.
+/// How the world is set up.
 pub(super) struct Setup {
     pub(super) nodes: usize,
     pub(super) policy: Policy,
-    /// The agents' policy; another one than the coordinator's only in controls.
+    /// The agents' policy; it differs from the coordinator's only in controls.
     pub(super) agent_policy: Policy,
-    /// Whether the end of a lease is watched outside the agent.
+    /// Whether something outside the agent watches the end of the lease.
     pub(super) is_watched: bool,
     /// Workers outlive their agent by up to this time.
     pub(super) outlive: u64,
@@ -149,11 +150,14 @@ impl World {
         let card = AgentCard { id, host: format!("node{node}"), slots: 1 + node % 3, ..AgentCard::default() };
         let agent = Agent::new(card, self.setup.agent_policy.clone(), self.clock(node));
         let place = &mut self.nodes[node];
-        (place.agent, place.leaving, place.ending) = (Some((id, agent)), false, None);
-        (place.inbox, place.frozen) = (Vec::new(), None);
+        place.agent = Some((id, agent));
+        place.leaving = false;
+        place.ending = None;
+        place.inbox = Vec::new();
+        place.frozen = None;
     }
 
-    /// Kills the agent; the kernel ends its workers, not quite at once. Where it can, it proves the agent's end.
+    /// Kills the agent. The kernel ends its workers a little later. With some luck the agent's end is proved.
     pub(super) fn crash(&mut self, node: usize) {
         let dies_at = self.now + self.dice.roll(0, self.setup.outlive);
         let is_proved = self.dice.chance(50);
@@ -188,12 +192,12 @@ impl World {
         }
     }
 
-    /// Cuts a node off until then: what it sends and what is sent to it is lost.
+    /// Cuts a node off until then: messages from it and to it are lost.
     pub(super) fn cut_off(&mut self, node: usize, until: u64) {
         (self.nodes[node].deaf_until, self.nodes[node].mute_until) = (until, until);
     }
 
-    /// Lets a worker of the node fail.
+    /// Makes a worker of the node fail.
     pub(super) fn fail(&mut self, node: usize) {
         let now = self.now;
         let place = &mut self.nodes[node];
@@ -235,7 +239,7 @@ impl World {
             place.frozen = None;
             let is_over =
                 place.agent.as_ref().and_then(|(_, agent)| agent.lease_end()).is_none_or(|end| end <= clock);
-            // The watch's timer fires before anything else runs on a node that wakes.
+            // On a node that wakes, the watch's timer fires before anything else runs.
             if kind == Frozen::Node && is_over && self.setup.is_watched {
                 place.inbox.extend(place.workers.take().map(|workers| Event::WorkersStopped(workers.round)));
             }
@@ -283,7 +287,7 @@ impl World {
                     self.mail.push((self.now + STEP, Mail::Death(id)));
                 }
                 Mail::Death(id) => {
-                    self.coordinate(|coordinator, now| coordinator.hear_of_death(now, id), None)
+                    self.coordinate(|coordinator, now| coordinator.receive_death_proof(now, id), None)
                 }
                 Mail::StoreDeath(node) => self.nodes[node].inbox.push(Event::StoreDied),
             }
@@ -296,7 +300,7 @@ impl World {
             return;
         }
         let id = report.agent.id;
-        self.coordinate(|coordinator, now| coordinator.hear(now, report), Some((node, id)));
+        self.coordinate(|coordinator, now| coordinator.receive_report(now, report), Some((node, id)));
     }
 
     fn coordinate<F>(&mut self, act: F, answer: Option<(usize, AgentId)>)
@@ -307,7 +311,7 @@ impl World {
         let Some(mut coordinator) = self.coordinator.take() else { return };
         if self.nodes[0].frozen.is_none() {
             let decided = act(&mut coordinator, clock);
-            decided.iter().for_each(|(decision, reason)| self.witness(decision, reason));
+            decided.iter().for_each(|(decision, reason)| self.check_decision(decision, reason));
             let everyone = || coordinator.agents().into_iter().map(|id| (self.home(id), id)).collect();
             let to: Vec<_> = if decided.is_empty() { answer.into_iter().collect() } else { everyone() };
             for (node, id) in to {
@@ -327,7 +331,8 @@ impl World {
         self.nodes.iter().position(is_home).unwrap_or(1)
     }
 
-    fn witness(&mut self, decision: &Decision, reason: &Reason) {
+    /// Logs a decision, and checks the invariants that concern it.
+    fn check_decision(&mut self, decision: &Decision, reason: &Reason) {
         self.log.push(format!("{:>6} coordinator: {decision:?}; {reason}", self.now));
         match decision {
             Decision::Form(cards) if cards.iter().any(|card| !self.agreed.contains(&card.id)) => {
@@ -345,7 +350,7 @@ impl World {
         }
     }
 
-    /// What the workers of a node do.
+    /// Advances the workers of a node.
     fn work(&mut self, node: usize) {
         let (now, clock) = (self.now, self.clock(node));
         let kill = self.dice.roll(0, 900);
@@ -371,7 +376,7 @@ impl World {
         }
     }
 
-    /// Lets an agent that is not frozen take in what came, in order.
+    /// Lets an agent that is not frozen process its events, in order.
     fn wake(&mut self, node: usize) {
         if self.nodes[node].frozen.is_some() {
             return;
@@ -435,7 +440,7 @@ impl World {
 
     fn stop_workers(&mut self, node: usize, round: u64, grace: Grace) {
         let span = match grace {
-            // Longer than a lease: workers that save a checkpoint.
+            // Longer than a lease, as for workers that save a checkpoint.
             Grace::Full => self.dice.roll(0, 8000),
             Grace::Short => self.dice.roll(0, 2500),
             Grace::None => self.dice.roll(0, 900),
@@ -451,9 +456,13 @@ impl World {
     }
 
     fn check(&mut self) -> Result<(), String> {
-        let lives = |node: &&Node| !matches!(node.frozen, Some((Frozen::Node, _)));
-        let rounds: BTreeSet<u64> =
-            self.nodes.iter().filter(lives).filter_map(|node| Some(node.workers.as_ref()?.round)).collect();
+        let is_awake = |node: &&Node| !matches!(node.frozen, Some((Frozen::Node, _)));
+        let rounds: BTreeSet<u64> = self
+            .nodes
+            .iter()
+            .filter(is_awake)
+            .filter_map(|node| Some(node.workers.as_ref()?.round))
+            .collect();
         if rounds.len() > 1 {
             return Err(format!("rounds {rounds:?} run at once"));
         }

@@ -1,4 +1,4 @@
-//! A set of CPUs, written as the kernel writes it: `0-3,8`.
+//! A set of CPUs, in the kernel's notation: `0-3,8`.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -19,26 +19,26 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Cores(BTreeSet<usize>);
 
-/// The highest number of a CPU that can be bound to.
+/// The highest CPU number that can be bound to.
 const HIGHEST: usize = CpuSet::MAX_CPU - 1;
 
 impl Cores {
-    /// How many.
+    /// The number of CPUs.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether this CPU is among them.
+    /// Whether the set contains this CPU.
     pub fn contains(&self, cpu: usize) -> bool {
         self.0.contains(&cpu)
     }
 
-    /// Their numbers, in order.
+    /// The CPU numbers, in order.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         self.0.iter().copied()
     }
@@ -49,7 +49,7 @@ impl Cores {
         set
     }
 
-    /// The lowest of them.
+    /// The lowest CPU number.
     pub fn first(&self) -> Option<usize> {
         self.0.first().copied()
     }
@@ -70,17 +70,16 @@ impl fmt::Display for Cores {
                 _ => ranges.push((cpu, cpu)),
             }
         }
-        let range = |(first, last): (usize, usize)| match first == last {
-            true => first.to_string(),
-            false => format!("{first}-{last}"),
+        let range = |(first, last): (usize, usize)| {
+            if first == last { first.to_string() } else { format!("{first}-{last}") }
         };
         f.write_str(&ranges.into_iter().map(range).collect::<Vec<_>>().join(","))
     }
 }
 
-/// Text that is no list of CPUs.
+/// The text is not a list of CPUs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no list of cores from 0 to {HIGHEST}; try 0-3,8")]
+#[error("`{0}` is not a list of cores from 0 to {HIGHEST}; try 0-3,8")]
 pub struct CoresError(String);
 
 impl FromStr for Cores {
@@ -93,7 +92,8 @@ impl FromStr for Cores {
         let mut cpus = BTreeSet::new();
         for range in text.split(',').filter(|_| !text.trim().is_empty()) {
             let (first, last) = range.split_once('-').unwrap_or((range, range));
-            let (first, last) = (number(first)?, number(last)?);
+            let first = number(first)?;
+            let last = number(last)?;
             if first > last {
                 return Err(wrong());
             }
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_read_and_written() {
+    fn lists_are_parsed_and_formatted() {
         for (text, written) in
             [("", ""), ("0\n", "0"), ("0-1", "0-1"), ("3,1,2", "1-3"), ("0-3,8,10-11", "0-3,8,10-11")]
         {

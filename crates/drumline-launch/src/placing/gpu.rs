@@ -1,32 +1,32 @@
-//! The GPUs of this node and the NUMA node that each is next to, in the order of their PCI addresses, which is that of
-//! `nvidia-smi` and, for equal GPUs, that of CUDA.
+//! The GPUs of this node and the NUMA node of each. They are in the order of their PCI addresses, which is the order of
+//! `nvidia-smi` and, for equal GPUs, of CUDA.
 
 use std::fs;
 use std::path::Path;
 
-/// Nvidia among PCI's makers, and what begins a display or compute device among its classes.
+/// Nvidia's PCI vendor id, and the prefix of the PCI classes of display and compute devices.
 const NVIDIA: &str = "0x10de";
 const DISPLAY: &str = "0x03";
 
 /// One GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Gpu {
-    /// `GPU-5ebe…`, where the driver tells it.
+    /// `GPU-5ebe…`, if the driver reports it.
     pub uuid: Option<String>,
-    /// The NUMA node it is next to.
+    /// Its NUMA node.
     pub node: usize,
 }
 
 impl Gpu {
-    /// Its node if `name`, as `CUDA_VISIBLE_DEVICES` has it, means this GPU, which is the `at`-th.
-    pub(super) fn is_called(&self, name: &str, at: usize) -> Option<usize> {
+    /// Its NUMA node if `name`, in the format of `CUDA_VISIBLE_DEVICES`, means this GPU, which is the `at`-th.
+    pub(super) fn node_if_named(&self, name: &str, at: usize) -> Option<usize> {
         let by_uuid = name.starts_with("GPU-")
             && self.uuid.as_ref().is_some_and(|uuid| uuid.to_lowercase().starts_with(&name.to_lowercase()));
         (name.parse() == Ok(at) || by_uuid).then_some(self.node)
     }
 }
 
-/// The GPUs, by what is in `root` (`/`).
+/// Reads the GPUs from the files below `root` (usually `/`).
 pub(super) fn read(root: &Path) -> Vec<Gpu> {
     let driver = root.join("proc/driver/nvidia/gpus");
     let devices = root.join("sys/bus/pci/devices");
@@ -38,7 +38,7 @@ pub(super) fn read(root: &Path) -> Vec<Gpu> {
     addresses.sort_unstable();
     let gpu = |address: &String| Gpu {
         uuid: uuid(&driver.join(address)),
-        // A machine with a single node says -1.
+        // A machine with a single node reports -1.
         node: line(&devices.join(address).join("numa_node")).and_then(|node| node.parse().ok()).unwrap_or(0),
     };
     addresses.iter().map(gpu).collect()

@@ -1,4 +1,4 @@
-//! Decisions on machines that are not here.
+//! Tests the placement on simulated machines.
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +23,7 @@ fn lists(plan: &LaunchPlan, topology: &Topology) -> Vec<String> {
     shown(&cores(plan, topology, &nothing_set).unwrap())
 }
 
-/// Cores one after the other; the second hardware threads, if there are any, have the numbers after all first ones.
+/// A machine with cores in order; second hardware threads, if any, have the numbers after all first ones.
 #[derive(Clone, Copy)]
 struct Machine {
     sockets: usize,
@@ -56,11 +56,11 @@ impl Machine {
 }
 
 #[test]
-fn alone_or_too_many_are_left_to_the_scheduler() {
+fn a_single_rank_or_too_many_ranks_are_not_bound() {
     let laptop = LAPTOP.topology("all", &[]);
     assert_eq!(lists(&plan(1, None), &laptop), ["-"]);
     assert_eq!(lists(&plan(9, None), &laptop), ["-"; 9]);
-    assert_eq!(lists(&plan(2, None), &Topology::default()), ["-"; 2], "nothing is known");
+    assert_eq!(lists(&plan(2, None), &Topology::default()), ["-"; 2], "the topology is unknown");
     assert_eq!(lists(&plan(2, Some(NumaBinding::None)), &laptop), ["-"; 2]);
     assert_eq!(lists(&plan(8, None), &laptop)[7], "7", "control: as many as there are cores");
 }
@@ -75,7 +75,7 @@ fn every_rank_gets_an_equal_share_with_both_threads_of_its_cores() {
 }
 
 #[test]
-fn shares_are_of_what_may_be_used() {
+fn only_allowed_cpus_are_shared() {
     assert_eq!(lists(&plan(2, None), &SERVER.topology("2-3,12-15", &[])), ["2-3,12", "13-15"]);
     assert_eq!(lists(&plan(3, None), &SERVER.topology("4-5", &[])), ["-"; 3]);
     let threaded = Machine { threads: 2, ..LAPTOP };
@@ -86,22 +86,22 @@ fn shares_are_of_what_may_be_used() {
 }
 
 #[test]
-fn threads_that_do_not_fit_are_not_squeezed_in() {
+fn ranks_are_not_bound_if_their_threads_do_not_fit() {
     let laptop = LAPTOP.topology("all", &[]);
     let omp = |threads| lists(&LaunchPlan { omp: Some(threads), ..plan(2, None) }, &laptop);
     assert_eq!((omp(4), omp(5)), (vec!["0-3".into(), "4-7".into()], vec!["-".to_string(); 2]));
     let set = |name: &'static str, value: &'static str| {
-        let env = move |asked: &str| (asked == name).then(|| OsString::from(value));
+        let env = move |wanted: &str| (wanted == name).then(|| OsString::from(value));
         shown(&cores(&plan(2, None), &laptop, &env).unwrap())[0].clone()
     };
     assert_eq!((set("OMP_NUM_THREADS", "4"), set("OMP_NUM_THREADS", "8,2")), ("0-3".into(), "-".into()));
     assert_eq!((set("OMP_PLACES", "cores"), set("HOME", "/")), ("-".into(), "0-3".into()));
-    let asked = LaunchPlan { omp: Some(99), ..plan(2, Some(NumaBinding::Exclusive)) };
-    assert_eq!(lists(&asked, &laptop), ["0-3", "4-7"], "what was asked for is done");
+    let explicit = LaunchPlan { omp: Some(99), ..plan(2, Some(NumaBinding::Exclusive)) };
+    assert_eq!(lists(&explicit, &laptop), ["0-3", "4-7"], "an explicit binding is applied");
 }
 
 #[test]
-fn without_gpus_ranks_are_dealt_over_the_nodes_in_blocks() {
+fn without_gpus_ranks_are_distributed_over_the_nodes_in_blocks() {
     let server = SERVER.topology("all", &[]);
     let binding = |nproc, numa| lists(&plan(nproc, Some(numa)), &server);
     assert_eq!(binding(4, NumaBinding::Node), ["0-3", "4-7", "8-11", "12-15"]);
@@ -115,16 +115,16 @@ fn without_gpus_ranks_are_dealt_over_the_nodes_in_blocks() {
 }
 
 #[test]
-fn ranks_live_where_their_gpus_are() {
+fn ranks_are_bound_near_their_gpus() {
     let server = SERVER.topology("all", &[3, 3, 0, 0]);
     let binding = |nproc, numa| lists(&plan(nproc, numa), &server);
     assert_eq!(binding(3, Some(NumaBinding::Node)), ["12-15", "12-15", "0-3"]);
     assert_eq!(binding(4, Some(NumaBinding::Socket)), ["8-15", "8-15", "0-7", "0-7"]);
     assert_eq!(binding(4, Some(NumaBinding::Exclusive)), ["12-13", "14-15", "0-1", "2-3"]);
-    assert_eq!(binding(4, None), ["8-11", "12-15", "0-3", "4-7"], "equal shares, as near as they can be");
+    assert_eq!(binding(4, None), ["8-11", "12-15", "0-3", "4-7"], "equal shares, as near as possible");
     assert_eq!(binding(5, Some(NumaBinding::Node))[4], "12-15", "not each has a GPU: blocks");
     let visible = |list: &'static str| {
-        let env = move |asked: &str| (asked == "CUDA_VISIBLE_DEVICES").then(|| OsString::from(list));
+        let env = move |wanted: &str| (wanted == "CUDA_VISIBLE_DEVICES").then(|| OsString::from(list));
         shown(&cores(&plan(2, Some(NumaBinding::Node)), &server, &env).unwrap())
     };
     assert_eq!(
@@ -137,15 +137,19 @@ fn ranks_live_where_their_gpus_are() {
 }
 
 #[test]
-fn a_gpu_out_of_reach_is_told() {
+fn a_gpu_without_usable_cores_is_an_error() {
     let narrowed = SERVER.topology("0-3", &[0, 3]);
     let error = cores(&plan(2, Some(NumaBinding::Node)), &narrowed, &nothing_set).unwrap_err().to_string();
     assert!(error.contains("local rank 1 is on NUMA node 3, and only the cores 0-3"), "{error}");
-    assert_eq!(lists(&plan(2, None), &narrowed), ["0-1", "2-3"], "nobody asked: shares of what is there");
+    assert_eq!(
+        lists(&plan(2, None), &narrowed),
+        ["0-1", "2-3"],
+        "without a binding: shares of what is allowed"
+    );
 }
 
 #[test]
-fn caches_are_given_the_largest_first_and_again() {
+fn caches_are_assigned_largest_first_and_reused() {
     let epyc = Machine { cores_per_node: 8, cores_per_cache: 2, ..SERVER };
     let binding = |allowed, nproc, gpus: &[usize]| {
         lists(&plan(nproc, Some(NumaBinding::CoreComplex)), &epyc.topology(allowed, gpus))
@@ -156,7 +160,7 @@ fn caches_are_given_the_largest_first_and_again() {
     assert_eq!(binding("0-3", 3, &[0, 0, 0]), ["0-1", "2-3", "0-1"]);
 }
 
-/// Writes a file of a made-up `/sys` or `/proc`.
+/// Writes a file of a fake `/sys` or `/proc`.
 fn put(root: &Path, file: &str, text: &str) {
     let path = root.join(file);
     fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -164,7 +168,7 @@ fn put(root: &Path, file: &str, text: &str) {
 }
 
 #[test]
-fn a_tree_is_read() {
+fn a_topology_is_read_from_a_tree() {
     let root = tempfile::tempdir().unwrap();
     let root = root.path();
     for (cpu, sibling, node, socket) in
@@ -212,6 +216,6 @@ fn gpus_are_read_from_the_driver_or_from_the_bus() {
     put(root, "proc/driver/nvidia/gpus/0000:c1:00.0/information", information);
     assert_eq!(read(), [Gpu { uuid: Some("GPU-5EBE-77".to_string()), node: 1 }]);
     let found = &read()[0];
-    let called = ["0", "1", "GPU-5ebe", "GPU-6"].map(|name| found.is_called(name, 0));
-    assert_eq!(called, [Some(1), None, Some(1), None]);
+    let named = ["0", "1", "GPU-5ebe", "GPU-6"].map(|name| found.node_if_named(name, 0));
+    assert_eq!(named, [Some(1), None, Some(1), None]);
 }

@@ -1,4 +1,4 @@
-//! The CPUs that this launcher may use, and what each shares with others; read from a tree such as `/sys`.
+//! The CPUs that this launcher may use, and which cores, caches and nodes they share; read from a tree such as `/sys`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,12 +9,12 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 use super::Cores;
 use super::gpu::{self, Gpu};
 
-/// One CPU (a hardware thread). A core and a cache go by the lowest CPU in them.
+/// One CPU (a hardware thread). A core or a cache is identified by its lowest CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cpu {
     /// Its number.
     pub id: usize,
-    /// Its real core.
+    /// Its physical core.
     pub core: usize,
     /// Its last-level cache.
     pub cache: usize,
@@ -24,7 +24,7 @@ pub struct Cpu {
     pub socket: usize,
 }
 
-/// What a launcher may use of its machine.
+/// The CPUs and GPUs that a launcher may use.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Topology {
     cpus: Vec<Cpu>,
@@ -32,19 +32,20 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// Of these parts.
+    /// A topology of these CPUs and GPUs.
     pub fn new(cpus: Vec<Cpu>, gpus: Vec<Gpu>) -> Self {
         Self { cpus, gpus }
     }
 
-    /// Of the machine that we run on and the CPUs we may use. With more than 1024 CPUs it is empty: nothing is bound.
+    /// The topology of this machine, with the CPUs that we may use. With more than 1024 CPUs it is empty, and nothing
+    /// is bound.
     pub fn here() -> Self {
         let allowed =
             sched_getaffinity(None).map(|set| (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect());
         Self::read("/".as_ref(), &allowed.unwrap_or_default())
     }
 
-    /// Of the CPUs `allowed` by the files below `root`. What they do not say is as in a machine of one socket without
+    /// Reads the topology of the `allowed` CPUs from the files below `root`. Missing files mean one socket without
     /// hardware threads.
     pub fn read(root: &Path, allowed: &Cores) -> Self {
         let system = root.join("sys/devices/system");
@@ -76,25 +77,25 @@ impl Topology {
         &self.gpus
     }
 
-    /// Their numbers.
+    /// The numbers of the CPUs that may be used.
     pub fn allowed(&self) -> Cores {
-        self.those(|_| true)
+        self.cpus_where(|_| true)
     }
 
     pub(super) fn of_node(&self, node: usize) -> Cores {
-        self.those(|cpu| cpu.node == node)
+        self.cpus_where(|cpu| cpu.node == node)
     }
 
     pub(super) fn of_sockets_of_node(&self, node: usize) -> Cores {
         let has = |socket| self.cpus.iter().any(|cpu| cpu.node == node && cpu.socket == socket);
-        self.those(|cpu| has(cpu.socket))
+        self.cpus_where(|cpu| has(cpu.socket))
     }
 
-    fn those(&self, wanted: impl Fn(&Cpu) -> bool) -> Cores {
+    fn cpus_where(&self, wanted: impl Fn(&Cpu) -> bool) -> Cores {
         self.cpus.iter().filter(|cpu| wanted(cpu)).map(|cpu| cpu.id).collect()
     }
 
-    /// The CPUs of each real core, neighbours in the machine next to each other.
+    /// The CPUs of each physical core; neighbouring cores are adjacent.
     pub(super) fn real_cores(&self, wanted: impl Fn(&Cpu) -> bool) -> Vec<Cores> {
         let mut cores = BTreeMap::<_, Vec<usize>>::new();
         for cpu in self.cpus.iter().filter(|cpu| wanted(cpu)) {
@@ -115,7 +116,7 @@ impl Topology {
     }
 }
 
-/// How many CPUs the machine has, whether we may use them or not, as far as the system says.
+/// The number of CPUs of the machine, including those that we may not use; `None` if unknown.
 pub fn cpus_of_the_machine() -> Option<usize> {
     list("/sys/devices/system/cpu/online".as_ref()).map(|cpus| cpus.len()).filter(|count| *count > 0)
 }
@@ -140,7 +141,7 @@ fn nodes(folder: &Path) -> Vec<(usize, Cores)> {
     numbered(folder, "node").filter_map(cpus).collect()
 }
 
-/// The CPUs that share the last cache for data with one CPU.
+/// The CPUs that share the last-level data cache with one CPU.
 fn last_cache(folder: &Path) -> Option<Cores> {
     let data = |index: &usize| {
         let kind = fs::read_to_string(folder.join(format!("index{index}/type"))).unwrap_or_default();

@@ -1,6 +1,6 @@
-//! How the nodes of a job keep in touch, and how long a silent one is waited for.
+//! How the nodes of a job stay in contact, and how long they wait for a silent one.
 //!
-//! Not here: what follows from it for leases and evictions ([`Policy`](crate::membership::Policy)).
+//! Not here: the leases and evictions that follow from it ([`Policy`](crate::membership::Policy)).
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -10,26 +10,27 @@ use drumline_rendezvous::worker_env::{DEFAULT_HOST_TIMEOUT, LONGEST_DURATION, pa
 use super::RdzvConf;
 use crate::membership::{HEARTBEAT, SHORTEST_HOST_TIMEOUT};
 
-/// What torchrun takes for the one of `keep_alive_interval` and `keep_alive_max_attempt` that is not given.
+/// torchrun's defaults for `keep_alive_interval` and `keep_alive_max_attempt`, if only one of them is given.
 const TORCH_INTERVAL: Duration = Duration::from_secs(5);
 const TORCH_ATTEMPTS: u32 = 3;
-/// An answer that takes longer is not worth waiting for: TCP may hold it back for as long as the outage before it.
+/// After this time a new connection is better than more waiting: TCP may delay an answer for as long as the outage
+/// before it.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(1);
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How nodes keep in touch.
+/// How nodes stay in contact.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Contact {
-    /// How long a silent host is waited for.
+    /// How long to wait for a silent host.
     pub host_timeout: Duration,
-    /// How often an agent gives a sign of life.
+    /// How often an agent sends a heartbeat.
     pub keep_alive_interval: Duration,
-    /// A sign of life that is not answered within this time is sent again over a fresh connection.
+    /// A heartbeat that is not answered within this time is sent again over a new connection.
     pub heartbeat_timeout: Duration,
-    /// How long the first node stays at the end for others that do not answer; `None`: for as long as it would wait for a
-    /// silent host.
+    /// How long the first node waits at the end for others that do not answer; if `None`, as long as it would wait for
+    /// a silent host.
     pub close_timeout: Option<Duration>,
-    /// How long a store that is there may take to answer a node that comes.
+    /// How long a reachable store may take to answer a joining node.
     pub read_timeout: Duration,
 }
 
@@ -39,7 +40,7 @@ impl Default for Contact {
     }
 }
 
-/// How long a silent host is waited for, from a second up.
+/// How long to wait for a silent host, at least one second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostTimeout(Duration);
 
@@ -49,19 +50,19 @@ impl Default for HostTimeout {
     }
 }
 
-/// Text that is no host timeout.
+/// Why a text is not a valid host timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum HostTimeoutError {
-    /// No time at all.
+    /// It is not a time.
     #[error("not a time; try 30s, 500ms, 5m or a number of seconds")]
     NoTime,
-    /// A busy machine would be taken for a dead one.
+    /// It is so short that a busy machine would count as dead.
     #[error("less than {SHORTEST_HOST_TIMEOUT:?}, in which a busy machine may not answer; try 30s")]
     TooShort,
 }
 
 impl HostTimeout {
-    /// Checks that a time can be one.
+    /// Checks that a time is a valid host timeout.
     pub fn new(time: Duration) -> Result<Self, HostTimeoutError> {
         let is_long = time >= SHORTEST_HOST_TIMEOUT;
         if is_long { Ok(Self(time.min(LONGEST_DURATION))) } else { Err(HostTimeoutError::TooShort) }
@@ -83,14 +84,14 @@ impl From<HostTimeout> for Duration {
 }
 
 impl RdzvConf {
-    /// The host timeout that torchrun's settings mean: so many signs of life, so far apart. `None` if neither is given.
+    /// The host timeout that torchrun's settings mean: interval times attempts. `None` if neither is given.
     pub fn host_timeout(&self) -> Option<Duration> {
         let is_given = self.keep_alive_interval.is_some() || self.keep_alive_max_attempt.is_some();
         let interval = self.keep_alive_interval.unwrap_or(TORCH_INTERVAL);
         is_given.then(|| interval.saturating_mul(self.keep_alive_max_attempt.unwrap_or(TORCH_ATTEMPTS)))
     }
 
-    /// How nodes with these settings keep in touch.
+    /// How nodes with these settings stay in contact.
     pub fn contact(&self, host_timeout: HostTimeout) -> Contact {
         Contact {
             host_timeout: host_timeout.into(),
@@ -103,7 +104,7 @@ impl RdzvConf {
 }
 
 impl Contact {
-    /// The settings that mean this, besides the host timeout.
+    /// The settings that are equivalent to this, without the host timeout.
     pub fn conf(&self) -> RdzvConf {
         let Self { host_timeout: _, keep_alive_interval, heartbeat_timeout, close_timeout, read_timeout } =
             *self;

@@ -1,26 +1,26 @@
-//! How many GPUs a program on this node would find: a pure function of the device files and `CUDA_VISIBLE_DEVICES`.
+//! How many GPUs a program on this node would see: pure functions of the device files and `CUDA_VISIBLE_DEVICES`.
 
 use std::collections::HashSet;
 
-/// How many GPUs there are, by the names in `/dev`: `nvidia0`, `nvidia1` and so on.
+/// The number of GPUs, from the names in `/dev`: `nvidia0`, `nvidia1` and so on.
 pub fn installed_gpus<'a>(device_files: impl IntoIterator<Item = &'a str>) -> usize {
     let number = |name: &&str| name.strip_prefix("nvidia").is_some_and(|rest| rest.parse::<u32>().is_ok());
     device_files.into_iter().filter(number).count()
 }
 
-/// The GPUs that the driver shows to a program, in the words of `CUDA_VISIBLE_DEVICES`: numbers, or names such as
-/// `GPU-5ebe`. The driver stops at the first that is not there, and shows none if one is named twice.
+/// The GPUs that the driver shows to a program, in the format of `CUDA_VISIBLE_DEVICES`: numbers, or names such as
+/// `GPU-5ebe`. The driver stops at the first that does not exist, and shows none if one is named twice.
 pub fn visible_gpus(installed: usize, cuda_visible_devices: Option<&str>) -> Vec<String> {
     let Some(list) = cuda_visible_devices else {
         return (0..installed).map(|gpu| gpu.to_string()).collect();
     };
-    let there = |gpu: &&str| match gpu.parse::<i64>() {
+    let exists = |gpu: &&str| match gpu.parse::<i64>() {
         Ok(number) => usize::try_from(number).is_ok_and(|number| number < installed),
         Err(_) => installed > 0 && (gpu.starts_with("GPU-") || gpu.starts_with("MIG-")),
     };
-    let shown: Vec<_> = list.split(',').map(str::trim).take_while(there).map(str::to_string).collect();
-    let different = shown.iter().collect::<HashSet<_>>().len() == shown.len();
-    if different { shown } else { Vec::new() }
+    let shown: Vec<_> = list.split(',').map(str::trim).take_while(exists).map(str::to_string).collect();
+    let all_different = shown.iter().collect::<HashSet<_>>().len() == shown.len();
+    if all_different { shown } else { Vec::new() }
 }
 
 #[cfg(test)]

@@ -1,37 +1,37 @@
-//! Hosts and their slots, in the grammar of DeepSpeed's hostfile and filters.
+//! Parses hosts and their slots, in the grammar of DeepSpeed's hostfile and filters.
 //!
 //! ```text
 //!   worker-0 slots=4    # a comment             worker-0@worker-1:0,2
 //!   worker-1 slots=4                            └ all slots  └ slots 0 and 2
 //! ```
-//! Pure: texts in, lists out.
+//! Pure functions: texts in, lists out.
 
 use std::collections::{BTreeSet, HashSet};
 
-/// One host and the slots (GPUs) of it that are used.
+/// One host and its slots (GPUs) that are used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostSlots {
-    /// Its name, as one would give it to `ssh`.
+    /// Its name, as `ssh` takes it.
     pub name: String,
     /// Its slots, in order.
     pub slots: Vec<usize>,
 }
 
-/// A hostfile or filter that cannot be used.
+/// Why a hostfile or filter is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HostfileError {
     /// A line that does not follow the grammar.
     #[error("line {line} of the hostfile is `{text}`; try HOST slots=N")]
     Line {
-        /// From 1.
+        /// The line number, from 1.
         line: usize,
-        /// What it says.
+        /// The text of the line.
         text: String,
     },
-    /// A host stands twice.
+    /// A host is listed twice.
     #[error("line {line} of the hostfile names {name} again; try one line with all its slots")]
     Duplicate {
-        /// From 1.
+        /// The line number, from 1.
         line: usize,
         /// The host.
         name: String,
@@ -40,40 +40,41 @@ pub enum HostfileError {
     #[error("the hostfile names no host; try a line HOST slots=N")]
     Empty,
     /// A filter that does not follow the grammar.
-    #[error("`{0}` is no choice of hosts; try HOST@HOST:0,1")]
+    #[error("`{0}` is not a choice of hosts; try HOST@HOST:0,1")]
     Filter(String),
-    /// A filter that names a host that is not there.
+    /// A filter names an unknown host.
     #[error("there is no host {name} to choose from; try one of {known}")]
     NoHost {
-        /// What was named.
+        /// The name in the filter.
         name: String,
-        /// What there is.
+        /// The known hosts.
         known: String,
     },
-    /// A filter that names a slot that is not there.
+    /// A filter names an unknown slot.
     #[error("{name} has no slot {slot}; try one of {known:?}")]
     NoSlot {
         /// The host.
         name: String,
-        /// What was named.
+        /// The slot in the filter.
         slot: usize,
-        /// What there is.
+        /// The known slots.
         known: Vec<usize>,
     },
-    /// Nothing is left.
-    #[error("`{0}` leaves no slot on any host; try to leave fewer out")]
+    /// No slot is left.
+    #[error("`{0}` leaves no slot on any host; try excluding fewer")]
     NothingLeft(String),
 }
 
-/// Reads a hostfile.
+/// Parses a hostfile.
 pub fn parse_hostfile(text: &str) -> Result<Vec<HostSlots>, HostfileError> {
     let mut hosts: Vec<HostSlots> = Vec::new();
     for (index, whole) in text.lines().enumerate() {
-        let (line, said) = (index + 1, whole.split('#').next().unwrap_or_default().trim());
-        if said.is_empty() {
+        let line = index + 1;
+        let content = whole.split('#').next().unwrap_or_default().trim();
+        if content.is_empty() {
             continue;
         }
-        let host = host_of(said).ok_or_else(|| HostfileError::Line { line, text: said.to_string() })?;
+        let host = host_of(content).ok_or_else(|| HostfileError::Line { line, text: content.to_string() })?;
         if hosts.iter().any(|other| other.name == host.name) {
             return Err(HostfileError::Duplicate { line, name: host.name });
         }
@@ -84,12 +85,13 @@ pub fn parse_hostfile(text: &str) -> Result<Vec<HostSlots>, HostfileError> {
 
 fn host_of(line: &str) -> Option<HostSlots> {
     let mut words = line.split_whitespace();
-    let (name, slots) = (words.next()?, words.next()?.strip_prefix("slots=")?.parse().ok()?);
+    let name = words.next()?;
+    let slots = words.next()?.strip_prefix("slots=")?.parse().ok()?;
     let fits = words.next().is_none() && !name.starts_with('-') && (1..=MOST_SLOTS).contains(&slots);
     fits.then(|| HostSlots { name: name.to_string(), slots: (0..slots).collect() })
 }
 
-/// More than any machine has; a mistyped number must not fill the memory.
+/// More slots than any machine has: a mistyped number must not fill the memory.
 const MOST_SLOTS: usize = 65_535;
 
 /// The hosts and slots that the filter names, in the filter's order of hosts.
@@ -98,7 +100,7 @@ pub fn include_slots(hosts: &[HostSlots], filter: &str) -> Result<Vec<HostSlots>
     Ok(chosen.into_iter().map(|(host, slots)| HostSlots { name: host.name.clone(), slots }).collect())
 }
 
-/// What the filter does not name; a host without slots is left out.
+/// The hosts and slots that the filter does not name; a host without slots is left out.
 pub fn exclude_slots(hosts: &[HostSlots], filter: &str) -> Result<Vec<HostSlots>, HostfileError> {
     let gone = parse_filter(hosts, filter)?;
     let keeps = |host: &HostSlots, slot: &usize| {
@@ -164,8 +166,8 @@ mod tests {
     }
 
     #[test]
-    fn wrong_hostfiles_are_told_by_line() {
-        for (text, said) in [
+    fn errors_in_hostfiles_name_the_line() {
+        for (text, expected) in [
             ("a slots=1\na slots=2", "line 2 of the hostfile names a again"),
             ("\na", "line 2 of the hostfile is `a`"),
             ("a slots=0", "line 1"),
@@ -176,7 +178,7 @@ mod tests {
             ("# nobody\n", "names no host"),
         ] {
             let error = parse_hostfile(text).unwrap_err().to_string();
-            assert!(error.contains(said), "{text:?}: {error}");
+            assert!(error.contains(expected), "{text:?}: {error}");
         }
     }
 
@@ -190,16 +192,16 @@ mod tests {
     }
 
     #[test]
-    fn wrong_filters_are_told() {
-        for (filter, said) in [
+    fn invalid_filters_are_errors() {
+        for (filter, expected) in [
             ("c", "no host c to choose from; try one of a, b"),
             ("a:9", "a has no slot 9"),
-            ("a:x", "is no choice of hosts"),
-            ("a@a", "is no choice of hosts"),
-            ("a:", "is no choice of hosts"),
+            ("a:x", "is not a choice of hosts"),
+            ("a@a", "is not a choice of hosts"),
+            ("a:", "is not a choice of hosts"),
         ] {
             let error = include_slots(&two(), filter).unwrap_err().to_string();
-            assert!(error.contains(said), "{filter}: {error}");
+            assert!(error.contains(expected), "{filter}: {error}");
         }
         assert!(matches!(exclude_slots(&two(), "a@b"), Err(HostfileError::NothingLeft(_))));
     }

@@ -1,24 +1,24 @@
-//! How many nodes a job has: `4`, or `2:4` if it may grow and shrink.
+//! The number of nodes of a job: `4`, or `2:4` if it may grow and shrink.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// From `min` to `max` nodes, at least one.
+/// A range from `min` to `max` nodes, at least one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeRange {
-    /// Fewer and the job does not run.
+    /// The job does not run with fewer nodes.
     pub min: usize,
-    /// No more are let in.
+    /// The job does not run with more nodes.
     pub max: usize,
 }
 
-/// No number of nodes.
+/// The text is not a number or range of nodes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no number of nodes; try N, or MIN:MAX with 1 <= MIN <= MAX")]
+#[error("`{0}` is not a number of nodes; try N, or MIN:MAX with 1 <= MIN <= MAX")]
 pub struct NodeRangeError(String);
 
 impl NodeRange {
-    /// Exactly so many.
+    /// A range of exactly `count` nodes.
     pub fn exactly(count: usize) -> Self {
         Self { min: count, max: count }
     }
@@ -42,10 +42,7 @@ impl FromStr for NodeRange {
 
 impl fmt::Display for NodeRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.is_elastic() {
-            true => write!(f, "{}:{}", self.min, self.max),
-            false => write!(f, "{}", self.min),
-        }
+        if self.is_elastic() { write!(f, "{}:{}", self.min, self.max) } else { write!(f, "{}", self.min) }
     }
 }
 

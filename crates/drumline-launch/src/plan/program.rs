@@ -1,4 +1,4 @@
-//! What the workers run, and the command line that makes of it.
+//! What the workers run, and its command line.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// What the workers run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Program {
-    /// A script, by an interpreter.
+    /// A script, run by an interpreter.
     Python {
         /// The interpreter.
         interpreter: OsString,
@@ -22,7 +22,7 @@ pub enum Program {
     },
     /// Anything that can be executed.
     Executable(OsString),
-    /// A script, through `runpy.run_path`.
+    /// A script, run through `runpy.run_path`.
     RunPath {
         /// The interpreter.
         interpreter: OsString,
@@ -31,7 +31,7 @@ pub enum Program {
     },
 }
 
-/// Hands a script to `runpy`, with its own arguments as `sys.argv`.
+/// Python code that runs a script with `runpy`, with its own arguments as `sys.argv`.
 const RUN_PATH: &str = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')";
 
 impl Program {
@@ -52,7 +52,7 @@ impl Program {
         }
     }
 
-    /// Whether a file of this name is run by the interpreter.
+    /// Whether a file with this name is run by the Python interpreter.
     pub fn is_python_script(name: &OsStr) -> bool {
         Path::new(name).extension().is_some_and(|extension| extension == "py")
     }
@@ -63,12 +63,12 @@ impl Program {
 pub enum LocalRankArg {
     /// `--local-rank=N`, as PyTorch 2 does.
     Dash,
-    /// `--local_rank=N`, as before, and as DeepSpeed does.
+    /// `--local_rank=N`, as PyTorch 1 and DeepSpeed do.
     Underscore,
 }
 
 impl LocalRankArg {
-    /// The spelling that a Python program declares for its parser; `None` where it has neither, or knows both.
+    /// The spelling that a Python program declares in its argument parser; `None` if it declares neither or both.
     ///
     /// ```
     /// use drumline_launch::LocalRankArg;
@@ -100,7 +100,7 @@ impl LocalRankArg {
 }
 
 impl Program {
-    /// Where the text of a Python program may lie, as seen from the folder in which it is started.
+    /// The files that may contain the source of a Python program, relative to the folder in which it is started.
     pub fn sources(&self) -> Vec<PathBuf> {
         match self {
             Self::Python { script, .. } | Self::RunPath { script, .. } => vec![script.into()],
@@ -112,7 +112,7 @@ impl Program {
         }
     }
 
-    /// The Python script that is to be run and is no file. All ranks would say so.
+    /// The Python script to run, if it does not exist: otherwise every rank would report that.
     pub fn missing_script(&self) -> Option<&OsStr> {
         match self {
             Self::Python { script, .. } | Self::RunPath { script, .. } => {
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_spelling_is_that_of_the_programs_own_parser() {
+    fn the_spelling_follows_the_programs_own_parser() {
         let (dash, underscore) = (Some(LocalRankArg::Dash), Some(LocalRankArg::Underscore));
         for (script, spelling) in [
             ("parser.add_argument('--local_rank', type=int)", underscore),
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn scripts_are_known_by_their_ending() {
+    fn scripts_are_recognized_by_their_extension() {
         for (name, python) in
             [("a.py", true), ("/x.y/a.py", true), ("py", false), ("a.pyx", false), ("a", false)]
         {

@@ -1,4 +1,4 @@
-//! How the nodes of a job meet: where, and how patiently.
+//! How the nodes of a job find each other: where, and how long they wait.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,45 +6,45 @@ use std::time::Duration;
 
 use crate::seconds::{SecondsError, parse_seconds};
 
-/// How the nodes meet.
+/// How the nodes find each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Rendezvous {
-    /// One node: a store on a free port of its own.
+    /// One node, with a store on a free port.
     Standalone,
-    /// A fixed set of nodes, each with its rank given, at the first one's address.
+    /// A fixed set of nodes with assigned ranks, which meet at the first node's address.
     Static {
         /// Host of node 0.
         addr: String,
         /// Its port.
         port: u16,
     },
-    /// Nodes that come and go; ranks are given as they meet.
+    /// Nodes that may join and leave; ranks are assigned when a round is formed.
     Dynamic {
-        /// `host:port` of the store; the host it names hosts it.
+        /// `host:port` of the store, which that host runs.
         endpoint: String,
-        /// How patiently.
+        /// How long nodes wait.
         conf: RdzvConf,
     },
 }
 
-/// How patiently nodes wait for each other: `--rdzv-conf key=value,…` with torchrun's keys.
+/// How long nodes wait for each other: `--rdzv-conf key=value,…` with torchrun's keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RdzvConf {
-    /// For the least number of nodes.
+    /// How long to wait for the minimum number of nodes.
     pub join_timeout: Duration,
-    /// For more, once the least number is there.
+    /// How long to wait for more nodes, once the minimum number has joined.
     pub last_call_timeout: Duration,
-    /// Whether this node hosts the store; found out from the endpoint if `None`.
+    /// Whether this node hosts the store; derived from the endpoint if `None`.
     pub is_host: Option<bool>,
-    /// Time between two signs of life of a node.
+    /// The time between two heartbeats of a node.
     pub keep_alive_interval: Option<Duration>,
-    /// So many of them may be missing before the node counts as lost.
+    /// How many heartbeats may be missing before the node counts as lost.
     pub keep_alive_max_attempt: Option<u32>,
-    /// How long the answer to one may take before it is sent again.
+    /// How long the answer to a heartbeat may take before it is sent again.
     pub heartbeat_timeout: Option<Duration>,
-    /// At the end, for nodes that do not answer.
+    /// How long to wait at the end for nodes that do not answer.
     pub close_timeout: Option<Duration>,
-    /// For a store that is there to answer.
+    /// How long to wait for a reachable store to answer.
     pub read_timeout: Option<Duration>,
 }
 
@@ -64,15 +64,15 @@ impl Default for RdzvConf {
     }
 }
 
-/// A configuration that cannot be used.
+/// Why a configuration is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RdzvConfError {
     /// Not `key=value`.
-    #[error("`{0}` is no setting; try key=value,key=value")]
+    #[error("`{0}` is not a setting; try key=value,key=value")]
     NoPair(String),
     /// No such key.
     #[error(
-        "no setting is called `{0}`; try one of join_timeout, last_call_timeout, close_timeout, \
+        "there is no setting `{0}`; try one of join_timeout, last_call_timeout, close_timeout, \
          heartbeat_timeout, keep_alive_interval, keep_alive_max_attempt, read_timeout, is_host, store_type"
     )]
     Unknown(String),
@@ -83,20 +83,20 @@ pub enum RdzvConfError {
         key: String,
         /// What was given.
         value: String,
-        /// What would do.
+        /// What would be valid.
         expected: &'static str,
     },
-    /// Nobody can wait for no time.
+    /// The time must not be zero.
     #[error("{0} cannot be 0; try a number of seconds")]
     Zero(String),
-    /// The value is no time.
+    /// The value is not a valid time.
     #[error("{key} cannot be `{value}`: {source}")]
     Seconds {
         /// The setting.
         key: String,
         /// What was given.
         value: String,
-        /// What is wrong with it.
+        /// Why it is invalid.
         source: SecondsError,
     },
 }
@@ -106,7 +106,7 @@ impl FromStr for RdzvConf {
 
     fn from_str(text: &str) -> Result<Self, RdzvConfError> {
         let mut conf = Self::default();
-        // Quotes that no shell took away, as in files of job descriptions.
+        // Removes quotes that no shell has removed, as in job description files.
         let text = text.trim().trim_matches(['\'', '"']);
         for setting in text.split(',').filter(|_| !text.trim().is_empty()) {
             let pair = setting.split_once('=').map(|(key, value)| (key.trim(), value.trim()));
@@ -119,7 +119,7 @@ impl FromStr for RdzvConf {
     }
 }
 
-/// As [`RdzvConf::from_str`] reads it.
+/// Writes the form that [`RdzvConf::from_str`] reads.
 impl fmt::Display for RdzvConf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { join_timeout, last_call_timeout, is_host, keep_alive_max_attempt, .. } = self;
@@ -143,19 +143,20 @@ impl RdzvConf {
         let wrong =
             |expected| RdzvConfError::Value { key: key.to_string(), value: value.to_string(), expected };
         let time = || {
-            let (key, value) = (key.to_string(), value.to_string());
+            let key = key.to_string();
+            let value = value.to_string();
             parse_seconds(&value).map_err(|source| RdzvConfError::Seconds { key, value, source })
         };
-        // As in torchrun, which wants a time there.
+        // As in torchrun, zero is not allowed here.
         let some_time = || match time()? {
             Duration::ZERO => Err(RdzvConfError::Zero(key.to_string())),
             time => Ok(Some(time)),
         };
         match key {
-            // Its name in torchrun's static rendezvous.
+            // `timeout` is its name in torchrun's static rendezvous.
             "join_timeout" | "timeout" => self.join_timeout = time()?,
             "last_call_timeout" => self.last_call_timeout = time()?,
-            "is_host" => self.is_host = Some(truth(value).ok_or_else(|| wrong("1 or 0"))?),
+            "is_host" => self.is_host = Some(parse_bool(value).ok_or_else(|| wrong("1 or 0"))?),
             "store_type" if value == "tcp" => {}
             "store_type" => return Err(wrong("tcp")),
             "keep_alive_max_attempt" => {
@@ -172,7 +173,7 @@ impl RdzvConf {
     }
 }
 
-fn truth(value: &str) -> Option<bool> {
+fn parse_bool(value: &str) -> Option<bool> {
     match value.to_ascii_lowercase().as_str() {
         "1" | "true" | "t" | "yes" | "y" => Some(true),
         "0" | "false" | "f" | "no" | "n" => Some(false),
@@ -180,12 +181,12 @@ fn truth(value: &str) -> Option<bool> {
     }
 }
 
-/// An endpoint that is not `host:port`.
+/// The endpoint is not `host:port`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no endpoint; try HOST:PORT with a port from 0 to 65535")]
+#[error("`{0}` is not an endpoint; try HOST:PORT with a port from 0 to 65535")]
 pub struct EndpointError(String);
 
-/// Host and port of `host:port`, `host`, `[::1]:port` or nothing, which is localhost.
+/// Splits `host:port`, `host`, `[::1]:port` or an empty text, which means localhost, into host and port.
 pub fn split_endpoint(text: &str, default_port: Option<u16>) -> Result<(String, u16), EndpointError> {
     let wrong = || EndpointError(text.to_string());
     let trimmed = text.trim();
@@ -232,8 +233,8 @@ mod tests {
     }
 
     #[test]
-    fn wrong_settings_are_told() {
-        for (text, said) in [
+    fn invalid_settings_are_errors() {
+        for (text, expected) in [
             ("join_timeout", "key=value"),
             ("=3", "key=value"),
             ("join_timeout=", "key=value"),
@@ -246,7 +247,7 @@ mod tests {
             ("store_type=file", "try tcp"),
         ] {
             let error = text.parse::<RdzvConf>().unwrap_err().to_string();
-            assert!(error.contains(said), "{text}: {error}");
+            assert!(error.contains(expected), "{text}: {error}");
         }
     }
 

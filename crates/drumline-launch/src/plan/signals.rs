@@ -1,23 +1,23 @@
-//! A list of signals by name: `SIGTERM,SIGUSR1`.
+//! Parses a list of signal names: `SIGTERM,SIGUSR1`.
 
 use crate::{Signal, signal_name};
 
-/// Handed on to the workers and nothing else, unless the plan has them among those that stop: for the workers these are
-/// requests, such as to checkpoint.
+/// The signals that are only forwarded to the workers, unless the plan lists them as stop signals. For the workers they
+/// are requests, such as to save a checkpoint.
 pub const PASSED_ON: [Signal; 2] = [Signal::USR1, Signal::USR2];
 
-/// A list that cannot be used.
+/// Why a list of signals is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SignalsError {
     /// No signal has this name.
-    #[error("`{0}` is no signal; try a list such as SIGTERM,SIGINT,SIGUSR1")]
+    #[error("`{0}` is not a signal; try a list such as SIGTERM,SIGINT,SIGUSR1")]
     Unknown(String),
-    /// The kernel hands it to nobody.
-    #[error("{0} can be handled by nobody; try SIGTERM")]
+    /// No program can handle it.
+    #[error("no program can handle {0}; try SIGTERM")]
     Uncatchable(String),
 }
 
-/// Reads a list of names, with or without `SIG`; empty for none.
+/// Parses a list of names, with or without `SIG`; it may be empty.
 pub fn parse_signals(list: &str) -> Result<Vec<Signal>, SignalsError> {
     list.split(',').map(str::trim).filter(|name| !name.is_empty()).map(named).collect()
 }
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signals_are_known_by_name() {
+    fn signals_are_parsed_by_name() {
         let both = Ok(vec![Signal::TERM, Signal::USR1]);
         assert_eq!(parse_signals("SIGTERM,SIGUSR1"), both);
         assert_eq!(parse_signals("TERM, USR1,"), both);

@@ -9,7 +9,7 @@ use crate::environment::{Environment, Place, chosen_threads, terminal};
 use crate::plan::LaunchPlan;
 
 impl LaunchPlan {
-    /// Where a worker stands among `num_nodes` nodes if this is node `node_rank`.
+    /// A worker's place among `num_nodes` nodes if this is node `node_rank`.
     pub fn place(&self, local_rank: usize, node_rank: usize, num_nodes: usize) -> Place {
         let local_world_size = self.nproc;
         let rank = node_rank * local_world_size + local_rank;
@@ -20,7 +20,7 @@ impl LaunchPlan {
     /// The program that the worker at `place` executes, and all its arguments.
     pub fn command(&self, place: &Place) -> (OsString, Vec<OsString>) {
         let (program, mut args) = self.program.command();
-        args.extend(self.local_rank_arg.map(|spelling| spelling.of(self.told_local_rank(place))));
+        args.extend(self.local_rank_arg.map(|spelling| spelling.of(self.visible_local_rank(place))));
         args.extend(self.args.iter().cloned());
         match self.debug_rank.as_ref().filter(|held| held.rank == place.rank) {
             None => (program, args),
@@ -31,14 +31,14 @@ impl LaunchPlan {
         }
     }
 
-    /// What the plan adds to the environment that any worker at `place` gets. `visible` is what
-    /// `CUDA_VISIBLE_DEVICES` says to the launcher itself.
+    /// What the plan adds to the environment of the worker at `place`. `visible` is the launcher's own
+    /// `CUDA_VISIBLE_DEVICES`.
     pub fn environment(&self, place: &Place, visible: Option<&str>) -> Environment {
         let mut env = vec![
             (names::ROLE_NAME, self.role.clone()),
             (names::TORCHELASTIC_MAX_RESTARTS, self.max_restarts.to_string()),
             (names::TORCHELASTIC_RUN_ID, self.run_id.clone()),
-            (names::LOCAL_RANK, self.told_local_rank(place).to_string()),
+            (names::LOCAL_RANK, self.visible_local_rank(place).to_string()),
             (names::DRUMLINE_HOST_TIMEOUT, format!("{}s", self.contact.host_timeout.as_secs_f64())),
         ];
         env.extend(self.step_faults().map(|faults| (names::DRUMLINE_FAULTS, faults)));
@@ -49,30 +49,31 @@ impl LaunchPlan {
         env.chain(terminal.map(|path| (names::DRUMLINE_TERMINAL.into(), Some(path.into())))).collect()
     }
 
-    /// The faults that the ranks carry out themselves, as they are handed to them.
+    /// The faults that the ranks inject themselves, as the text of their variable.
     fn step_faults(&self) -> Option<String> {
         let faults = self.faults.iter().filter(|fault| matches!(fault.when, When::Step(_)));
         let faults: Vec<_> = faults.map(Fault::to_string).collect();
         (!faults.is_empty()).then(|| faults.join(";"))
     }
 
-    /// The faults that the launcher carries out in the run after `restarts` restarts.
+    /// The faults that the launcher injects after `restarts` restarts.
     pub(crate) fn timed_faults(&self, restarts: usize) -> Vec<Fault> {
         let is_due =
             |fault: &Fault| matches!(fault.when, When::After(_)) && fault.restarts.includes(restarts);
         self.faults.iter().copied().filter(is_due).collect()
     }
 
-    /// `OMP_NUM_THREADS` of each worker where the launcher chooses it by itself.
+    /// `OMP_NUM_THREADS` of each worker, if the launcher chooses it.
     pub fn chosen_threads(&self) -> Option<usize> {
         chosen_threads(self.nproc).filter(|_| self.omp.is_none())
     }
 
-    fn told_local_rank(&self, place: &Place) -> usize {
+    /// The local rank that the worker gets, which is always 0 if it sees one GPU only.
+    fn visible_local_rank(&self, place: &Place) -> usize {
         if self.virtual_local_rank { 0 } else { place.local_rank }
     }
 
-    /// The GPUs that the worker shall see, if not all that the launcher sees.
+    /// The GPUs that the worker should see, if not all that the launcher sees.
     fn devices_of(&self, place: &Place, visible: Option<&str>) -> Option<String> {
         let chosen = self.devices.as_ref().map(|devices| devices.join(","));
         if !self.virtual_local_rank {
@@ -114,16 +115,16 @@ pub(crate) mod tests {
         let place = plain.place(1, 1, 2);
         assert_eq!((place.rank, place.world_size, place.local_world_size), (3, 4, 2));
         assert_eq!(plain.command(&place), ("./a".into(), vec!["-x".into()]));
-        for (spelling, word) in
+        for (spelling, arg) in
             [(LocalRankArg::Dash, "--local-rank=1"), (LocalRankArg::Underscore, "--local_rank=1")]
         {
-            let told = LaunchPlan { local_rank_arg: Some(spelling), ..plan() };
-            assert_eq!(told.command(&place).1, [word, "-x"]);
+            let plan = LaunchPlan { local_rank_arg: Some(spelling), ..plan() };
+            assert_eq!(plan.command(&place).1, [arg, "-x"]);
         }
     }
 
     #[test]
-    fn only_the_held_rank_goes_through_the_holder() {
+    fn only_the_held_rank_is_started_by_the_holder() {
         let held = HeldRank { rank: 3, holder: "/bin/drumline".into() };
         let plan = LaunchPlan { debug_rank: Some(held), local_rank_arg: Some(LocalRankArg::Dash), ..plan() };
         assert_eq!(plan.command(&plan.place(0, 1, 2)).0, "./a");
@@ -133,7 +134,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_plan_speaks_in_the_environment() {
+    fn the_plan_sets_environment_variables() {
         let is = |plan: &LaunchPlan, name, visible| value(plan, 1, name, visible);
         assert_eq!(is(&plan(), "ROLE_NAME", None), Some("trainer".into()));
         assert_eq!(is(&plan(), "TORCHELASTIC_RUN_ID", None), Some("job".into()));

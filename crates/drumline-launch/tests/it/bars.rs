@@ -1,4 +1,4 @@
-//! Progress bars of several ranks: a row for each on a terminal, a line now and then elsewhere.
+//! Progress bars of several ranks: one row for each on a terminal, a line at intervals elsewhere.
 
 use super::console::on_terminal;
 use super::launched::on_console;
@@ -45,7 +45,7 @@ fn screen(text: &str) -> Vec<String> {
 fn each_ranks_bar_stays_one_row_of_a_terminal() {
     let text = on_terminal(&on_console(2, BAR), &[]);
     let drawn = (2..8).filter(|state| text.contains(&format!("bar {state}"))).count();
-    assert!(drawn >= 3, "control: it was drawn as it went: {text:?}");
+    assert!(drawn >= 3, "control: it was drawn while it advanced: {text:?}");
     let rows = screen(&text);
     for rank in 0..2 {
         let of_rank: Vec<_> =
@@ -55,7 +55,7 @@ fn each_ranks_bar_stays_one_row_of_a_terminal() {
 }
 
 #[test]
-fn elsewhere_a_bar_is_a_line_now_and_then_and_its_last_state() {
+fn without_a_terminal_a_bar_is_a_line_at_intervals_and_its_last_state() {
     let (stdout, stderr) = on_console(2, BAR).run();
     for rank in 0..2 {
         let of_rank = |text: &str| -> Vec<String> {
@@ -80,7 +80,7 @@ fn a_bar_that_is_cut_off_keeps_its_last_state() {
 }
 
 #[test]
-fn a_terminal_that_cannot_move_its_cursor_is_given_lines() {
+fn a_terminal_that_cannot_move_its_cursor_gets_lines() {
     let text = on_terminal(&on_console(1, BAR), &[("TERM", "dumb"), ("NO_COLOR", "1")]);
     assert!(
         !text.contains('\x1b') && text.contains("[rank 0]: bar 1\n") && text.contains("[rank 0]: bar 8\n"),

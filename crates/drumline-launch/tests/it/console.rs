@@ -1,4 +1,4 @@
-//! Hostile output and bad consoles: nobody is harmed and no worker waits.
+//! Hostile output and bad consoles do no harm, and no worker waits.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use rustix::fs::{Mode, OFlags};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-use super::launched::{LONG, Launch, ends_well, on_console};
+use super::launched::{LONG, Launch, on_console, succeeds};
 
-/// A terminal: our side of it and the one that programs have.
+/// A pseudo-terminal: our side, and the side of the programs.
 fn terminal() -> (File, OwnedFd) {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
     grantpt(&ours).and_then(|()| unlockpt(&ours)).unwrap();
@@ -27,12 +27,12 @@ fn pipe() -> (File, OwnedFd) {
     (reader.into(), writer)
 }
 
-/// Starts it with stdout and stderr on the same console, which nobody else holds then.
+/// Starts it with stdout and stderr on the same console, which no other process holds then.
 fn start(mut command: Command, console: OwnedFd) -> Child {
     command.stdout(console.try_clone().unwrap()).stderr(console).spawn().unwrap()
 }
 
-/// What comes until every writer is gone; a terminal then gives an error.
+/// Reads until every writer is gone; a terminal then returns an error.
 fn read_all(mut reader: File) -> Vec<u8> {
     let (mut text, mut buffer) = (Vec::new(), vec![0; 64 << 10]);
     while let Ok(len @ 1..) = reader.read(&mut buffer) {
@@ -47,7 +47,7 @@ pub(super) fn on_terminal(launch: &Launch<'_>, env: &[(&str, &str)]) -> String {
     command.envs(env.iter().copied());
     let child = start(command, theirs);
     let text = read_all(ours);
-    assert!(ends_well(child));
+    assert!(succeeds(child));
     String::from_utf8(text).unwrap().replace("\r\n", "\n")
 }
 
@@ -78,7 +78,7 @@ fn without_colour_the_prefix_is_plain() {
 }
 
 #[test]
-fn a_line_of_a_gibibyte_is_cut_and_costs_no_memory() {
+fn a_line_of_a_gibibyte_is_split_and_needs_no_memory() {
     let child = on_console(1, "head -c 1073741824 /dev/zero; echo end").command();
     let mut child = { child }.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let (mut stdout, mut buffer) = (child.stdout.take().unwrap(), vec![0; 1 << 20]);
@@ -87,17 +87,17 @@ fn a_line_of_a_gibibyte_is_cut_and_costs_no_memory() {
         zeros += buffer[..len].iter().filter(|byte| **byte == 0).count();
         prefixes += buffer[..len].iter().filter(|byte| **byte == b']').count();
     }
-    assert!(ends_well(child));
+    assert!(succeeds(child));
     assert_eq!((zeros, prefixes), (1 << 30, (1 << 30) / (64 << 10) + 1));
 }
 
-/// Prints 20 MB and says in a file that it could.
+/// Prints 20 MB, and then creates a file.
 fn flood(dir: &Path) -> String {
     format!("yes some words | head -c 20000000; touch {}/$RANK.done", dir.display())
 }
 
 #[test]
-fn a_console_that_nobody_reads_stops_no_worker() {
+fn a_console_without_a_reader_does_not_stop_a_worker() {
     for (reader, console) in [pipe(), terminal()] {
         let dir = tempfile::tempdir().unwrap();
         let (script, logs) = (flood(dir.path()), dir.path().join("logs"));
@@ -105,12 +105,12 @@ fn a_console_that_nobody_reads_stops_no_worker() {
         let child = start(launch.command(), console);
         let done = || (0..2).all(|rank| dir.path().join(format!("{rank}.done")).exists());
         while !done() {
-            assert!(begun.elapsed() < LONG, "the workers wait");
+            assert!(begun.elapsed() < LONG, "the workers are blocked");
             std::thread::sleep(Duration::from_millis(10));
         }
-        // Read now: the test's own frame prints after the job and would wait for ever.
+        // Read now: the test harness prints after the job and would wait forever.
         let shown = read_all(reader);
-        assert!(ends_well(child));
+        assert!(succeeds(child));
         assert!(shown.len() < 20_000_000, "control: not everything was shown: {}", shown.len());
         let run = fs::read_dir(&logs).unwrap().next().unwrap().unwrap().path();
         for rank in 0..2 {
@@ -125,7 +125,7 @@ fn lines_stay_whole_when_both_streams_share_a_slow_console() {
     let script = "yes out out out | head -c 4000000 & yes err err err | head -c 4000000 >&2; wait";
     let (mut reader, console) = pipe();
     let child = start(on_console(3, script).command(), console);
-    // Odd and slow at first, so that writes are cut at all places and lines wait.
+    // Slow at first and with an odd size, so that writes are split at all places and lines wait.
     let (mut text, mut buffer) = (Vec::new(), [0; 1021]);
     for _ in 0..200 {
         reader.read_exact(&mut buffer).unwrap();
@@ -133,7 +133,7 @@ fn lines_stay_whole_when_both_streams_share_a_slow_console() {
         std::thread::sleep(Duration::from_millis(1));
     }
     text.extend(read_all(reader));
-    assert!(ends_well(child));
+    assert!(succeeds(child));
     let text = String::from_utf8(text).unwrap();
     let of_workers = |line: &&str| line.contains("out") || line.contains("err");
     let mut lines = text.lines().filter(of_workers).filter(|line| !line.starts_with("test result"));
@@ -148,14 +148,14 @@ fn lines_stay_whole_when_both_streams_share_a_slow_console() {
 }
 
 #[test]
-fn a_closed_console_stops_no_worker() {
+fn a_closed_console_does_not_stop_a_worker() {
     let dir = tempfile::tempdir().unwrap();
     let script = flood(dir.path());
     let mut command = on_console(2, &script).command();
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     let mut first = [0; 1000];
     child.stdout.take().unwrap().read_exact(&mut first).unwrap();
-    // The test's own frame cannot print its result then, so that only the workers' word counts.
-    ends_well(child);
+    // The test harness cannot print its result then, so only the workers' files count.
+    succeeds(child);
     assert!((0..2).all(|rank| dir.path().join(format!("{rank}.done")).exists()));
 }

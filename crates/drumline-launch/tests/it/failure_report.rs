@@ -1,4 +1,4 @@
-//! Jobs of real processes that fail in each way, and what is told about them.
+//! Jobs of real processes that fail in different ways, and their failure reports.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +16,7 @@ const PART: &str = "DRUMLINE_TEST_FAILING";
 #[error("the configuration cannot be read")]
 struct BadConfig(#[source] std::num::ParseIntError);
 
-/// Not a test by itself: the body of a worker of the tests below.
+/// Not a test itself: the body of a worker of the tests below.
 #[test]
 fn worker() {
     let Ok(part) = std::env::var(PART) else { return };
@@ -37,7 +37,7 @@ fn worker() {
     }
 }
 
-/// Ranks that run `script`, each told of an error file of its own in `folder`.
+/// Ranks that run `script`, each with its own error file in `folder`.
 fn shells(nproc: usize, script: &str, folder: &Path) -> LocalJob {
     let script = format!("export TORCHELASTIC_ERROR_FILE=\"$FOLDER/$RANK.json\"; {script}");
     LocalJob::new(nproc, "sh", ["-c", &script])
@@ -46,8 +46,8 @@ fn shells(nproc: usize, script: &str, folder: &Path) -> LocalJob {
         .deadline(Duration::from_secs(60))
 }
 
-/// Runs the job to its end and gathers all there is to know.
-fn told(job: LocalJob, folder: &Path) -> (JobReport, FailureReport) {
+/// Runs the job to its end and creates its failure report.
+fn failure_of(job: LocalJob, folder: &Path) -> (JobReport, FailureReport) {
     let mut watch = OomWatch::start(&OomSources::default());
     let report = job.start().unwrap().wait();
     let gather = |rank: &drumline_launch::RankReport| {
@@ -67,9 +67,9 @@ fn this_program(part: &str, folder: &Path) -> LocalJob {
 }
 
 #[test]
-fn a_panic_reaches_the_report_through_the_error_file_and_is_told_once() {
+fn a_panic_reaches_the_report_through_the_error_file_and_appears_once() {
     let folder = tempfile::tempdir().unwrap();
-    let (_, failure) = told(this_program("panic", folder.path()), folder.path());
+    let (_, failure) = failure_of(this_program("panic", folder.path()), folder.path());
     assert_eq!((failure.root.rank, failure.root.exit), (1, Exit::Code(101)));
     assert_eq!(failure.root.error_file.as_ref().unwrap().message, "no such layer: 7");
     let text = failure.to_string();
@@ -81,39 +81,39 @@ fn a_panic_reaches_the_report_through_the_error_file_and_is_told_once() {
 #[test]
 fn a_recorded_error_reaches_the_report_with_its_causes() {
     let folder = tempfile::tempdir().unwrap();
-    let (_, failure) = told(this_program("error", folder.path()), folder.path());
+    let (_, failure) = failure_of(this_program("error", folder.path()), folder.path());
     assert_eq!(failure.root.exit, Exit::Code(3));
-    let told =
+    let expected =
         "  error:\n    the configuration cannot be read\n      caused by: invalid digit found in string\n";
-    assert!(failure.to_string().contains(told), "{failure}");
+    assert!(failure.to_string().contains(expected), "{failure}");
     assert_eq!((exit_code(&failure, ExitCodes::Torchrun), exit_code(&failure, ExitCodes::Child)), (1, 3));
 }
 
 #[test]
-fn a_recorded_error_without_a_launcher_is_nothing() {
+fn recording_an_error_without_a_launcher_does_nothing() {
     if std::env::var_os("TORCHELASTIC_ERROR_FILE").is_none() {
         record_error(&std::io::Error::other("nobody asks")).unwrap();
     }
 }
 
 #[test]
-fn a_broken_error_file_is_said_and_the_rest_is_told_all_the_same() {
+fn a_broken_error_file_is_reported_with_everything_else() {
     let folder = tempfile::tempdir().unwrap();
     let script = "test $RANK = 0 && { printf '{\"message' >$TORCHELASTIC_ERROR_FILE; echo oops >&2; exit 4; }; sleep 60";
-    let (_, failure) = told(shells(2, script, folder.path()), folder.path());
+    let (_, failure) = failure_of(shells(2, script, folder.path()), folder.path());
     let text = failure.to_string();
     assert!(
-        text.contains("its error file is of no use: ") && text.contains("0.json: it is not JSON"),
+        text.contains("its error file cannot be used: ") && text.contains("0.json: it is not JSON"),
         "{text}"
     );
     assert!(text.contains("    oops\n"), "{text}");
 }
 
 #[test]
-fn a_stray_sigkill_is_not_taken_for_lack_of_memory() {
+fn an_external_sigkill_is_not_mistaken_for_lack_of_memory() {
     let folder = tempfile::tempdir().unwrap();
     let (_, failure) =
-        told(shells(2, "test $RANK = 1 && kill -9 $$; sleep 60", folder.path()), folder.path());
+        failure_of(shells(2, "test $RANK = 1 && kill -9 $$; sleep 60", folder.path()), folder.path());
     assert_eq!((failure.root.rank, failure.root.exit, failure.root.oom), (1, Exit::Signal(9), None));
     assert_eq!(failure.others[0].standing, Standing::Stopped);
     assert!(failure.to_string().contains("something outside this job sent SIGKILL"), "{failure}");
@@ -121,7 +121,7 @@ fn a_stray_sigkill_is_not_taken_for_lack_of_memory() {
 }
 
 #[test]
-fn a_core_dump_is_told_from_none() {
+fn a_core_dump_is_reported_only_if_there_is_one() {
     let pattern = std::fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap_or_default();
     let written = pattern.trim() == "core";
     for (limit, expected) in [("0", false), ("unlimited", written)] {
@@ -130,26 +130,26 @@ fn a_core_dump_is_told_from_none() {
         }
         let folder = tempfile::tempdir().unwrap();
         let script = format!("cd \"$FOLDER\"; ulimit -c {limit}; kill -SEGV $$");
-        let (_, failure) = told(shells(1, &script, folder.path()), folder.path());
+        let (_, failure) = failure_of(shells(1, &script, folder.path()), folder.path());
         assert_eq!((failure.root.exit, failure.root.core_dumped), (Exit::Signal(11), expected), "{limit}");
         assert_eq!(failure.to_string().contains("(core dumped)"), expected, "{failure}");
     }
 }
 
 #[test]
-fn a_follower_that_ends_first_points_at_the_one_it_lost() {
+fn a_follower_that_ends_first_blames_the_rank_it_lost() {
     let folder = tempfile::tempdir().unwrap();
     let script = "trap 'echo Error: the disk is full >&2; exit 9' TERM
         if test $RANK = 0; then sleep 0.3; echo 'Error: lost rank 1 of group `world` (a, pid 7): gone' >&2; exit 1; fi
         while :; do sleep 0.05; done";
-    let (report, failure) = told(shells(2, script, folder.path()), folder.path());
-    assert_eq!(report.root_cause, Some(0), "rank 0 is seen first");
+    let (report, failure) = failure_of(shells(2, script, folder.path()), folder.path());
+    assert_eq!(report.root_cause, Some(0), "rank 0 ends first");
     assert_eq!((failure.root.rank, failure.root.exit), (1, Exit::Code(9)));
     assert_eq!(failure.others[0].standing, Standing::Follower(Some(1)));
 }
 
 #[test]
-fn a_python_traceback_is_told_with_the_exception_it_came_from() {
+fn a_python_traceback_includes_the_exception_that_caused_it() {
     if std::process::Command::new("python3").arg("--version").output().is_err() {
         eprintln!("skipped: no python3 here");
         return;
@@ -162,7 +162,7 @@ try:
 except KeyError as missing:
     raise ValueError('no data') from missing";
     let job = shells(2, "exec python3 -c \"$PROGRAM\"", folder.path()).env("PROGRAM", program);
-    let (_, failure) = told(job, folder.path());
+    let (_, failure) = failure_of(job, folder.path());
     let trace = failure.root.trace.as_ref().unwrap();
     assert_eq!(trace.summary, "ValueError: no data");
     assert!(trace.lines.iter().any(|line| line == "KeyError: 'shard'"), "{failure}");
@@ -173,7 +173,7 @@ except KeyError as missing:
 fn megabytes_of_output_make_a_short_report() {
     let folder = tempfile::tempdir().unwrap();
     let script = "head -c 10485760 /dev/urandom >&2; printf '\\nthe end\\n' >&2; exit 5";
-    let (_, failure) = told(shells(2, script, folder.path()), folder.path());
+    let (_, failure) = failure_of(shells(2, script, folder.path()), folder.path());
     let text = failure.to_string();
     assert!(text.len() < 100_000 && text.contains("the end"), "{} bytes", text.len());
     assert!(!text.chars().any(|c| c.is_control() && c != '\n'));

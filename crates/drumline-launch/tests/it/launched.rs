@@ -9,10 +9,10 @@ use drumline_launch::{Bars, LineFilters, LocalJob, LogFolder, LogPlan, Output};
 
 const SCRIPT: &str = "DRUMLINE_LAUNCH_TEST_SCRIPT";
 
-/// Longer than any of these takes, even on a busy machine.
+/// Longer than any of these tests takes, even on a busy machine.
 pub(super) const LONG: Duration = Duration::from_secs(60);
 
-/// What a launcher is to run; every value travels in a variable of the same name.
+/// What a launcher should run; every value is passed in a variable of the same name.
 pub(super) struct Launch<'a> {
     pub(super) nproc: usize,
     pub(super) script: &'a str,
@@ -22,7 +22,7 @@ pub(super) struct Launch<'a> {
     pub(super) filter: &'a str,
     pub(super) quiet: &'a str,
     pub(super) prefix: &'a str,
-    /// Texts of the lines of stdout that are copied.
+    /// The filter texts for lines of stdout.
     pub(super) duplicates: &'a str,
 }
 
@@ -63,8 +63,8 @@ impl Launch<'_> {
     }
 }
 
-/// Whether a launcher ends well within [`LONG`]; it is killed if it does not end.
-pub(super) fn ends_well(mut launcher: Child) -> bool {
+/// Whether a launcher succeeds within [`LONG`]; it is killed if it does not end.
+pub(super) fn succeeds(mut launcher: Child) -> bool {
     let deadline = Instant::now() + LONG;
     while Instant::now() < deadline {
         if let Some(status) = launcher.try_wait().unwrap() {

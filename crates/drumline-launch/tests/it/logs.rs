@@ -1,4 +1,4 @@
-//! Files and console get what the plan says, of real workers.
+//! Files and console get the output of real workers as the plan says.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use super::launched::{Launch, on_console};
 
 const BOTH: &str = "echo out $RANK; echo err $RANK >&2";
 
-/// The one run's folder in `dir`.
+/// The attempt folder of the only run in `dir`.
 fn attempt(dir: &Path) -> PathBuf {
     let runs: Vec<_> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(runs.len(), 1);
@@ -16,7 +16,7 @@ fn attempt(dir: &Path) -> PathBuf {
     runs[0].join("attempt_0")
 }
 
-/// The workers' lines among those of the test's own frame, sorted.
+/// The workers' lines without those of the test harness, sorted.
 fn shown(text: &str) -> Vec<&str> {
     let mut lines: Vec<_> =
         text.lines().filter(|line| line.contains("out") || line.contains("err")).collect();
@@ -26,7 +26,7 @@ fn shown(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn each_stream_goes_where_it_was_sent() {
+fn each_stream_goes_where_the_plan_says() {
     let dir = tempfile::tempdir().unwrap();
     let launch = Launch { dir: dir.path(), redirects: "0:3,1:2", tee: "2:1", ..on_console(4, BOTH) };
     let (stdout, stderr) = launch.run();
@@ -44,11 +44,11 @@ fn each_stream_goes_where_it_was_sent() {
     ] {
         assert_eq!(fs::read_to_string(logs.join(file)).ok().as_deref(), text, "{file}");
     }
-    assert!(logs.join("3").is_dir(), "the place of its error file");
+    assert!(logs.join("3").is_dir(), "the folder of its error file");
 }
 
 #[test]
-fn filters_touch_the_console_only() {
+fn filters_change_only_the_console() {
     let dir = tempfile::tempdir().unwrap();
     let launch = Launch { dir: dir.path(), tee: "3", filter: "1,3", ..on_console(4, BOTH) };
     let (stdout, stderr) = launch.run();
@@ -61,12 +61,12 @@ fn filters_touch_the_console_only() {
 }
 
 #[test]
-fn chosen_lines_of_what_is_shown_are_copied_for_all_workers() {
+fn shown_lines_that_match_a_filter_are_copied_for_all_workers() {
     let script = "echo out $RANK; echo loss $RANK; echo err loss >&2; printf 'last loss'";
     let dir = tempfile::tempdir().unwrap();
     let base = || Launch { dir: dir.path(), redirects: "2:3", tee: "0:3,1:3", ..on_console(4, script) };
     base().run();
-    assert!(!attempt(dir.path()).join("filtered_stdout.log").exists(), "control: nothing was asked for");
+    assert!(!attempt(dir.path()).join("filtered_stdout.log").exists(), "control: there is no filter");
     fs::remove_dir_all(attempt(dir.path()).parent().unwrap()).unwrap();
     let (stdout, _) = Launch { duplicates: "loss,none", filter: "0,2,3", ..base() }.run();
     assert_eq!(shown(&stdout), ["[rank 0]: out 0", "[rank 3]: out 3"]);
@@ -86,7 +86,7 @@ fn a_template_makes_the_prefix() {
 }
 
 #[test]
-fn files_get_the_very_bytes_and_the_console_whole_lines() {
+fn files_get_the_exact_bytes_and_the_console_whole_lines() {
     let script = r"printf 'a\r\n\033[2J\377out\0\rb'";
     let dir = tempfile::tempdir().unwrap();
     let launch = Launch { dir: dir.path(), tee: "1", ..on_console(1, script) };
@@ -98,7 +98,7 @@ fn files_get_the_very_bytes_and_the_console_whole_lines() {
 }
 
 #[test]
-fn five_hundred_workers_are_all_heard() {
+fn the_output_of_five_hundred_workers_is_shown() {
     let (stdout, stderr) = on_console(500, BOTH).run();
     let lines = |text: &str, word: &str| {
         let mut expected: Vec<_> = (0..500).map(|rank| format!("[rank {rank}]: {word} {rank}")).collect();
@@ -110,7 +110,7 @@ fn five_hundred_workers_are_all_heard() {
 }
 
 #[test]
-fn many_workers_need_no_higher_limit_and_are_given_none() {
+fn many_workers_need_no_higher_limit_and_do_not_get_one() {
     let dir = tempfile::tempdir().unwrap();
     let launch = Launch { dir: dir.path(), tee: "3", ..on_console(60, "echo out $(ulimit -Sn)") };
     let launcher = launch.command();

@@ -1,4 +1,4 @@
-//! What becomes of the workers' output in each mode.
+//! Where the workers' output goes in each mode.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ fn shells(nproc: usize, script: &str) -> LocalJob {
 }
 
 #[test]
-fn streams_are_kept_apart() {
+fn streams_are_kept_separate() {
     let report = shells(2, "echo out $RANK; echo err $RANK >&2; printf end").start().unwrap().wait();
     for (rank, worker) in report.ranks.iter().enumerate() {
         assert_eq!(worker.stdout_text(), format!("out {rank}\nend"));
@@ -19,7 +19,7 @@ fn streams_are_kept_apart() {
 }
 
 #[test]
-fn a_flood_does_not_block_the_worker_and_only_its_end_is_kept() {
+fn much_output_does_not_block_the_worker_and_only_its_end_is_kept() {
     let report = shells(2, "head -c 20000000 /dev/zero; echo the end").start().unwrap().wait();
     assert!(report.is_success(), "{report}");
     for worker in &report.ranks {
@@ -29,7 +29,7 @@ fn a_flood_does_not_block_the_worker_and_only_its_end_is_kept() {
 }
 
 #[test]
-fn a_line_is_waited_for_until_it_comes_or_cannot() {
+fn waiting_for_a_line_ends_when_it_arrives_or_cannot_arrive() {
     let job = shells(2, "printf 'al'; sleep 0.2; echo most; test $RANK = 1 || sleep 60").start().unwrap();
     let soon = Instant::now() + Duration::from_secs(10);
     assert_eq!(job.wait_for_line(0, "most", soon).unwrap(), "almost");

@@ -1,4 +1,4 @@
-//! What a worker is given, and what happens when one cannot be started.
+//! What a worker gets at its start, and what happens when one cannot be started.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use drumline_launch::placing::{Cores, Topology};
 use drumline_launch::{LaunchError, LocalJob, Output, RunOptions, RunningJob, WorkerSpec};
 
 #[test]
-fn every_rank_has_its_place_and_a_session_of_its_own() {
+fn every_rank_has_its_place_and_its_own_session() {
     let script = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $GROUP_WORLD_SIZE $COLOUR; \
                   cut -d ' ' -f 1,5,6 /proc/$$/stat";
     let job = LocalJob::new(3, "sh", ["-c", script]).env("COLOUR", "green").output(Output::Capture);
@@ -29,13 +29,13 @@ fn the_job_key_is_inherited_in_memory_that_cannot_be_changed() {
 }
 
 #[test]
-fn a_job_of_nobody_is_refused() {
+fn a_job_of_zero_processes_is_an_error() {
     let error = LocalJob::new(0, "true", [""; 0]).start().unwrap_err();
     assert!(matches!(error, LaunchError::NoProcesses), "{error}");
 }
 
 #[test]
-fn if_one_cannot_be_started_none_is_left() {
+fn if_one_worker_cannot_be_started_none_is_left() {
     let sleep =
         |rank| WorkerSpec { rank, program: "sleep".into(), args: vec!["77".into()], ..WorkerSpec::default() };
     let missing = WorkerSpec { rank: 2, program: "/no/such/program".into(), ..WorkerSpec::default() };
@@ -68,14 +68,14 @@ fn a_worker_runs_on_its_own_cores_only() {
     let options = RunOptions { output: Output::Capture, ..RunOptions::default() };
     let specs = vec![spec(0, Some(first.clone())), spec(1, None), spec(2, Some(all.clone()))];
     let report = RunningJob::start(specs, options).unwrap().wait();
-    let told = |rank: usize| report.ranks[rank].stdout_text().trim().to_string();
+    let printed = |rank: usize| report.ranks[rank].stdout_text().trim().to_string();
     let list = |cores: &Cores| format!("Cpus_allowed_list:\t{cores}");
-    assert_eq!([told(0), told(2)], [list(&first), list(&all)], "{report}");
-    assert_eq!(told(1), list(&all), "control: what is not bound has all that the launcher has");
+    assert_eq!([printed(0), printed(2)], [list(&first), list(&all)], "{report}");
+    assert_eq!(printed(1), list(&all), "control: an unbound worker may use all cores of the launcher");
 }
 
 #[test]
-fn cores_that_are_not_there_are_told() {
+fn cores_that_do_not_exist_are_an_error() {
     let cores = Some(std::iter::once(1023).collect());
     let spec = WorkerSpec { program: "true".into(), cores, ..WorkerSpec::default() };
     let error = RunningJob::start(vec![spec], RunOptions::default()).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! The first failure, the deadline and the owner stop a job, within a bounded time and with nothing left.
+//! The first failure, the deadline and the owner stop a job, within a bounded time and without leftover processes.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ fn soon() -> Instant {
     Instant::now() + SOON
 }
 
-/// Ranks that run `script`, with a way to speak to them.
+/// Ranks that run `script`, with captured output.
 fn shells(nproc: usize, script: &str) -> LocalJob {
     LocalJob::new(nproc, "sh", ["-c", script]).output(Output::Capture).deadline(Duration::from_secs(60))
 }
@@ -22,8 +22,8 @@ fn ready(job: &RunningJob) {
     job.ranks().iter().for_each(|rank| drop(job.wait_for_line(*rank, "ready", soon()).unwrap()));
 }
 
-/// Whether the process is still there and no zombie.
-fn lives(pid: u32) -> bool {
+/// Whether the process exists and is not a zombie.
+fn is_alive(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     !matches!(stat.rsplit_once(") ").map(|(_, rest)| &rest[..1]), None | Some("Z"))
 }
@@ -31,10 +31,10 @@ fn lives(pid: u32) -> bool {
 /// A killed process takes a moment to end; one that was not killed does not end at all here.
 fn end_within_a_second(pids: &[u32]) -> bool {
     let deadline = Instant::now() + Duration::from_secs(1);
-    while pids.iter().any(|pid| lives(*pid)) && Instant::now() < deadline {
+    while pids.iter().any(|pid| is_alive(*pid)) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(2));
     }
-    !pids.iter().any(|pid| lives(*pid))
+    !pids.iter().any(|pid| is_alive(*pid))
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn the_first_failure_is_the_root_cause_and_stops_the_others() {
 }
 
 #[test]
-fn without_a_failure_nobody_is_stopped() {
+fn without_a_failure_no_worker_is_stopped() {
     let report = shells(3, "sleep 0.$RANK").start().unwrap().wait();
     assert!(report.is_success(), "{report}");
     assert_eq!((report.root_cause, report.stopped), (None, None));
@@ -57,7 +57,7 @@ fn without_a_failure_nobody_is_stopped() {
 }
 
 #[test]
-fn a_worker_deaf_to_sigterm_is_killed_after_the_grace() {
+fn a_worker_that_ignores_sigterm_is_killed_after_the_grace() {
     let script = "test $RANK = 0 && { trap '' TERM; while :; do sleep 0.1; done; }; sleep 0.3; exit 5";
     let grace = Duration::from_millis(600);
     let start = Instant::now();
@@ -69,14 +69,14 @@ fn a_worker_deaf_to_sigterm_is_killed_after_the_grace() {
 }
 
 #[test]
-fn a_worker_that_cleans_up_on_sigterm_is_given_the_time() {
+fn a_worker_gets_time_to_clean_up_on_sigterm() {
     let script = "trap 'sleep 0.3; echo cleaned; exit 9' TERM; echo ready; while :; do sleep 0.05; done";
     let job = shells(2, script).start().unwrap();
     ready(&job);
     job.stop();
     let report = job.wait();
     assert_eq!(report.stopped, Some(StopReason::Asked));
-    assert_eq!(report.root_cause, None, "an end that was asked for is no failure");
+    assert_eq!(report.root_cause, None, "a requested end is not a failure");
     for rank in &report.ranks {
         assert_eq!(rank.exit, Exit::Code(9));
         assert!(rank.stdout.ends_with(b"cleaned\n"));
@@ -84,7 +84,7 @@ fn a_worker_that_cleans_up_on_sigterm_is_given_the_time() {
 }
 
 #[test]
-fn the_deadline_stops_everybody_even_a_stopped_one() {
+fn the_deadline_stops_all_workers_even_a_suspended_one() {
     let job = shells(2, "trap 'echo bye; exit 4' TERM; echo ready; while :; do sleep 0.05; done");
     let job = job.deadline(Duration::from_millis(800)).start().unwrap();
     ready(&job);
@@ -97,7 +97,7 @@ fn the_deadline_stops_everybody_even_a_stopped_one() {
 }
 
 #[test]
-fn an_end_is_seen_at_once_and_only_once() {
+fn an_end_is_noticed_at_once_and_only_once() {
     let job = shells(2, "echo ready; exec sleep 60").on_failure(OnFailure::LetOthersRun).start().unwrap();
     ready(&job);
     assert_eq!(job.wait_rank(0, Instant::now()).unwrap(), None);
@@ -112,7 +112,7 @@ fn an_end_is_seen_at_once_and_only_once() {
 }
 
 #[test]
-fn what_a_worker_leaves_in_its_group_ends_with_it() {
+fn processes_left_in_a_workers_group_end_with_it() {
     let job = shells(1, "sleep 60 & echo child $!; sleep 60 & echo child $!; exit 0");
     let start = Instant::now();
     let report = job.start().unwrap().wait();
@@ -124,14 +124,14 @@ fn what_a_worker_leaves_in_its_group_ends_with_it() {
 }
 
 #[test]
-fn a_dropped_job_is_gone() {
+fn dropping_a_job_ends_its_processes() {
     let job = shells(3, "trap '' TERM; sleep 60 & echo $!; echo ready; wait").start().unwrap();
     ready(&job);
     let mut pids: Vec<u32> = (0..3).map(|rank| job.pid(rank).unwrap()).collect();
     let child =
         |rank| String::from_utf8(job.output(rank).0).unwrap().lines().next().unwrap().parse().unwrap();
     pids.extend((0..3).map(child).collect::<Vec<u32>>());
-    assert!(pids.iter().all(|pid| lives(*pid)), "control: they live before the drop");
+    assert!(pids.iter().all(|pid| is_alive(*pid)), "control: they run before the drop");
     let start = Instant::now();
     drop(job);
     assert!(start.elapsed() < Duration::from_secs(2), "no grace for a dropped job: {:?}", start.elapsed());
@@ -164,14 +164,14 @@ fn sigkill_of_the_launcher_ends_every_worker_within_a_second() {
     let mut lines = BufReader::new(launcher.stdout.take().unwrap()).lines().map_while(Result::ok);
     let pids = lines.find_map(|line| line.strip_prefix("pids ").map(str::to_string)).unwrap();
     let pids: Vec<u32> = pids.split(' ').map(|pid| pid.parse().unwrap()).collect();
-    assert!(pids.iter().all(|pid| lives(*pid)), "control: they live while the launcher does");
+    assert!(pids.iter().all(|pid| is_alive(*pid)), "control: they run while the launcher does");
     launcher.kill().unwrap();
     launcher.wait().unwrap();
     assert!(end_within_a_second(&pids), "workers outlived their launcher");
 }
 
 /// How rank 1, which is about to fail with code 3, ends when rank 0 fails a moment before it.
-fn end_of_the_slower(settle: Duration) -> Exit {
+fn exit_of_the_slower_rank(settle: Duration) -> Exit {
     let scripts = ["exit 1", "sleep 0.1; exit 3"];
     let spec = |(rank, script): (usize, &&str)| WorkerSpec {
         rank,
@@ -186,7 +186,11 @@ fn end_of_the_slower(settle: Duration) -> Exit {
 }
 
 #[test]
-fn a_rank_that_is_about_to_fail_may_say_why() {
-    assert_eq!(end_of_the_slower(Duration::from_secs(10)), Exit::Code(3));
-    assert_eq!(end_of_the_slower(Duration::ZERO), Exit::StoppedByUs, "the control");
+fn a_rank_that_is_about_to_fail_can_still_print_its_error() {
+    assert_eq!(exit_of_the_slower_rank(Duration::from_secs(10)), Exit::Code(3));
+    assert_eq!(
+        exit_of_the_slower_rank(Duration::ZERO),
+        Exit::StoppedByUs,
+        "control: without settle it is stopped"
+    );
 }

@@ -1,8 +1,8 @@
-//! How fast steps are, and how long the rest will take.
+//! The speed of steps, and how long the rest will take.
 
 use std::time::{Duration, Instant};
 
-/// The steps of an epoch, by the clock.
+/// Measures the steps of an epoch.
 #[derive(Debug, Clone)]
 pub struct Pace {
     begin: Instant,
@@ -24,22 +24,22 @@ impl Pace {
         Self::from(Instant::now())
     }
 
-    /// A step with so many samples is done, and the next begins.
+    /// A step with this many samples is done, and the next begins.
     pub fn step(&mut self, samples: u64) {
         self.step_at(samples, Instant::now());
     }
 
-    /// Samples a second of the last step.
+    /// Samples per second of the last step.
     pub fn last(&self) -> f64 {
         self.rate
     }
 
-    /// Samples a second since the beginning.
+    /// Samples per second since the beginning.
     pub fn mean(&self) -> f64 {
         rate(self.samples, self.last - self.begin)
     }
 
-    /// The time that so many steps more will take.
+    /// The time that this many more steps will take.
     pub fn left(&self, steps: u64) -> Duration {
         let mean_step = (self.last - self.begin) / self.steps.max(1);
         mean_step.saturating_mul(steps.min(u32::MAX as u64) as u32)
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_step_and_the_mean_are_told_apart() {
+    fn the_last_step_and_the_mean_are_different() {
         let begin = Instant::now();
         let mut pace = Pace::from(begin);
         pace.step_at(60, begin + Duration::from_secs(1));

@@ -1,10 +1,10 @@
-//! Reading `metrics.jsonl`: once, or as it grows. How a file is read that changes meanwhile is in [`tail`](crate::tail).
+//! Reads `metrics.jsonl`: once, or as it grows. How a file is read that changes meanwhile is in [`tail`](crate::tail).
 
 use std::io;
 use std::path::Path;
 
 use super::{Event, EventsError};
-use crate::tail::{Begin, Heard, Tail};
+use crate::tail::{Begin, Tail, TailItem};
 
 /// All events of a file.
 pub fn read(path: &Path) -> Result<Vec<Event>, EventsError> {
@@ -19,8 +19,8 @@ pub fn read(path: &Path) -> Result<Vec<Event>, EventsError> {
 ///
 /// let folder = tempfile::tempdir()?;
 /// let mut follow = Follow::new(&folder.path().join("metrics.jsonl"));
-/// assert!(follow.poll()?.events.is_empty(), "a file that is not there yet is no error");
-/// let mut log = EventLog::open(folder.path(), Begin::Anew)?;
+/// assert!(follow.poll()?.events.is_empty(), "a file that does not exist yet is no error");
+/// let mut log = EventLog::open(folder.path(), Begin::New)?;
 /// log.write(&Event::Step(StepEvent { step: 1, ..Default::default() }))?;
 /// assert_eq!(follow.poll()?.events.len(), 1);
 /// assert_eq!(follow.poll()?.events.len(), 0);
@@ -31,17 +31,17 @@ pub struct Follow {
     tail: Tail,
 }
 
-/// What was added since the last look.
+/// What was added since the last poll.
 #[derive(Debug, Default, PartialEq)]
 pub struct News {
-    /// The file is another one than before: what was read of it counts no more, and `events` are from its beginning.
-    pub begins_anew: bool,
-    /// In the order of the file.
+    /// The file was replaced: what was read before no longer counts, and `events` are from its beginning.
+    pub is_replaced: bool,
+    /// The new events, in the order of the file.
     pub events: Vec<Event>,
 }
 
 impl Follow {
-    /// Begins before the first line; the file need not be there.
+    /// Begins at the first line; the file need not exist yet.
     pub fn new(path: &Path) -> Self {
         Self { tail: Tail::new(path.to_owned(), Begin::AtStart) }
     }
@@ -49,31 +49,31 @@ impl Follow {
     /// What was added since the last call.
     pub fn poll(&mut self) -> Result<News, EventsError> {
         let mut news = News::default();
-        let heard = self.hear(u64::MAX, |heard| match heard {
-            Heard::StartOver => news.begins_anew = true,
-            Heard::Line(event) => news.events.push(event),
+        let read = self.read_new(u64::MAX, |item| match item {
+            TailItem::StartOver => news.is_replaced = true,
+            TailItem::Line(event) => news.events.push(event),
         });
-        heard.map_err(|source| EventsError::Read { path: self.tail.path().to_owned(), source })?;
+        read.map_err(|source| EventsError::Read { path: self.tail.path().to_owned(), source })?;
         Ok(news)
     }
 
-    /// How far the file was read; none before it was found.
+    /// How far the file was read; `None` before it was found.
     pub(crate) fn offset(&self) -> Option<u64> {
         self.tail.offset()
     }
 
-    /// All events to the end of the file, a part at a time, as long as `wants_more`.
-    pub(crate) fn hear_all(
+    /// Reads all events to the end of the file, one part at a time, as long as `wants_more`.
+    pub(crate) fn read_all(
         &mut self,
         mut wants_more: impl FnMut() -> bool,
-        mut heard: impl FnMut(Event),
+        mut on_event: impl FnMut(Event),
     ) -> io::Result<()> {
         const PART: u64 = 1 << 20;
         let mut place = None;
         while wants_more() {
-            self.hear(PART, |told| match told {
-                Heard::StartOver => {}
-                Heard::Line(event) => heard(event),
+            self.read_new(PART, |item| match item {
+                TailItem::StartOver => {}
+                TailItem::Line(event) => on_event(event),
             })?;
             let now = self.offset();
             if now == std::mem::replace(&mut place, now) {
@@ -84,12 +84,12 @@ impl Follow {
     }
 
     /// As [`poll`](Self::poll), one event after the other, from about `most` bytes at a time.
-    pub(crate) fn hear(&mut self, most: u64, mut heard: impl FnMut(Heard<Event>)) -> io::Result<()> {
-        self.tail.poll(most, |told| match told {
-            Heard::StartOver => heard(Heard::StartOver),
-            Heard::Line(line) => {
+    pub(crate) fn read_new(&mut self, most: u64, mut on_item: impl FnMut(TailItem<Event>)) -> io::Result<()> {
+        self.tail.poll(most, |item| match item {
+            TailItem::StartOver => on_item(TailItem::StartOver),
+            TailItem::Line(line) => {
                 if let Ok(event) = serde_json::from_slice(line) {
-                    heard(Heard::Line(event));
+                    on_item(TailItem::Line(event));
                 }
             }
         })
@@ -126,14 +126,14 @@ mod tests {
             options.create(true).append(true).open(self.path()).unwrap().write_all(text.as_bytes()).unwrap();
         }
 
-        /// Whether it began anew, and the steps that were seen.
+        /// Whether the file was replaced, and the steps that were read.
         fn sees(&mut self) -> (bool, Vec<u64>) {
             let news = self.follow.poll().unwrap();
             let step = |event: &Event| match event {
                 Event::Step(step) => step.step,
                 other => panic!("{other:?}"),
             };
-            (news.begins_anew, news.events.iter().map(step).collect())
+            (news.is_replaced, news.events.iter().map(step).collect())
         }
     }
 
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_lines_and_unknown_kinds_are_left_out() {
+    fn broken_lines_and_unknown_kinds_are_skipped() {
         let mut file = Watched::new();
         file.add(&format!("{}\u{0}\u{0}\n\n{{\"kind\":\"party\"}}\n[]\n{}", line(1), line(2)));
         assert_eq!(file.sees(), (false, vec![1, 2]));
@@ -168,7 +168,7 @@ mod tests {
         file.add(&(line(1) + &line(2) + &line(3)));
         assert_eq!(file.sees().1, [1, 2, 3]);
         let mut log = EventLog::open(file.folder.path(), Begin::After { step: 1 }).unwrap();
-        assert_eq!(file.sees(), (true, vec![1]), "a run that goes on");
+        assert_eq!(file.sees(), (true, vec![1]), "a run that resumes");
         log.write(&Event::Step(StepEvent { step: 2, ..StepEvent::default() })).unwrap();
         assert_eq!(file.sees(), (false, vec![2]), "control: more of the same file");
         OpenOptions::new().write(true).open(file.path()).unwrap().set_len(0).unwrap();
@@ -176,13 +176,13 @@ mod tests {
         file.add(&line(7));
         assert_eq!(file.sees(), (false, vec![7]));
         fs::write(file.path(), line(8) + &line(9)).unwrap();
-        assert_eq!(file.sees(), (true, vec![8, 9]), "written over by a longer one");
-        drop(EventLog::open(file.folder.path(), Begin::Anew).unwrap());
+        assert_eq!(file.sees(), (true, vec![8, 9]), "overwritten by a longer one");
+        drop(EventLog::open(file.folder.path(), Begin::New).unwrap());
         assert_eq!(file.sees(), (true, vec![]), "moved away");
     }
 
     #[test]
-    fn a_file_that_vanishes_keeps_its_place_until_there_is_another() {
+    fn a_file_that_vanishes_keeps_its_position_until_there_is_another() {
         let mut file = Watched::new();
         file.add(&line(1));
         assert_eq!(file.sees().1, [1]);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_is_passed_over() {
+    fn an_endless_line_is_skipped() {
         let mut file = Watched::new();
         file.add(&"x".repeat(LONGEST_LINE as usize + 10));
         assert_eq!(file.sees(), (false, vec![]));
@@ -202,8 +202,8 @@ mod tests {
     }
 
     #[test]
-    fn no_file_is_named() {
-        let said = read(Path::new("/no/such/metrics.jsonl")).unwrap_err().to_string();
-        assert!(said.contains("/no/such/metrics.jsonl"), "{said}");
+    fn the_error_names_a_missing_file() {
+        let error = read(Path::new("/no/such/metrics.jsonl")).unwrap_err().to_string();
+        assert!(error.contains("/no/such/metrics.jsonl"), "{error}");
     }
 }

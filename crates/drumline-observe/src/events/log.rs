@@ -1,19 +1,20 @@
-//! Writing `metrics.jsonl`: a line at once and as a whole, and each step once.
+//! Writes `metrics.jsonl`: each line at once and as a whole, and each step once.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use drumline_files::{Durability, replace};
 use serde_json::Value;
 
 use super::{Event, EventsError, METRICS};
 
-/// Where a run begins in the file.
+/// Where a run starts in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Begin {
-    /// A new run: a file that is there is kept under another name.
-    Anew,
-    /// The run goes on after this many steps.
+    /// A new run: an existing file is kept under another name.
+    New,
+    /// The run resumes after this many steps.
     After {
         /// Steps that are done.
         step: u64,
@@ -28,13 +29,13 @@ pub struct EventLog {
 }
 
 impl EventLog {
-    /// Opens the file in `folder`, which is made if it is not there.
+    /// Opens the file in `folder`, which is created if it does not exist.
     ///
     /// ```
     /// use drumline_observe::events::{self, Begin, EvalEvent, Event, EventLog};
     ///
     /// let folder = tempfile::tempdir()?;
-    /// let mut log = EventLog::open(folder.path(), Begin::Anew)?;
+    /// let mut log = EventLog::open(folder.path(), Begin::New)?;
     /// let metrics = events::metrics([("acc1", 50.0), ("loss", 1.2)]);
     /// let event = Event::Eval(EvalEvent { epoch: 1, step: 40, samples: 100, metrics, ..EvalEvent::default() });
     /// log.write(&event)?;
@@ -44,7 +45,7 @@ impl EventLog {
     pub fn open(folder: &Path, begin: Begin) -> Result<Self, EventsError> {
         let path = folder.join(METRICS);
         let opened = fs::create_dir_all(folder).and_then(|()| match begin {
-            Begin::Anew => put_aside(&path),
+            Begin::New => put_aside(&path),
             Begin::After { step } => keep_up_to(&path, step),
         });
         let opened = opened.and_then(|()| OpenOptions::new().create(true).append(true).open(&path));
@@ -61,7 +62,7 @@ impl EventLog {
     }
 }
 
-/// Moves the file of another run to the first name that is free.
+/// Moves the file of another run to the first free name.
 fn put_aside(path: &Path) -> io::Result<()> {
     if !path.try_exists()? {
         return Ok(());
@@ -74,7 +75,7 @@ fn put_aside(path: &Path) -> io::Result<()> {
     fs::rename(path, free.expect("there is a number for each file of a folder"))
 }
 
-/// Takes out lines that tell of later steps, and what is no whole line.
+/// Removes lines of later steps, and partial lines.
 fn keep_up_to(path: &Path, step: u64) -> io::Result<()> {
     let text = match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -85,11 +86,7 @@ fn keep_up_to(path: &Path, step: u64) -> io::Result<()> {
     if kept == text {
         return Ok(());
     }
-    let beside = path.with_extension("jsonl.tmp");
-    let mut file = File::create(&beside)?;
-    file.write_all(kept.as_bytes())?;
-    file.sync_all()?;
-    fs::rename(beside, path)
+    replace(path, kept, Durability::Disk)
 }
 
 fn is_kept(line: &str, step: u64) -> bool {
@@ -116,13 +113,13 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_goes_on_tells_each_step_once() {
+    fn a_resumed_run_has_each_step_once() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(METRICS);
-        let mut log = EventLog::open(folder.path(), Begin::Anew).unwrap();
+        let mut log = EventLog::open(folder.path(), Begin::New).unwrap();
         (1..=5).for_each(|at| log.write(&step(at)).unwrap());
         drop(log);
-        // A crash in the midst of a line.
+        // A crash in the middle of a line.
         OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"kind\":\"st").unwrap();
         let mut log = EventLog::open(folder.path(), Begin::After { step: 3 }).unwrap();
         (4..=6).for_each(|at| log.write(&step(at)).unwrap());
@@ -134,7 +131,7 @@ mod tests {
     fn a_new_run_keeps_the_file_of_the_one_before() {
         let folder = tempfile::tempdir().unwrap();
         for at in 1..=3 {
-            EventLog::open(folder.path(), Begin::Anew).unwrap().write(&step(at)).unwrap();
+            EventLog::open(folder.path(), Begin::New).unwrap().write(&step(at)).unwrap();
         }
         assert_eq!(steps(&folder.path().join("metrics.1.jsonl")), [1]);
         assert_eq!(steps(&folder.path().join("metrics.2.jsonl")), [2]);
@@ -142,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn going_on_without_a_file_begins_one() {
+    fn resuming_without_a_file_creates_one() {
         let folder = tempfile::tempdir().unwrap();
         let inner = folder.path().join("a/b");
         EventLog::open(&inner, Begin::After { step: 9 }).unwrap().write(&step(10)).unwrap();
@@ -154,7 +151,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
-        let said = EventLog::open(&file, Begin::Anew).unwrap_err().to_string();
-        assert!(said.contains("file/metrics.jsonl") && said.contains("try another OUT_DIR"), "{said}");
+        let error = EventLog::open(&file, Begin::New).unwrap_err().to_string();
+        assert!(error.contains("file/metrics.jsonl") && error.contains("try another OUT_DIR"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! Numbers in JSON, which has neither NaN nor infinity: those are null, and null is read as NaN.
+//! Numbers in JSON, which has neither NaN nor infinity: those are written as null, and null is read as NaN.
 
 use serde::{Deserialize, Deserializer, Serializer};
 use serde_json::Value;
@@ -7,20 +7,17 @@ use std::collections::BTreeMap;
 use super::Metrics;
 
 pub(super) fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
-    match value.is_finite() {
-        true => serializer.serialize_f64(*value),
-        false => serializer.serialize_none(),
-    }
+    if value.is_finite() { serializer.serialize_f64(*value) } else { serializer.serialize_none() }
 }
 
 pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
-/// The bits of a NaN that no computation makes.
+/// The bits of a NaN that no computation produces.
 const MISSING: u64 = f64::NAN.to_bits() ^ 0x6e6f_6e65;
 
-/// A figure that is not in the line; a NaN, as one that is null in the line, but another.
+/// The value of a figure that is not in the line: a NaN, but different from the one for null.
 pub(super) fn missing() -> f64 {
     f64::from_bits(MISSING)
 }
@@ -30,7 +27,7 @@ pub(super) fn is_missing(value: f64) -> bool {
     value.to_bits() == MISSING
 }
 
-/// The numbers and nulls of what is left of a line: a text that somebody has added is no figure.
+/// The numbers and nulls among the other fields of a line. A text is no figure.
 pub(super) fn only_numbers<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Metrics, D::Error> {
     let all = BTreeMap::<String, Value>::deserialize(deserializer)?;
     let numbers = all.into_iter().filter(|(_, value)| value.is_null() || value.is_number());

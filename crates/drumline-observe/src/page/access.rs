@@ -1,12 +1,12 @@
-//! Who may look: decided from the head of a request alone, before anything else is done.
+//! Who may see the page: decided from the head of a request alone, before anything else is done.
 //!
 //! ```text
 //!   Host one of ours? ─▶ Origin ours, or none? ─▶ GET or HEAD? ─▶ cookie, or the token of the printed address?
 //!   else 403             else 403                 else 405        else 403
 //! ```
 //!
-//! The Host stops names of other people that point to 127.0.0.1, the Origin scripts of other sites, the token other users of
-//! this machine. No request changes anything, so there is no more to protect than reading.
+//! The Host check stops foreign names that point to 127.0.0.1, the Origin check scripts of other sites, and the token other
+//! users of this machine. No request changes anything, so only reading needs protection.
 
 use axum::http::header::{COOKIE, HOST, ORIGIN};
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
@@ -15,7 +15,7 @@ use subtle::ConstantTimeEq;
 /// The scheme's own port, which browsers leave out.
 const HTTP: u16 = 80;
 
-/// What is let in.
+/// What a request must have.
 #[derive(Debug)]
 pub(super) struct Access {
     hosts: [String; 2],
@@ -23,22 +23,22 @@ pub(super) struct Access {
     token: String,
 }
 
-/// How somebody comes in.
+/// How a request is authorised.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Entry {
-    /// By the printed address: gets the cookie.
+    /// By the token of the printed address. The answer sets the cookie.
     Token,
     Cookie,
 }
 
-/// Why somebody does not.
+/// Why a request is refused.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refusal {
-    #[error("this page has another name; try the address that drumline watch printed")]
+    #[error("this page has another address; try the one that drumline watch printed")]
     Host,
     #[error("this page is not for other sites")]
     Origin,
-    #[error("this page can be read, nothing else")]
+    #[error("this page can only be read")]
     Method,
     #[error("no token; try the whole address that drumline watch printed")]
     Token,
@@ -72,7 +72,7 @@ impl Access {
         self.port
     }
 
-    /// What a browser keeps in place of the token. Cookies do not tell ports apart, so the name does.
+    /// The cookie that a browser keeps instead of the token. Cookies are shared between ports, so the name contains the port.
     pub(super) fn cookie(&self) -> String {
         format!("{}={}; Path=/; HttpOnly; SameSite=Strict", self.cookie_name(), self.token)
     }
@@ -107,7 +107,7 @@ impl Access {
         format!("drumline-{}", self.port)
     }
 
-    /// In the same time, wherever the first difference is.
+    /// Compares in constant time.
     fn is_token(&self, given: &str) -> bool {
         self.token.as_bytes().ct_eq(given.as_bytes()).into()
     }
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn the_printed_address_and_then_the_cookie_let_in() {
+    fn the_printed_address_and_then_the_cookie_are_accepted() {
         let access = Access::new(6116).unwrap();
         let path = access.url().strip_prefix("http://127.0.0.1:6116").unwrap().to_owned();
         assert_eq!(decide(&access, &path, &[host()]), Ok(Entry::Token));
@@ -198,7 +198,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nobody_comes_in_by_chance(path in "/[a-z?=&%.;/]{0,40}", cookie in "[ -~]{0,80}", host in "[ -~]{0,30}") {
+        fn no_random_request_is_accepted(path in "/[a-z?=&%.;/]{0,40}", cookie in "[ -~]{0,80}", host in "[ -~]{0,30}") {
             let access = Access::new(6116).unwrap();
             prop_assume!(path.parse::<Uri>().is_ok());
             let ours = ("host", "127.0.0.1:6116".to_owned());

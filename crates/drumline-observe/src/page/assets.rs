@@ -1,6 +1,6 @@
-//! The files of the page, inside the program.
+//! The files of the page, compiled into the program.
 
-/// A file as it is sent.
+/// A file to send.
 #[derive(Debug)]
 pub(super) struct Asset {
     path: &'static str,
@@ -24,11 +24,11 @@ const ASSETS: [Asset; 13] = [
     Asset { path: "/view.js", kind: SCRIPT, text: include_str!("assets/view.js") },
     Asset { path: "/zoom.js", kind: SCRIPT, text: include_str!("assets/zoom.js") },
     Asset { path: "/ranks.js", kind: SCRIPT, text: include_str!("assets/ranks.js") },
-    Asset { path: "/words.js", kind: SCRIPT, text: include_str!("assets/words.js") },
+    Asset { path: "/elements.js", kind: SCRIPT, text: include_str!("assets/elements.js") },
     Asset { path: "/scale.js", kind: SCRIPT, text: include_str!("assets/scale.js") },
 ];
 
-/// The file of a path, which must be named exactly.
+/// The file with exactly this path.
 pub(super) fn find(path: &str) -> Option<&'static Asset> {
     ASSETS.iter().find(|asset| asset.path == path)
 }
@@ -38,9 +38,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_comes_from_elsewhere_and_nothing_stands_in_line() {
+    fn nothing_is_loaded_from_elsewhere_and_nothing_is_inline() {
         for asset in &ASSETS {
-            // A name for a kind of picture, not an address.
+            // A namespace, not an address.
             let text = asset.text.replace("http://www.w3.org/2000/svg", "");
             for word in [
                 "http:",

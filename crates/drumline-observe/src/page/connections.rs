@@ -1,4 +1,4 @@
-//! Connections of browsers, and of whoever else finds the port: few at a time, and none that says nothing.
+//! Connections of browsers, and of anything else that finds the port: a limited number, and none that stays silent.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ const MOST: usize = 64;
 /// How long the head of a request may take, and a connection may be idle before its next.
 const HEAD: Duration = Duration::from_secs(5);
 
-/// What the system needs to have descriptors again.
+/// How long to wait if the system has no free descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Answers until it is dropped.
+/// Answers requests until it is dropped.
 pub(super) async fn serve(listener: TcpListener, routes: Router) {
     let places = Arc::new(Semaphore::new(MOST));
     // The semaphore is never closed.
@@ -32,7 +32,7 @@ pub(super) async fn serve(listener: TcpListener, routes: Router) {
         tokio::spawn(async move {
             let mut connection = http1::Builder::new();
             let connection = connection.timer(TokioTimer::new()).header_read_timeout(HEAD);
-            // A browser that leaves in the midst of an answer has its reasons.
+            // A browser may leave in the middle of an answer.
             let _ = connection.serve_connection(TokioIo::new(stream), service).await;
             drop(place);
         });

@@ -1,14 +1,14 @@
-//! A curve of any length in at most [`MOST_POINTS`] points, and what of it a browser does not have yet.
+//! A curve of any length in at most [`MOST_POINTS`] points, and the part of it that a browser does not have yet.
 //!
 //! ```text
 //!   values   1 2 3 4 5 6 7        a point is the mean (by samples), the least and the greatest of `stride` values;
 //!   points   [1 2] [3 4] [5 6] [7     the last one may still be filling.
 //! ```
 //!
-//! When there would be too many points, each two become one and the stride doubles. Each point bears the version of the page
-//! at which it changed last. Versions grow along the curve, so that what is new is always an end of it: `from` on.
+//! When there would be too many points, every two become one and the stride doubles. Each point has the version of the page at
+//! which it last changed. Versions grow along the curve, so that the new part is always an end of it: `from` on.
 //!
-//! Beside the points a curve has one figure for "now": that of the last steps together (`recent`), not of the last batch.
+//! Besides the points a curve has one figure for "now": that of the last steps together (`recent`), not of the last batch.
 
 use serde::Serialize;
 
@@ -28,14 +28,14 @@ pub(super) struct Curve {
     changed: u64,
 }
 
-/// What the figure for "now" is.
+/// How the figure for "now" is computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Now {
     /// The mean over the samples of the last steps.
     Mean,
-    /// Their samples by their time.
+    /// Their samples divided by their time.
     Rate,
-    /// The last value: it was chosen, or is a mean over many samples already.
+    /// The last value: it was chosen, or is already a mean over many samples.
     Last,
 }
 
@@ -43,7 +43,7 @@ pub(super) enum Now {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sample {
     pub(super) step: u64,
-    /// Seconds of work since the run began, where that is known.
+    /// Seconds of work since the run began, if known.
     pub(super) time: Option<f64>,
     pub(super) value: f64,
     /// Samples that it is a mean of.
@@ -52,11 +52,11 @@ pub(super) struct Sample {
 
 #[derive(Debug, Clone, Copy)]
 struct Point {
-    /// The last step of those in it, and its time.
+    /// The last step of its values, and the time of that step.
     step: u64,
     time: Option<f64>,
     count: u64,
-    /// How many of them are no numbers.
+    /// How many of its values are no numbers.
     missing: u64,
     /// The sum of the values, each times its samples, and all samples.
     sum: f64,
@@ -66,15 +66,15 @@ struct Point {
     version: u64,
 }
 
-/// The end of a curve that a browser puts in place of its own, from the point `from` on.
+/// The end of a curve with which a browser replaces its own, from the point `from` on.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct End {
     pub(super) from: usize,
     /// Values in a point.
     pub(super) stride: u64,
-    /// The figure for "now"; none where the last value is no number.
+    /// The figure for "now"; `None` if the last value is no number.
     pub(super) recent: Option<f64>,
-    /// Step, mean, least, greatest, seconds of work, samples. No mean where one of the values is no number.
+    /// Step, mean, least, greatest, seconds of work, samples. The mean is missing if one of the values is no number.
     pub(super) points: Vec<ShownPoint>,
 }
 
@@ -85,7 +85,7 @@ impl Curve {
         Self { now, stride: 1, points: Vec::new(), recent: Recent::default(), changed: 0 }
     }
 
-    /// Adds a value; one that is no number leaves a gap. A step before the last one is left out.
+    /// Adds a value; one that is no number leaves a gap. A step before the last one is ignored.
     pub(super) fn push(&mut self, sample: Sample, version: u64) {
         self.changed = version;
         match self.points.last_mut() {
@@ -140,7 +140,7 @@ impl Curve {
 impl Point {
     fn new(sample: Sample, version: u64) -> Self {
         let Sample { step, time, value, samples } = sample;
-        // Where samples are not counted, all values count alike.
+        // If samples are not counted, all values have equal weight.
         let samples = samples.max(1) as f64;
         let value = Some(value).filter(|value| value.is_finite());
         let missing = u64::from(value.is_none());
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_curve_is_told_value_by_value_and_once() {
+    fn a_short_curve_is_sent_value_by_value_and_once() {
         let mut curve = Curve::new(Now::Mean);
         assert_eq!(curve.end_since(0), None);
         push(&mut curve, 1, 2.0, 1);
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_goes_on_loses_the_steps_done_again() {
+    fn a_resumed_run_drops_the_steps_that_are_repeated() {
         let mut curve = Curve::new(Now::Mean);
         (1..=10).for_each(|step| push(&mut curve, step, 1.0, 1));
         curve.cut_after(6, 2);
@@ -244,7 +244,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_browser_that_gets_ends_has_what_one_that_gets_all_has(
+        fn a_browser_that_gets_ends_has_the_same_as_one_that_gets_all(
             pieces in prop::collection::vec((0_u64..700, any::<bool>()), 1..40)
         ) {
             let (mut curve, mut seen, mut step) = (Curve::new(Now::Mean), Vec::new(), 0);
@@ -258,7 +258,7 @@ mod tests {
                     curve.cut_after(step, version);
                 }
                 if looks {
-                    // The browser had looked at each version before this one, or at none of those since.
+                    // The browser had seen each version before this one, or none of those since.
                     apply(&mut seen, curve.end_since(0));
                 } else {
                     apply(&mut seen, curve.end_since(version - 1));

@@ -1,8 +1,8 @@
 //! `metrics.jsonl` read again for one browser: all of it as CSV, or the curves of some steps in full.
 //!
 //! ```text
-//!   /metrics.csv?run=0               kind,step,epoch,time,samples,loss,lr,samples_per_s,acc1,…     sent as it is read
-//!   /detail?run=0&from=500&to=600    curves as in /update, but of those steps only: as fine as they were written
+//!   /metrics.csv?run=0               kind,step,epoch,time,samples,loss,lr,samples_per_s,acc1,…     sent while it is read
+//!   /detail?run=0&from=500&to=600    curves as in /update, but of those steps only, in full resolution
 //! ```
 //! A request names a run by its number on the page, never a file.
 
@@ -17,28 +17,28 @@ use axum::body::{Body, Bytes};
 use futures_core::Stream;
 use tokio::sync::mpsc;
 
-use super::story::Story;
+use super::history::History;
 use crate::events::{Event, Follow, METRICS};
 
-/// What every step has; metrics follow by name.
+/// The columns of every step; metrics follow by name.
 const COLUMNS: [&str; 8] = ["kind", "step", "epoch", "time", "samples", "loss", "lr", "samples_per_s"];
-/// Figures that have a column among those.
+/// Figures that have a column among these.
 const OWN: [&str; 3] = ["loss", "lr", "samples_per_s"];
-/// Bytes that are sent together, and such parts that wait for a slow browser.
+/// Bytes that are sent together, and how many such parts may wait for a slow browser.
 const PART: usize = 64 << 10;
 const PARTS: usize = 4;
 
 /// The curves of some steps, as JSON.
 pub(super) fn detail(folder: &Path, steps: RangeInclusive<u64>) -> io::Result<String> {
-    let mut story = Story::within(steps);
-    Follow::new(&folder.join(METRICS)).hear_all(|| true, |event| story.hear(&event, 1))?;
-    Ok(serde_json::to_string(&story.curves_since(0))?)
+    let mut history = History::within(steps);
+    Follow::new(&folder.join(METRICS)).read_all(|| true, |event| history.add(&event, 1))?;
+    Ok(serde_json::to_string(&history.curves_since(0))?)
 }
 
 /// All steps and evaluations as CSV. Reading ends when the browser leaves.
 pub(super) fn csv(folder: PathBuf) -> Body {
     let (sender, receiver) = mpsc::channel(PARTS);
-    // A failure while reading cuts the answer short, as nothing else can be said by then.
+    // An error while reading cuts the answer short, since its head has been sent by then.
     tokio::task::spawn_blocking(move || write_csv(&folder, &mut Sink { sender, part: Vec::new() }).ok());
     Body::from_stream(Parts(receiver))
 }
@@ -51,11 +51,11 @@ fn write_csv(folder: &Path, sink: &mut Sink) -> io::Result<()> {
         names.extend(others.map(str::to_owned));
     };
     let sender = sink.sender.clone();
-    Follow::new(&path).hear_all(|| !sender.is_closed(), &mut note)?;
+    Follow::new(&path).read_all(|| !sender.is_closed(), &mut note)?;
     let mut rows = csv::Writer::from_writer(sink);
     rows.write_record(COLUMNS.into_iter().map(str::to_owned).chain(names.iter().map(|name| header(name))))?;
     let mut written = Ok(());
-    Follow::new(&path).hear_all(
+    Follow::new(&path).read_all(
         || !sender.is_closed(),
         |event| {
             if let Some(row) = row(&event, &names).filter(|_| written.is_ok()) {
@@ -167,7 +167,7 @@ mod tests {
         let (sender, receiver) = mpsc::channel(1);
         drop(receiver);
         let written = write_csv(folder.path(), &mut Sink { sender, part: Vec::new() });
-        assert!(written.is_err(), "nobody is there");
+        assert!(written.is_err(), "there is no reader");
         let some: serde_json::Value =
             serde_json::from_str(&detail(folder.path(), 40_000..=40_009).unwrap()).unwrap();
         assert_eq!(some[0]["points"].as_array().unwrap().len(), 10);

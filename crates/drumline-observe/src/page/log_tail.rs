@@ -13,14 +13,14 @@ const LONGEST: usize = 2000;
 #[derive(Debug, Default)]
 pub(super) struct LogTail {
     lines: VecDeque<(u64, String)>,
-    /// The version at which the file began anew.
+    /// The version at which the file was replaced.
     reset: u64,
 }
 
 /// Lines that a browser does not have yet.
 #[derive(Debug, Serialize)]
 pub(super) struct LogNews<'a> {
-    /// Those that it has are void.
+    /// Whether the lines that it has no longer count.
     reset: bool,
     lines: Vec<&'a str>,
 }
@@ -45,7 +45,7 @@ impl LogTail {
     }
 }
 
-/// The text without colours and other orders for a terminal.
+/// The text without colours and other terminal codes.
 fn plain(line: &str) -> String {
     let mut text = String::new();
     let mut rest = line.trim_end().chars();
@@ -75,12 +75,12 @@ mod tests {
         assert_eq!(log.news(1).lines, ["new"]);
         log.start_over(3);
         log.push(b"again", 3);
-        let anew = log.news(2);
-        assert_eq!((anew.reset, anew.lines), (true, vec!["again"]));
+        let reset = log.news(2);
+        assert_eq!((reset.reset, reset.lines), (true, vec!["again"]));
     }
 
     #[test]
-    fn orders_for_a_terminal_are_left_out() {
+    fn terminal_codes_are_removed() {
         assert_eq!(plain("\u{1b}[1;31mred\u{1b}[0m\tb\u{7}\r"), "red\tb");
         assert_eq!(plain("<b>é"), "<b>é");
         assert_eq!(plain(&"x".repeat(5000)).len(), LONGEST);

@@ -1,8 +1,8 @@
-//! The ranks of a run: which are alive, what each waits for, how it spends its time, and which one holds up the others.
+//! The ranks of a run: which are alive, what each waits for, how it spends its time, and which one delays the others.
 //!
-//! In: what the ranks say of themselves, and our clock. Out: a row for each rank. Not here: who waits for whom (`waits`).
+//! In: the ranks' status files, and our clock. Out: a row for each rank. Not here: who waits for whom (`waits`).
 //!
-//! A *straggler* is a rank that others wait for, or one that is slower than the others by what the ranks themselves have found (`slow_ranks`).
+//! A *straggler* is a rank that others wait for, or one that the ranks themselves have found to be slower (`slow_ranks`).
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,12 +11,12 @@ use serde::Serialize;
 use super::waits;
 use crate::status::{LastSign, RankStatus, State};
 
-/// Over how many seconds the shares of time are taken.
+/// The number of seconds over which the shares of time are computed.
 const WINDOW: f64 = 10.0;
-/// Waiting that is worth a word.
+/// A wait that is long enough to be shown, in seconds.
 const LONG_WAIT: f64 = 2.0;
 
-/// How a rank is, in our words.
+/// The condition of a rank, as the page shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Condition {
@@ -32,13 +32,13 @@ pub(super) enum Condition {
 pub(super) struct Row<'a> {
     #[serde(flatten)]
     pub(super) status: &'a RankStatus,
-    /// In place of what the file says.
+    /// Shown instead of the state in the file.
     pub(super) condition: Condition,
-    /// Parts of the last seconds: loading, computing, communicating.
+    /// Shares of the last seconds: loading, computing, communicating.
     shares: [f64; 3],
-    /// Ranks that have not come to the collective that it is in.
+    /// Ranks that have not reached the collective that it is in.
     waits_for: Option<String>,
-    /// Why it is one.
+    /// Why it is a straggler, if it is one.
     pub(super) straggler: Option<String>,
     /// Seconds since the last sign of life.
     silent_s: f64,
@@ -54,7 +54,7 @@ pub(super) struct Ranks {
 struct Seen {
     status: RankStatus,
     last_sign: LastSign,
-    /// Of the last seconds, oldest first.
+    /// Samples of the last seconds, oldest first.
     history: VecDeque<Sample>,
 }
 
@@ -65,20 +65,20 @@ struct Sample {
 }
 
 impl Ranks {
-    /// Takes over what was read at `now`. Ranks without a file are forgotten.
-    pub(super) fn hear(&mut self, files: Vec<RankStatus>, now: f64) {
+    /// Updates the ranks from files that were read at `now`. Ranks without a file are forgotten.
+    pub(super) fn update(&mut self, files: Vec<RankStatus>, now: f64) {
         let mut before = std::mem::take(&mut self.seen);
         for status in files {
             let rank = status.rank;
             let seen = match before.remove(&rank) {
-                Some(seen) => seen.then(status, now),
+                Some(seen) => seen.updated(status, now),
                 None => Seen::new(status, now),
             };
             self.seen.insert(rank, seen);
         }
     }
 
-    /// A row for each rank below `world_size`, where that is known; files of a larger world may lie about.
+    /// A row for each rank below `world_size`, if that is known: there may be files of an earlier, larger world.
     pub(super) fn rows(&self, world_size: Option<usize>, now: f64) -> Vec<Row<'_>> {
         let ranks = self.seen.values().filter(|seen| world_size.is_none_or(|size| seen.status.rank < size));
         let mut rows: Vec<_> = ranks.map(|seen| seen.row(now)).collect();
@@ -88,9 +88,9 @@ impl Ranks {
             let waits = row.condition == Condition::Waiting && !late.is_empty() && !is_late;
             row.waits_for = waits.then(|| waits::named(&late));
         }
-        let held_up = held_up(&rows);
+        let delay = delay(&rows);
         for (row, is_late) in rows.iter_mut().zip(is_late) {
-            row.straggler = straggling(row, held_up.as_ref().filter(|_| is_late));
+            row.straggler = straggling(row, delay.as_ref().filter(|_| is_late));
         }
         rows
     }
@@ -103,7 +103,7 @@ impl Seen {
         Self { status, last_sign, history }
     }
 
-    fn then(mut self, status: RankStatus, now: f64) -> Self {
+    fn updated(mut self, status: RankStatus, now: f64) -> Self {
         if !self.last_sign.look(&status, now) {
             return self;
         }
@@ -131,7 +131,7 @@ impl Seen {
         Row { status: &self.status, condition, shares, waits_for: None, straggler: None, silent_s }
     }
 
-    /// Of the last seconds while it runs, of all its time afterwards.
+    /// Over the last seconds while it runs, over all its time afterwards.
     fn shares(&self, condition: Condition) -> [f64; 3] {
         let last = Sample::of(&self.status);
         let first =
@@ -156,18 +156,18 @@ impl Sample {
     }
 }
 
-/// How many wait for others, and in what for how long.
-fn held_up(rows: &[Row<'_>]) -> Option<String> {
+/// How many ranks wait for others, and in which collective for how long.
+fn delay(rows: &[Row<'_>]) -> Option<String> {
     let waiting: Vec<_> = rows.iter().filter(|row| row.waits_for.is_some()).map(|row| row.status).collect();
     let longest = waiting.iter().max_by(|a, b| a.op_s.total_cmp(&b.op_s))?;
     Some(format!("{} in {} for {:.0} s", waiting.len(), longest.op.as_deref()?, longest.op_s))
 }
 
-fn straggling(row: &Row<'_>, held_up: Option<&String>) -> Option<String> {
+fn straggling(row: &Row<'_>, delay: Option<&String>) -> Option<String> {
     if !matches!(row.condition, Condition::Running | Condition::Waiting) {
         return None;
     }
-    let waited_for = held_up.map(|held_up| format!("waited for: {held_up}"));
+    let waited_for = delay.map(|delay| format!("waited for: {delay}"));
     let slow = row.status.slow.map(|times| format!("its work of a step takes {times:.1} × the median"));
     waited_for.or(slow)
 }
@@ -189,9 +189,9 @@ mod tests {
     fn a_silent_rank_is_lost_and_one_that_has_ended_is_not() {
         let mut ranks = Ranks::default();
         let ended = RankStatus { state: State::Ended, ..status(2, 100.0) };
-        ranks.hear(vec![status(0, 100.0), status(1, 100.0), ended.clone()], 100.0);
+        ranks.update(vec![status(0, 100.0), status(1, 100.0), ended.clone()], 100.0);
         assert_eq!(conditions(&ranks, 104.9), [Condition::Running, Condition::Running, Condition::Ended]);
-        ranks.hear(vec![status(0, 106.0), status(1, 100.0), ended], 106.0);
+        ranks.update(vec![status(0, 106.0), status(1, 100.0), ended], 106.0);
         assert_eq!(conditions(&ranks, 106.0), [Condition::Running, Condition::Lost, Condition::Ended]);
         let lost = ranks.rows(None, 107.0)[1].silent_s;
         assert!((6.9..7.1).contains(&lost), "{lost}");
@@ -204,7 +204,7 @@ mod tests {
             let time = f64::from(tick);
             // At first nothing but communication.
             let (compute_s, comm_s) = if tick < 50 { (0.0, time) } else { (time - 49.0, 49.0) };
-            ranks.hear(vec![RankStatus { compute_s, comm_s, ..status(0, time) }], time);
+            ranks.update(vec![RankStatus { compute_s, comm_s, ..status(0, time) }], time);
         }
         let [load, compute, comm] = ranks.rows(None, 99.0)[0].shares;
         assert!(load == 0.0 && compute > 0.99 && comm == 0.0, "{load} {compute} {comm}");
@@ -215,30 +215,30 @@ mod tests {
         let mut ranks = Ranks::default();
         let op = Some("all_reduce(4 f32, sum) #9 of world at a.rs:1".to_owned());
         let waiting = |rank| RankStatus { op: op.clone(), op_s: 3.0, ..status(rank, 9.0) };
-        ranks.hear(vec![waiting(0), status(1, 9.0), waiting(2)], 9.0);
+        ranks.update(vec![waiting(0), status(1, 9.0), waiting(2)], 9.0);
         let rows = ranks.rows(None, 9.0);
         assert_eq!((rows[0].condition, rows[0].waits_for.as_deref()), (Condition::Waiting, Some("rank 1")));
         let why = rows[1].straggler.as_deref().unwrap();
         assert_eq!(why, "waited for: 2 in all_reduce(4 f32, sum) #9 of world at a.rs:1 for 3 s");
         assert!(rows[0].straggler.is_none() && rows[2].straggler.is_none() && rows[1].waits_for.is_none());
-        // Killed, it is still what the others wait for, but no straggler.
-        ranks.hear(vec![waiting(0), status(1, 2.0)], 9.0);
-        ranks.hear(vec![RankStatus { time: 15.0, ..waiting(0) }, status(1, 2.0)], 15.0);
+        // If it is killed, the others still wait for it, but it is no straggler.
+        ranks.update(vec![waiting(0), status(1, 2.0)], 9.0);
+        ranks.update(vec![RankStatus { time: 15.0, ..waiting(0) }, status(1, 2.0)], 15.0);
         let rows = ranks.rows(None, 15.0);
         assert_eq!((rows[1].condition, rows[0].waits_for.as_deref()), (Condition::Lost, Some("rank 1")));
         assert!(rows[1].straggler.is_none());
-        // Nobody waits: nobody is waited for.
-        ranks.hear(vec![status(0, 20.0), status(1, 20.0), status(2, 20.0)], 20.0);
+        // If nobody waits, nobody is waited for.
+        ranks.update(vec![status(0, 20.0), status(1, 20.0), status(2, 20.0)], 20.0);
         let rows = ranks.rows(None, 20.0);
         assert!(rows.iter().all(|row| row.straggler.is_none() && row.waits_for.is_none()));
     }
 
     #[test]
-    fn what_ranks_say_of_slow_ones_is_marked() {
+    fn slow_ranks_that_the_ranks_have_found_are_marked() {
         let mut ranks = Ranks::default();
         for time in [0.0, 1.0, 2.0] {
             let slow = RankStatus { slow: Some(1.42), ..status(1, time) };
-            ranks.hear(vec![status(0, time), slow], time);
+            ranks.update(vec![status(0, time), slow], time);
         }
         let rows = ranks.rows(None, 2.0);
         assert!(rows[0].straggler.is_none());
@@ -248,9 +248,9 @@ mod tests {
     #[test]
     fn files_of_a_larger_world_are_not_shown() {
         let mut ranks = Ranks::default();
-        ranks.hear((0..4).map(|rank| status(rank, 1.0)).collect(), 1.0);
+        ranks.update((0..4).map(|rank| status(rank, 1.0)).collect(), 1.0);
         assert_eq!(ranks.rows(Some(2), 1.0).len(), 2);
-        ranks.hear(vec![status(1, 1.0)], 1.0);
+        ranks.update(vec![status(1, 1.0)], 1.0);
         assert_eq!(ranks.rows(None, 1.0).len(), 1);
     }
 }

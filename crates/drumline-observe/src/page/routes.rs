@@ -1,14 +1,14 @@
-//! What the page's server answers: the files of the page, and what is new of the runs.
+//! What the page's server answers: the files of the page, and what is new about the runs.
 //!
 //! | GET | answer |
 //! |---|---|
-//! | `/?token=…` | the cookie, and on to `/` |
+//! | `/?token=…` | the cookie, and a redirect to `/` |
 //! | `/` and the files it names | constants of this program |
 //! | `/update?since=N` | JSON: what changed after version N |
-//! | `/detail?run=N&from=A&to=B` | JSON: the curves of run N in these steps, as fine as they were written |
+//! | `/detail?run=N&from=A&to=B` | JSON: the curves of run N in these steps, in full resolution |
 //! | `/metrics.csv?run=N` | CSV: all steps and evaluations of run N |
 //!
-//! Nothing of a request reaches the file system but the number of a run that the page shows.
+//! Only the number of a run that the page shows reaches the file system from a request.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,7 +28,7 @@ use super::assets;
 use super::download;
 use super::watch::Watch;
 
-/// Sent with each answer, also with refusals.
+/// Sent with each answer, also if a request is refused.
 const HEADERS: [(HeaderName, &str); 7] = [
     (
         header::CONTENT_SECURITY_POLICY,
@@ -76,7 +76,7 @@ struct Since {
     since: u64,
 }
 
-/// Reads files, which may take long on a network's disk: not on the thread that answers others.
+/// Reads files, which may be slow on a network disk: not on the thread that answers other requests.
 async fn update(State(watch): State<SharedWatch>, Query(Since { since }): Query<Since>) -> Response {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64());
     let answer = tokio::task::spawn_blocking(move || {
@@ -84,7 +84,7 @@ async fn update(State(watch): State<SharedWatch>, Query(Since { since }): Query<
     });
     match answer.await {
         Ok(Ok(json)) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
-        _ => (StatusCode::INTERNAL_SERVER_ERROR, "the runs cannot be told").into_response(),
+        _ => (StatusCode::INTERNAL_SERVER_ERROR, "the runs cannot be read").into_response(),
     }
 }
 
@@ -95,7 +95,7 @@ struct Steps {
     to: u64,
 }
 
-/// Reads a file, as [`update`].
+/// Reads a file; see [`update`].
 async fn detail(State(watch): State<SharedWatch>, Query(Steps { run, from, to }): Query<Steps>) -> Response {
     let Some((_, folder)) = run_of(&watch, run) else { return no_run() };
     let answer = tokio::task::spawn_blocking(move || download::detail(&folder, from..=to));
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_files_are_plain() {
+    fn file_names_are_plain() {
         assert_eq!(file_name("exp/a b\"\r\n.é"), "exp-a-b---.-");
         assert_eq!(file_name("../../etc"), "etc");
         assert_eq!(file_name("//"), "run");

@@ -1,9 +1,9 @@
-//! The folder of a run, read as far as it is written: `metrics.jsonl`, `ranks/*.json`, `log.txt`.
+//! The folder of a run, read as it grows: `metrics.jsonl`, `ranks/*.json`, `log.txt`.
 //!
 //! ```text
-//!   metrics.jsonl ─ events ─▶ Story (curves, facts)  ┐
-//!   ranks/*.json  ─ status ─▶ Ranks (a row for each) ├─▶ News: what a browser does not have yet
-//!   log.txt       ─ lines ──▶ LogTail                ┘
+//!   metrics.jsonl ─ events ─▶ History (curves, facts) ┐
+//!   ranks/*.json  ─ status ─▶ Ranks (a row for each)  ├─▶ News: what a browser does not have yet
+//!   log.txt       ─ lines ──▶ LogTail                 ┘
 //! ```
 //!
 //! Nothing is ever written here, and no name in the folder comes from a browser.
@@ -15,20 +15,20 @@ use std::time::UNIX_EPOCH;
 
 use serde::Serialize;
 
+use super::history::{CurveEnd, Facts, History, Setup};
 use super::log_tail::{LogNews, LogTail};
 use super::ranks::{Condition, Ranks, Row};
-use super::story::{CurveEnd, Facts, Setup, Story};
 use crate::bar::LOG;
 use crate::events::{Follow, METRICS, Reason};
 use crate::runs::{RunState, Summary};
 use crate::status;
-use crate::tail::{Begin, Heard, Tail};
+use crate::tail::{Begin, Tail, TailItem};
 
-/// Of a file, at a time: a second's work at most.
+/// The most bytes of a file that are read at a time: a second's work at most.
 const AT_ONCE: u64 = 64 << 20;
-/// How much of a log that is there already is read.
+/// How much of an existing log is read.
 const LOG_BEFORE_END: u64 = 256 << 10;
-/// Without files of ranks: how long the metrics may stay as they are while the run goes on.
+/// Without files of ranks: for how many seconds the metrics may be unchanged while the run counts as running.
 const QUIET: f64 = 60.0;
 
 /// A run's folder and what was read in it.
@@ -37,12 +37,12 @@ pub(crate) struct RunFolder {
     folder: PathBuf,
     metrics: Follow,
     log: Tail,
-    story: Story,
+    history: History,
     ranks: Ranks,
     log_tail: LogTail,
-    /// What could not be read.
+    /// The error of a file that could not be read.
     trouble: Option<String>,
-    /// Time of the last event, by our clock, or the file's.
+    /// Time of the last event, by our clock, or that of the file.
     last_event: Option<f64>,
 }
 
@@ -53,9 +53,9 @@ pub(super) struct News<'a> {
     #[serde(flatten)]
     facts: &'a Facts,
     trouble: Option<&'a str>,
-    /// What the run was started with, if the browser does not have it.
+    /// The configuration of the run, if the browser does not have it.
     setup: Option<&'a Setup>,
-    /// Curves that the browser has are void.
+    /// Whether the curves that the browser has no longer count.
     reset: bool,
     curves: Vec<CurveEnd<'a>>,
     ranks: Vec<Row<'a>>,
@@ -67,7 +67,7 @@ impl RunFolder {
         Self {
             metrics: Follow::new(&folder.join(METRICS)),
             log: Tail::new(folder.join(LOG), Begin::NearEnd(LOG_BEFORE_END)),
-            story: Story::default(),
+            history: History::default(),
             ranks: Ranks::default(),
             log_tail: LogTail::default(),
             trouble: None,
@@ -80,21 +80,21 @@ impl RunFolder {
         &self.folder
     }
 
-    /// Reads what is new. What changes is marked with `version`.
+    /// Reads what is new. Changes are marked with `version`.
     pub(super) fn refresh(&mut self, version: u64, now: f64) {
         let metrics = self.read_metrics(version, now);
         let log = &mut self.log_tail;
-        let log = self.log.poll(AT_ONCE, |heard| match heard {
-            Heard::StartOver => log.start_over(version),
-            Heard::Line(line) => log.push(line, version),
+        let log = self.log.poll(AT_ONCE, |item| match item {
+            TailItem::StartOver => log.start_over(version),
+            TailItem::Line(line) => log.push(line, version),
         });
-        let ranks = status::try_read(&self.folder).map(|files| self.ranks.hear(files, now));
+        let ranks = status::try_read(&self.folder).map(|files| self.ranks.update(files, now));
         let troubles = [(METRICS, metrics), (LOG, log), ("ranks/", ranks)];
         let trouble = troubles.into_iter().find_map(|(name, read)| Some((name, read.err()?)));
         self.trouble = trouble.map(|(name, error)| format!("cannot read {name}: {error}"));
     }
 
-    /// Reads all of it, however long that takes.
+    /// Reads everything, however long that takes.
     pub(crate) fn refresh_all(&mut self, now: f64) {
         let mut read = None;
         loop {
@@ -105,9 +105,9 @@ impl RunFolder {
         }
     }
 
-    /// The run in a line.
+    /// A summary of the run.
     pub(crate) fn summary(&self, now: f64) -> Summary {
-        let facts = self.story.facts();
+        let facts = self.history.facts();
         let Facts { world_size, epoch, epochs, step, total_steps, left_s, .. } = *facts;
         let ranks = self.ranks.rows(world_size, now);
         let last_sign = ranks.iter().map(|row| row.status.time).chain(self.written()).fold(0.0, f64::max);
@@ -115,7 +115,7 @@ impl RunFolder {
             folder: self.folder.clone(),
             state: self.state(&ranks, now),
             world_size,
-            epoch: if self.story.has_begun() { epoch + 1 } else { 0 },
+            epoch: if self.history.has_begun() { epoch + 1 } else { 0 },
             epochs,
             step,
             total_steps,
@@ -125,32 +125,32 @@ impl RunFolder {
         }
     }
 
-    /// All that is shown, without what a browser has that saw the version `since`.
+    /// What the page shows, without what a browser already has that saw the version `since`.
     pub(super) fn news(&self, since: u64, now: f64) -> News<'_> {
-        let ranks = self.ranks.rows(self.story.facts().world_size, now);
+        let ranks = self.ranks.rows(self.history.facts().world_size, now);
         News {
             state: self.state(&ranks, now),
-            facts: self.story.facts(),
+            facts: self.history.facts(),
             trouble: self.trouble.as_deref(),
-            setup: self.story.setup_since(since),
-            reset: self.story.is_reset_since(since),
-            curves: self.story.curves_since(since),
+            setup: self.history.setup_since(since),
+            reset: self.history.is_reset_since(since),
+            curves: self.history.curves_since(since),
             ranks,
             log: self.log_tail.news(since),
         }
     }
 
     fn read_metrics(&mut self, version: u64, now: f64) -> io::Result<()> {
-        let (story, mut has_news) = (&mut self.story, false);
-        self.metrics.hear(AT_ONCE, |heard| {
+        let (history, mut has_news) = (&mut self.history, false);
+        self.metrics.read_new(AT_ONCE, |item| {
             has_news = true;
-            match heard {
-                Heard::StartOver => story.start_over(version),
-                Heard::Line(event) => story.hear(&event, version),
+            match item {
+                TailItem::StartOver => history.start_over(version),
+                TailItem::Line(event) => history.add(&event, version),
             }
         })?;
         if has_news {
-            // Events that were there before we looked are as old as the file.
+            // Events that existed before the first read are as old as the file.
             let seen_before = self.last_event.is_some();
             self.last_event = Some(if seen_before { now } else { self.written().unwrap_or(now) });
         }
@@ -165,7 +165,7 @@ impl RunFolder {
 
     fn state(&self, ranks: &[Row<'_>], now: f64) -> RunState {
         let any = |states: &[Condition]| ranks.iter().any(|row| states.contains(&row.condition));
-        match self.story.facts().reason {
+        match self.history.facts().reason {
             Some(Reason::Failed) => RunState::Failed,
             Some(Reason::Stopped) => RunState::Stopped,
             Some(Reason::Finished) => RunState::Finished,
@@ -173,7 +173,7 @@ impl RunFolder {
             None if any(&[Condition::Failed]) => RunState::Failed,
             None if any(&[Condition::Lost]) => RunState::Lost,
             None if !ranks.is_empty() => RunState::Finished,
-            None if !self.story.has_begun() => RunState::Waiting,
+            None if !self.history.has_begun() => RunState::Waiting,
             None if self.last_event.is_some_and(|time| now - time < QUIET) => RunState::Running,
             None => RunState::Silent,
         }
@@ -199,18 +199,18 @@ mod tests {
         let mut run = FakeRun::create(folder.path(), 2).unwrap();
         (0..5).for_each(|_| run.step().unwrap());
         run.write_ranks(100.0).unwrap();
-        let told = news(&mut read, 1, 2, 100.0);
+        let sent = news(&mut read, 1, 2, 100.0);
         assert_eq!(
-            (&told["state"], &told["step"], &told["world_size"]),
+            (&sent["state"], &sent["step"], &sent["world_size"]),
             (&"running".into(), &5.into(), &2.into())
         );
-        assert_eq!(told["ranks"].as_array().unwrap().len(), 2);
-        assert_eq!(told["curves"][1]["points"].as_array().unwrap().len(), 5, "{told}");
-        assert!(!told["log"]["lines"].as_array().unwrap().is_empty());
-        // Nothing new: nothing is sent twice.
-        let told = news(&mut read, 2, 3, 100.1);
-        assert_eq!((&told["curves"], &told["log"]["lines"]), (&Value::Array(vec![]), &Value::Array(vec![])));
-        // Its ranks fall silent, and then it has ended after all.
+        assert_eq!(sent["ranks"].as_array().unwrap().len(), 2);
+        assert_eq!(sent["curves"][1]["points"].as_array().unwrap().len(), 5, "{sent}");
+        assert!(!sent["log"]["lines"].as_array().unwrap().is_empty());
+        // Nothing is new, and nothing is sent twice.
+        let sent = news(&mut read, 2, 3, 100.1);
+        assert_eq!((&sent["curves"], &sent["log"]["lines"]), (&Value::Array(vec![]), &Value::Array(vec![])));
+        // Its ranks become silent, and then the end is written after all.
         assert_eq!(news(&mut read, 3, 4, 106.0)["state"], "lost");
         run.end("finished", None).unwrap();
         assert_eq!(news(&mut read, 4, 5, 106.1)["state"], "finished");
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_told_and_strange_files_are_left_out() {
+    fn files_that_cannot_be_read_are_reported_and_unknown_files_are_skipped() {
         let folder = tempfile::tempdir().unwrap();
         fs::create_dir_all(folder.path().join("ranks")).unwrap();
         for (name, text) in
@@ -237,8 +237,8 @@ mod tests {
             fs::write(folder.path().join("ranks").join(name), text).unwrap();
         }
         fs::create_dir(folder.path().join("metrics.jsonl")).unwrap();
-        let told = news(&mut RunFolder::new(folder.path().to_owned()), 0, 1, 0.0);
-        assert_eq!(told["ranks"].as_array().unwrap().len(), 1);
-        assert_eq!(told["trouble"], "cannot read metrics.jsonl: not a plain file");
+        let sent = news(&mut RunFolder::new(folder.path().to_owned()), 0, 1, 0.0);
+        assert_eq!(sent["ranks"].as_array().unwrap().len(), 1);
+        assert_eq!(sent["trouble"], "cannot read metrics.jsonl: not a plain file");
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   rank 0  all_reduce #12 for 3 s ┐ wait for rank 1, which is in none,
-//!   rank 1  computes               │ or, where all are in one, for those
+//!   rank 1  computes               │ or, if all are in one, for those
 //!   rank 2  all_reduce #12 for 3 s ┘ that are furthest behind
 //! ```
 //! Numbers are compared within a group only: each group counts its own collectives.
@@ -11,10 +11,10 @@ use std::collections::BTreeMap;
 
 use super::ranks::{Condition, Row};
 
-/// Ranks that are named; of more, their number is told.
+/// How many ranks are named; the others are counted.
 const NAMED: usize = 4;
 
-/// The ranks that have not come where others have been waiting for long. Nobody, if nobody waits long, or all have come.
+/// The ranks that have not arrived where others have waited for long. None if nobody waits for long, or all have arrived.
 pub(super) fn late(rows: &[Row<'_>]) -> Vec<usize> {
     if !rows.iter().any(|row| row.condition == Condition::Waiting) {
         return Vec::new();
@@ -23,19 +23,19 @@ pub(super) fn late(rows: &[Row<'_>]) -> Vec<usize> {
     if absent.is_empty() { furthest_behind(rows) } else { absent }
 }
 
-/// In words.
+/// The ranks as text.
 pub(super) fn named(ranks: &[usize]) -> String {
-    let shown: Vec<_> = ranks.iter().take(NAMED).map(usize::to_string).collect();
-    let (word, shown) = (if ranks.len() == 1 { "rank" } else { "ranks" }, shown.join(", "));
+    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+    let shown = ranks.iter().take(NAMED).map(usize::to_string).collect::<Vec<_>>().join(", ");
     match ranks.len().saturating_sub(NAMED) {
-        0 => format!("{word} {shown}"),
-        more => format!("{word} {shown} and {more} more"),
+        0 => format!("{noun} {shown}"),
+        more => format!("{noun} {shown} and {more} more"),
     }
 }
 
-/// Those that are last in a group in which somebody waits further on.
+/// The last ranks of a group in which another rank waits further ahead.
 fn furthest_behind(rows: &[Row<'_>]) -> Vec<usize> {
-    // For each group the number of its last rank, and of the first that has waited for long.
+    // For each group: the number of its last rank, and that of the furthest rank that has waited for long.
     let mut ends = BTreeMap::new();
     for (group, number, row) in
         rows.iter().filter_map(|row| place_of(row).map(|(group, at)| (group, at, row)))
@@ -69,7 +69,7 @@ mod tests {
     use super::super::ranks::Ranks;
     use crate::status::{RankStatus, State};
 
-    /// Who is late among ranks that are so long in such collectives.
+    /// The late ranks, given each rank's collective and how long it has been in it.
     fn late(ranks: &[(Option<&str>, f64)]) -> Vec<usize> {
         let file = |(rank, (place, op_s)): (usize, &(Option<&str>, f64))| {
             let op = place.map(|place| format!("all_reduce(4 f32, sum) {place} at a #b.rs:1"));
@@ -80,15 +80,15 @@ mod tests {
 
     fn late_of(files: Vec<RankStatus>) -> Vec<usize> {
         let mut ranks = Ranks::default();
-        ranks.hear(files, 0.0);
+        ranks.update(files, 0.0);
         super::late(&ranks.rows(None, 0.0))
     }
 
     #[test]
-    fn one_that_is_in_no_collective_is_late_and_else_the_last() {
+    fn a_rank_in_no_collective_is_late_or_else_the_last_one() {
         let (ninth, eighth) = (Some("#9 of world"), Some("#8 of world"));
         assert_eq!(late(&[(ninth, 3.0), (None, 0.0), (ninth, 3.0), (None, 0.0)]), [1, 3]);
-        assert_eq!(late(&[(ninth, 3.0), (None, 0.0), (eighth, 3.0)]), [1], "whom the last one waits for");
+        assert_eq!(late(&[(ninth, 3.0), (None, 0.0), (eighth, 3.0)]), [1], "the last one waits for it");
         assert_eq!(late(&[(ninth, 3.0), (eighth, 0.2), (ninth, 3.0)]), [1]);
         assert_eq!(late(&[(Some("#10 of world"), 3.0), (ninth, 3.0), (eighth, 3.0)]), [2]);
     }
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_late_when_all_have_come_or_nobody_waits_long() {
+    fn nobody_is_late_if_all_have_arrived_or_nobody_waits_for_long() {
         let ninth = Some("#9 of world");
         assert!(late(&[(ninth, 3.0), (ninth, 3.0)]).is_empty());
         assert!(late(&[(ninth, 0.3), (None, 0.0)]).is_empty());
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_of_other_groups_and_none_at_all_are_not_compared() {
+    fn numbers_of_other_groups_and_unreadable_ones_are_not_compared() {
         let ninth = Some("#9 of world");
         for other in ["#3 of world/1", "#x of world", "3 of world", "#3", "#99999999999999999999 of world"] {
             assert!(late(&[(ninth, 3.0), (Some(other), 3.0)]).is_empty(), "{other}");
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_has_failed_or_ended_does_not_come_any_more() {
+    fn a_rank_that_has_failed_or_ended_is_late() {
         let op = Some("barrier() #9 of world at a.rs:1".to_owned());
         let waiting = RankStatus { op, op_s: 3.0, ..RankStatus::default() };
         for state in [State::Failed, State::Ended] {

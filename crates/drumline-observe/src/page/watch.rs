@@ -5,9 +5,9 @@
 //!           ◀── version 42, runs: [ends of curves, rows of ranks, lines of the log]
 //! ```
 //!
-//! A browser that knows nothing asks since 0. Nobody looks: nothing is read.
+//! A new browser begins with since=0. Nothing is read while no browser asks.
 //!
-//! A folder that was named need not be there yet, and may be one above its runs: those below it are shown as they appear.
+//! A given folder need not exist yet, and may be one above its runs: the runs below it are shown as they appear.
 
 use std::path::{Path, PathBuf};
 
@@ -16,15 +16,15 @@ use serde::Serialize;
 use super::run_folder::{News, RunFolder};
 use crate::runs;
 
-/// Two browsers, or an impatient one, share what was read so shortly ago.
+/// For this many seconds requests share what was read.
 const FRESH: f64 = 0.2;
 
 /// Which runs a page shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Runs {
-    /// Those in these folders.
+    /// The runs in these folders.
     Folders(Vec<PathBuf>),
-    /// All jobs of this user that run now or begin later.
+    /// All jobs of this user that are running or start later.
     Running,
 }
 
@@ -32,13 +32,13 @@ pub enum Runs {
 #[derive(Debug)]
 pub(super) struct Watch {
     runs: Vec<Run>,
-    /// Folders that were named.
+    /// The given folders.
     roots: Vec<Root>,
-    /// Where jobs that run are listed, if all of those are shown.
+    /// The list of running jobs, if all of them are shown.
     list: Option<PathBuf>,
     trouble: Option<String>,
     version: u64,
-    /// Our clock at the last reading.
+    /// Our clock at the last read.
     read: f64,
 }
 
@@ -100,11 +100,11 @@ impl Watch {
 
     /// What is new after the version `since`, as JSON. `now`: seconds since 1970.
     pub(super) fn answer(&mut self, since: u64, now: f64) -> serde_json::Result<String> {
-        // A clock that was set back is no reason to wait.
+        // If the clock was set back, read again.
         if !(0.0..FRESH).contains(&(now - self.read)) {
             self.refresh(now);
         }
-        // A version that never was is of another process's page.
+        // A version that never existed is from another process's page.
         let since = if since > self.version { 0 } else { since };
         let runs = self.runs.iter().enumerate().map(|(id, run)| RunNews {
             id,
@@ -131,7 +131,7 @@ impl Watch {
         self.runs.iter_mut().for_each(|run| run.folder.refresh(self.version, now));
     }
 
-    /// Adds runs that have appeared in, or one level below, the folders that were named. One without any stands for itself.
+    /// Adds runs that have appeared in, or one level below, the given folders. A folder without any is shown as a run itself.
     fn find_runs(&mut self) {
         for root in &self.roots {
             let found = runs::within(&root.folder);
@@ -149,7 +149,7 @@ impl Watch {
         }
     }
 
-    /// Adds jobs that have begun. Those that have ended stay to be looked at.
+    /// Adds jobs that have started. Those that have ended stay visible.
     fn find_jobs(&mut self) {
         let Some(list) = &self.list else { return };
         match runs::running_in(list) {
@@ -175,7 +175,7 @@ impl Root {
     }
 }
 
-/// The last part of each path, or all of it where two would be called the same.
+/// The last part of each path, or all of it if two would have the same name.
 fn names(folders: &[PathBuf]) -> Vec<String> {
     let last = |folder: &Path| folder.file_name().map(|name| name.to_string_lossy().into_owned());
     let is_taken =
@@ -213,7 +213,7 @@ mod tests {
         assert_eq!(points(&answer(&mut watch, 1, 10.1)), 0);
         let second = answer(&mut watch, first["version"].as_u64().unwrap(), 11.0);
         assert_eq!((points(&second), &second["runs"][0]["curves"][1]["from"]), (1, &3.into()));
-        // A browser that comes from another process's page gets all.
+        // A browser with another process's page gets everything.
         assert_eq!(points(&answer(&mut watch, 999, 11.0)), 4);
     }
 
@@ -222,12 +222,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let exp = folder.path().join("exp");
         let mut watch = Watch::new(Runs::Folders(vec![exp.clone()]));
-        let names = |told: &Value| {
-            let runs = told["runs"].as_array().unwrap().iter();
+        let names = |sent: &Value| {
+            let runs = sent["runs"].as_array().unwrap().iter();
             runs.map(|run| run["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
         };
-        let told = answer(&mut watch, 0, 1.0);
-        assert_eq!((names(&told), &told["runs"][0]["state"]), (vec!["exp".into()], &"waiting".into()));
+        let sent = answer(&mut watch, 0, 1.0);
+        assert_eq!((names(&sent), &sent["runs"][0]["state"]), (vec!["exp".into()], &"waiting".into()));
         FakeRun::create(&exp.join("a"), 1).unwrap();
         assert_eq!(names(&answer(&mut watch, 0, 2.0)), ["exp/a"]);
         FakeRun::create(&exp.join("b"), 1).unwrap();
@@ -245,15 +245,15 @@ mod tests {
         let job = runs::List::within(&own).unwrap().add(Path::new("/nowhere/a"), "job a").unwrap();
         assert_eq!(answer(&mut watch, 0, 2.0)["runs"][0]["name"], "job a");
         drop(job);
-        let told = answer(&mut watch, 0, 3.0);
-        assert_eq!((told["runs"].as_array().map(Vec::len), &told["trouble"]), (Some(1), &Value::Null));
+        let sent = answer(&mut watch, 0, 3.0);
+        assert_eq!((sent["runs"].as_array().map(Vec::len), &sent["trouble"]), (Some(1), &Value::Null));
         fs::set_permissions(&own, fs::Permissions::from_mode(0o777)).unwrap();
-        let told = answer(&mut watch, 0, 4.0)["trouble"].to_string();
-        assert!(told.contains("is not this user's alone"), "{told}");
+        let error = answer(&mut watch, 0, 4.0)["trouble"].to_string();
+        assert!(error.contains("is not this user's alone"), "{error}");
     }
 
     #[test]
-    fn names_tell_runs_apart() {
+    fn names_of_runs_differ() {
         let folders = ["/x/a", "/x/b", "/y/b", "/"].map(PathBuf::from);
         assert_eq!(names(&folders), ["a", "/x/b", "/y/b", "/"]);
     }

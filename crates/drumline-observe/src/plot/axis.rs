@@ -1,29 +1,29 @@
-//! Where the marks of an axis stand, and what is written at them: at round numbers, a few of them.
+//! The ticks of an axis and their labels: a few round numbers.
 //!
-//! A *place* is where a value lies on the axis: the value itself, or its logarithm to the base of 10.
+//! A *place* is the position of a value on the axis: the value itself, or its logarithm to the base of 10.
 
 use std::ops::Range;
 
 use super::Scale;
 
-/// An axis around some values.
+/// An axis that covers some values.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Axis {
     scale: Scale,
-    /// Places from end to end.
+    /// The places of its two ends.
     pub(super) range: Range<f64>,
-    /// Places of the marks.
+    /// Places of the ticks.
     pub(super) marks: Vec<f64>,
 }
 
 impl Axis {
-    /// `room`: how much wider than the values, as a part of their range. `most`: marks.
+    /// `room` is how much wider the axis is than the values, relative to their range; `most` is the most ticks.
     pub(super) fn around(values: impl Iterator<Item = f64>, scale: Scale, room: f64, most: usize) -> Self {
         let places = values.map(|value| place(scale, value));
         let ends =
             places.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), at| (low.min(at), high.max(at)));
         let (low, high) = match ends {
-            // All values are the same.
+            // All values are equal.
             (low, high) if high - low < 1e-12 * high.abs().max(1e-300) => {
                 (low - aside(low), high + aside(low))
             }
@@ -42,12 +42,12 @@ impl Axis {
         place(self.scale, value)
     }
 
-    /// How far along the axis a place is, from 0 to 1.
+    /// The position of a place along the axis, from 0 to 1.
     pub(super) fn part(&self, place: f64) -> f64 {
         (place - self.range.start) / (self.range.end - self.range.start)
     }
 
-    /// What is written at a mark.
+    /// The label of a tick.
     pub(super) fn label(&self, mark: f64) -> String {
         match (self.scale, self.marks.as_slice()) {
             (Scale::Log, _) => significant(10_f64.powf(mark)),
@@ -71,7 +71,7 @@ fn aside(place: f64) -> f64 {
     if place == 0.0 { 1.0 } else { place.abs() * 0.1 }
 }
 
-/// With at most so many decimals as the distance of two marks needs; thousands as `k`, millions as `M`.
+/// With as many decimals as the distance of two ticks needs; thousands as `k`, millions as `M`.
 fn written(value: f64, apart: f64, largest: f64) -> String {
     let (unit, suffix) = match largest {
         largest if largest >= 1e6 => (1e6, "M"),
@@ -81,20 +81,18 @@ fn written(value: f64, apart: f64, largest: f64) -> String {
     };
     let (value, apart) = (value / unit, apart / unit);
     let decimals = (-apart.log10() - 1e-9).ceil().clamp(0.0, 6.0) as usize;
-    match value.abs() < apart * 1e-6 {
-        true => "0".to_owned(),
-        false => format!("{value:.decimals$}{suffix}"),
-    }
+    if value.abs() < apart * 1e-6 { "0".to_owned() } else { format!("{value:.decimals$}{suffix}") }
 }
 
-/// With three digits, and no zeros behind them.
+/// With three digits, without trailing zeros.
 fn significant(value: f64) -> String {
     let apart = 10_f64.powf(value.abs().log10().floor() - 2.0);
     let text = written(value, apart, value.abs());
     let (digits, suffix) = text.split_at(text.trim_end_matches(['k', 'M']).len());
-    match digits.contains('.') && !digits.contains('e') {
-        true => digits.trim_end_matches('0').trim_end_matches('.').to_owned() + suffix,
-        false => text,
+    if digits.contains('.') && !digits.contains('e') {
+        digits.trim_end_matches('0').trim_end_matches('.').to_owned() + suffix
+    } else {
+        text
     }
 }
 
@@ -108,7 +106,7 @@ fn exponential(value: f64) -> String {
     format!("{}e{exponent}", digits.trim_end_matches(".0"))
 }
 
-/// Multiples of 1, 2 or 5 times a power of ten within a range, as many as there may be.
+/// Multiples of 1, 2 or 5 times a power of ten within a range, at most `most`.
 fn round_numbers(range: &Range<f64>, most: usize) -> Vec<f64> {
     let least = (range.end - range.start) / most as f64;
     let power = 10_f64.powf(least.log10().floor());
@@ -118,8 +116,8 @@ fn round_numbers(range: &Range<f64>, most: usize) -> Vec<f64> {
     (first..=last).map(|times| times as f64 * apart).collect()
 }
 
-/// Powers of ten within a range of logarithms, with their multiples by 2 and 5 where there is room; numbers as on a linear axis
-/// where the values do not even double.
+/// Powers of ten within a range of logarithms, with their multiples by 2 and 5 if there is room; numbers as on a linear axis if
+/// the values do not even double.
 fn round_ratios(range: &Range<f64>, most: usize) -> Vec<f64> {
     let within = |multiples: &[f64], every: i32| -> Vec<f64> {
         let powers =
@@ -150,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_stand_at_round_numbers() {
+    fn ticks_are_at_round_numbers() {
         assert_eq!(labels(&[0.1, 2.3], Scale::Linear), ["0", "0.5", "1.0", "1.5", "2.0"]);
         assert_eq!(labels(&[0.0, 50_000.0], Scale::Linear), ["0", "10k", "20k", "30k", "40k", "50k"]);
         assert_eq!(labels(&[1.0, 3_000_000.0], Scale::Linear), ["0", "1M", "2M", "3M"]);
@@ -160,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_of_a_logarithmic_axis_stand_at_powers() {
+    fn ticks_of_a_logarithmic_axis_are_at_powers() {
         assert_eq!(labels(&[0.01, 1.0], Scale::Log), ["0.01", "0.1", "1"]);
         assert_eq!(labels(&[0.4, 3.0], Scale::Log), ["0.5", "1", "2"]);
         assert_eq!(labels(&[1.0, 1e12], Scale::Log).len(), 5);
@@ -170,7 +168,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn there_are_always_some_marks_and_never_many(low in -1e6..1e6_f64, size in 1e-3..1e6_f64, is_log: bool) {
+        fn there_are_always_some_ticks_and_never_many(low in -1e6..1e6_f64, size in 1e-3..1e6_f64, is_log: bool) {
             let scale = if is_log { Scale::Log } else { Scale::Linear };
             let low = if is_log { low.abs() + 1e-3 } else { low };
             let axis = Axis::around([low, low + size].into_iter(), scale, 0.05, 6);

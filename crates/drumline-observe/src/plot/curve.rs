@@ -3,7 +3,7 @@
 use super::{PlotError, PlotOptions, Run, Scale};
 use crate::events::Event;
 
-/// Points of a curve in a picture; of more, those are kept that the eye sees: where it begins, ends, and turns.
+/// The most points of a curve in a picture. Of more, those are kept that are visible: where it begins, ends, and turns.
 const MOST_POINTS: usize = 1200;
 
 /// One metric of all runs.
@@ -17,9 +17,9 @@ pub(super) struct Curve {
     /// Curves of the same colour belong together.
     pub(super) color: usize,
     pub(super) kind: Kind,
-    /// The lines to be drawn: a number that is none breaks a curve in two.
+    /// The lines to be drawn: a value that is no number splits a curve.
     pub(super) lines: Vec<Line>,
-    /// Behind them, where they are smoothed.
+    /// The unsmoothed lines, drawn behind them if they are smoothed.
     pub(super) raw: Vec<Line>,
 }
 
@@ -44,7 +44,7 @@ impl Panel {
                     Kind::Eval => format!("{} (eval)", run.name),
                 };
                 let color = if is_one { kind as usize } else { at };
-                curves.push(Curve::new(name, color, kind, points(&run.events, metric, kind), options));
+                curves.push(Curve::new(name, color, kind, &points(&run.events, metric, kind), options));
             }
         }
         curves.retain(|curve| !curve.lines.is_empty());
@@ -65,16 +65,17 @@ impl Panel {
 }
 
 impl Curve {
-    fn new(name: String, color: usize, kind: Kind, points: Line, options: PlotOptions) -> Self {
+    fn new(name: String, color: usize, kind: Kind, points: &Line, options: PlotOptions) -> Self {
         let shown = |line: &Line| {
             let lines = broken(line, options.scale);
             lines.into_iter().map(|line| thinned(&line)).collect::<Vec<_>>()
         };
-        // Evaluations are few, and means already.
+        // Evaluations are few, and are means already.
         let is_smoothed = options.smooth > 0.0 && kind == Kind::Train;
-        let (lines, raw) = match is_smoothed {
-            true => (shown(&smoothed(&points, options.smooth)), shown(&points)),
-            false => (shown(&points), Vec::new()),
+        let (lines, raw) = if is_smoothed {
+            (shown(&smoothed(points, options.smooth)), shown(points))
+        } else {
+            (shown(points), Vec::new())
         };
         Self { name, color, kind, lines, raw }
     }
@@ -93,8 +94,8 @@ fn points(events: &[Event], metric: &str, kind: Kind) -> Line {
     events.iter().filter_map(point).collect()
 }
 
-/// A mean that forgets, as TensorBoard's: `smooth` is what is left of the past after a step. The first values count in full
-/// instead of being drawn towards 0.
+/// An exponential moving average, as TensorBoard's: `smooth` is the weight of the past after a step. The first values count in
+/// full instead of being pulled towards 0.
 fn smoothed(points: &Line, smooth: f64) -> Line {
     let (mut mean, mut weight) = (0.0, 0.0);
     let next = |&(step, value): &(f64, f64)| {
@@ -107,14 +108,14 @@ fn smoothed(points: &Line, smooth: f64) -> Line {
     points.iter().map(next).collect()
 }
 
-/// The parts without numbers that the axis does not have; empty ones are left out.
+/// Splits the line at values that the axis cannot show; empty parts are left out.
 fn broken(points: &Line, scale: Scale) -> Vec<Line> {
     let is_shown = |value: f64| value.is_finite() && (scale == Scale::Linear || value > 0.0);
     let parts = points.split(|(_, value)| !is_shown(*value));
     parts.filter(|part| !part.is_empty()).map(<[_]>::to_vec).collect()
 }
 
-/// Of each few points in a row: the first, the lowest, the highest, the last.
+/// Keeps of every few points in a row the first, the lowest, the highest and the last.
 fn thinned(line: &Line) -> Line {
     let len = line.len().div_ceil(MOST_POINTS / 4);
     if len <= 4 {
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_is_none_breaks_a_curve_and_no_smoothing() {
+    fn a_value_that_is_no_number_splits_a_curve_but_not_its_smoothing() {
         let line = vec![(0.0, 1.0), (1.0, f64::NAN), (2.0, 1.0), (3.0, -1.0), (4.0, 1.0)];
         assert_eq!(broken(&line, Scale::Linear).len(), 2);
         assert_eq!(broken(&line, Scale::Log).len(), 3);

@@ -1,9 +1,7 @@
-//! Panels as a picture. Drawn larger than shown: plotters puts points on whole pixels, and what is drawn finer looks smooth.
+//! Draws panels as a picture, larger than shown: plotters puts points on whole pixels, and only a finer drawing looks smooth.
 
 use std::sync::Once;
 
-use fast_image_resize::images::{Image, ImageRef};
-use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 use image::ImageEncoder;
 use image::codecs::png::PngEncoder;
 use plotters::coord::Shift;
@@ -18,17 +16,20 @@ use super::{PlotError, PlotOptions, Scale};
 type Chart<'a, B> = ChartContext<'a, B, Cartesian2d<Axis, Axis>>;
 type Result<T> = std::result::Result<T, PlotError>;
 
-/// How many times finer it is drawn.
+/// How many times larger it is drawn.
 const FINE: u32 = 4;
 /// Pixels of a PNG for each point.
 const PIXELS: u32 = 2;
+/// The side of the square of drawn pixels that becomes one pixel of a PNG.
+const SQUARE: usize = (FINE / PIXELS) as usize;
 
 const FONT: &str = "sans-serif";
 const INK: RGBColor = RGBColor(40, 44, 52);
 const FAINT: RGBColor = RGBColor(226, 229, 233);
 const AXIS: RGBColor = RGBColor(150, 155, 163);
 
-/// Told apart by people who see few colours, too: after Okabe and Ito, without their yellow, which is lost on white.
+/// Colours that people with colour blindness can distinguish, after Okabe and Ito, without their yellow, which is invisible on
+/// white.
 const COLORS: [RGBColor; 7] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
@@ -62,7 +63,7 @@ pub(super) fn svg(panels: &[Panel], options: PlotOptions) -> Result<String> {
     Ok(text.replacen(&drawn, &format!("width=\"{width}\" height=\"{height}\""), 1))
 }
 
-/// The picture as a file of pixels. Panels are drawn one by one, as each takes some 15 MB.
+/// The picture as PNG. Panels are drawn one by one, since each takes about 15 MB.
 pub(super) fn png(panels: &[Panel], options: PlotOptions) -> Result<Vec<u8>> {
     let (columns, rows) = grid(panels.len());
     let (width, height) = (options.panel.0 * PIXELS, options.panel.1 * PIXELS);
@@ -90,12 +91,22 @@ fn panel_pixels(panel: &Panel, options: PlotOptions) -> Result<Vec<u8>> {
         draw(panel, &area, options, Joints::Round)?;
         area.present().map_err(failed)?;
     }
-    let fine = ImageRef::new(width, height, &fine, PixelType::U8x3).map_err(failed)?;
-    let (width, height) = (options.panel.0 * PIXELS, options.panel.1 * PIXELS);
-    let mut shown = Image::new(width, height, PixelType::U8x3);
-    let mean = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(FilterType::Box));
-    Resizer::new().resize(&fine, &mut shown, &mean).map_err(failed)?;
-    Ok(shown.into_vec())
+    Ok(shrunk(&fine, width as usize))
+}
+
+/// The mean of each square of [`SQUARE`] × [`SQUARE`] pixels of a picture in RGB.
+fn shrunk(fine: &[u8], width: usize) -> Vec<u8> {
+    let mut shown = Vec::with_capacity(fine.len() / (SQUARE * SQUARE));
+    for rows in fine.chunks_exact(width * 3 * SQUARE) {
+        for x in 0..width / SQUARE {
+            for color in 0..3 {
+                let at = |i: usize| rows[(i / SQUARE * width + x * SQUARE + i % SQUARE) * 3 + color];
+                let sum: usize = (0..SQUARE * SQUARE).map(|i| usize::from(at(i))).sum();
+                shown.push(((sum + SQUARE * SQUARE / 2) / (SQUARE * SQUARE)) as u8);
+            }
+        }
+    }
+    shown
 }
 
 /// Columns and rows.
@@ -108,16 +119,16 @@ fn failed(error: impl std::fmt::Display) -> PlotError {
     PlotError::Draw(error.to_string())
 }
 
-/// The font for pixels, and for the width of words; the system's may not be there.
+/// Registers the font for pixels and for the width of texts; the system may not have one.
 fn prepare_font() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // If it could not be read, drawing says so.
+        // If it cannot be read, drawing returns an error.
         let _ = register_font(FONT, FontStyle::Normal, epaint_default_fonts::UBUNTU_LIGHT);
     });
 }
 
-/// So many points, where it is drawn.
+/// A length in points, in units of the drawing.
 fn fine(points: u32) -> u32 {
     points * FINE
 }
@@ -153,7 +164,7 @@ fn draw<B: DrawingBackend>(
     panel.curves.iter().try_for_each(|curve| draw_curve(&mut chart, curve, &y, joints))?;
     let mut legend = chart.configure_series_labels();
     legend.label_font(text(15)).background_style(WHITE.mix(0.85)).border_style(FAINT.stroke_width(FINE));
-    let place = legend_place(panel, (&x, &y), options.panel);
+    let place = legend_place(panel, &x, &y, options.panel);
     legend.margin(fine(8)).legend_area_size(fine(30)).position(place).draw().map_err(failed)
 }
 
@@ -185,12 +196,12 @@ fn placed(line: &Line, y: &Axis) -> Line {
     line.iter().map(|(step, value)| (*step, y.place(*value))).collect()
 }
 
-/// How the parts of a line meet.
+/// How the segments of a line are joined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Joints {
-    /// As the backend does it: well in SVG.
+    /// By the backend: good in SVG.
     OfBackend,
-    /// With dots: plotters draws thick lines of pixels with spikes at sharp turns, far beyond the plot.
+    /// With dots: plotters draws thick lines in pixels with spikes at sharp turns, far beyond the plot.
     Round,
 }
 
@@ -203,12 +214,13 @@ impl Joints {
     }
 }
 
-/// An axis as plotters asks for it, by places.
+/// The axis for plotters, by places.
 impl Ranged for Axis {
     type FormatOption = NoDefaultFormatting;
     type ValueType = f64;
 
-    fn map(&self, place: &f64, (low, high): (i32, i32)) -> i32 {
+    fn map(&self, place: &f64, limit: (i32, i32)) -> i32 {
+        let (low, high) = limit;
         low + (self.part(*place) * f64::from(high - low)).round() as i32
     }
 
@@ -235,36 +247,36 @@ fn color(curve: &Curve) -> RGBColor {
     COLORS[curve.color % COLORS.len()]
 }
 
-/// As if seen through milk. Not transparent: where two lines meet there would be a dark spot.
+/// A lighter colour. Not transparent: there would be a dark spot where two lines meet.
 fn faint(color: RGBColor) -> RGBColor {
     let mix = |part: u8| 255 - ((255 - u16::from(part)) * 3 / 10) as u8;
     RGBColor(mix(color.0), mix(color.1), mix(color.2))
 }
 
-/// Single points are seen by their dots only.
+/// A curve of single points is visible only by its dots.
 fn has_dots(curve: &Curve) -> bool {
     let points: usize = curve.lines.iter().map(Vec::len).sum();
     points == curve.lines.len() || (curve.kind == Kind::Eval && points <= MOST_DOTS)
 }
 
-/// The end of a path tells more than its beginning.
+/// Shortens a long name. The end of a path is more useful than its beginning.
 fn short(name: &str) -> String {
     let len = name.chars().count();
-    match len > LONGEST_NAME {
-        true => "…".chars().chain(name.chars().skip(len - LONGEST_NAME + 1)).collect(),
-        false => name.to_owned(),
+    if len <= LONGEST_NAME {
+        return name.to_owned();
     }
+    "…".chars().chain(name.chars().skip(len - LONGEST_NAME + 1)).collect()
 }
 
-/// The corner with the fewest points below the legend.
-fn legend_place(panel: &Panel, (x, y): (&Axis, &Axis), size: (u32, u32)) -> SeriesLabelPosition {
+/// The corner in which the legend hides the fewest points.
+fn legend_place(panel: &Panel, x: &Axis, y: &Axis, size: (u32, u32)) -> SeriesLabelPosition {
     let longest = panel.curves.iter().map(|curve| short(&curve.name).chars().count()).max().unwrap_or(0);
-    // In points, by what a letter and a line take; the plot is smaller than the panel by its margins and labels.
+    // In points, from the size of a letter and a line; margins and labels make the plot smaller than the panel.
     let (width, height) = (8 * longest + 46, 20 * panel.curves.len() + 16);
     let part = (width as f64 / (f64::from(size.0) - 90.0), height as f64 / (f64::from(size.1) - 110.0));
     let points = || panel.curves.iter().flat_map(|curve| curve.lines.iter().flatten());
     let places = || points().map(|(step, value)| (x.part(*step), y.part(y.place(*value))));
-    let hidden = |(right, upper): (bool, bool)| {
+    let hidden = |right: bool, upper: bool| {
         let along = |at: f64, part: f64, end: bool| if end { at > 1.0 - part } else { at < part };
         places().filter(|(at, up)| along(*at, part.0, right) && along(*up, part.1, upper)).count()
     };
@@ -274,6 +286,19 @@ fn legend_place(panel: &Panel, (x, y): (&Axis, &Axis), size: (u32, u32)) -> Seri
         ((false, true), SeriesLabelPosition::UpperLeft),
         ((false, false), SeriesLabelPosition::LowerLeft),
     ];
-    let best = corners.into_iter().min_by_key(|(corner, _)| hidden(*corner));
+    let best = corners.into_iter().min_by_key(|((right, upper), _)| hidden(*right, *upper));
     best.map_or(SeriesLabelPosition::UpperRight, |(_, place)| place)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shrunk;
+
+    #[test]
+    fn a_pixel_is_the_mean_of_its_square() {
+        // 4 × 2 pixels: the left square is black with one white corner, the right one has three equal colours.
+        let (black, white, gray) = ([0; 3], [255; 3], [10, 20, 30]);
+        let fine = [black, black, gray, gray, white, black, gray, gray].concat();
+        assert_eq!(shrunk(&fine, 4), [64, 64, 64, 10, 20, 30]);
+    }
 }

@@ -1,4 +1,4 @@
-//! Plots of made-up runs: what is in them, and what cannot be drawn.
+//! Plots of made-up runs: what they contain, and what cannot be drawn.
 
 use super::*;
 use crate::events::{EvalEvent, StepEvent, metrics as figures};
@@ -49,7 +49,7 @@ fn a_plot_names_runs_metrics_and_steps() {
 }
 
 #[test]
-fn what_is_shown_by_default_is_the_loss_and_what_evaluations_tell() {
+fn the_default_metrics_are_the_loss_and_those_of_evaluations() {
     assert_eq!(usual_metrics(&[run("a", 0.01, 100)]), ["loss", "acc1"]);
     assert_eq!(
         metrics(&[run("a", 0.01, 1)]).into_iter().collect::<Vec<_>>(),
@@ -85,21 +85,21 @@ fn few_and_strange_values_are_drawn_too() {
     }
     let log = PlotOptions { scale: Scale::Log, ..PlotOptions::default() };
     svg(&values(&[0.0, 1.0, 10.0]), &["loss"], log).unwrap();
-    let said = svg(&values(&[0.0, -1.0]), &["loss"], log).unwrap_err().to_string();
-    assert_eq!(said, "`loss` has no value that can be shown on a logarithmic axis; try without --log");
-    let said = svg(&values(&[f64::NAN]), &["loss"], PlotOptions::default()).unwrap_err().to_string();
-    assert!(said.contains("all are NaN or infinite"), "{said}");
+    let error = svg(&values(&[0.0, -1.0]), &["loss"], log).unwrap_err().to_string();
+    assert_eq!(error, "`loss` has no value that can be shown on a logarithmic axis; try without --log");
+    let error = svg(&values(&[f64::NAN]), &["loss"], PlotOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("all are NaN or infinite"), "{error}");
 }
 
 #[test]
-fn errors_say_what_there_is() {
+fn errors_list_what_exists() {
     let runs = [run("a", 0.01, 100), run("b", 0.01, 100)];
-    let said = svg(&runs, &["accuracy"], PlotOptions::default()).unwrap_err().to_string();
-    assert_eq!(said, "no metric `accuracy` in a, b; try acc1, loss, lr, samples_per_s");
-    let said = load(&["/no/such/run".into()]).unwrap_err().to_string();
+    let error = svg(&runs, &["accuracy"], PlotOptions::default()).unwrap_err().to_string();
+    assert_eq!(error, "no metric `accuracy` in a, b; try acc1, loss, lr, samples_per_s");
+    let error = load(&["/no/such/run".into()]).unwrap_err().to_string();
     assert!(
-        said.starts_with("no run in /no/such/run: there is no metrics.jsonl in it or one level down; try"),
-        "{said}"
+        error.starts_with("no run in /no/such/run: there is no metrics.jsonl in it or one level down; try"),
+        "{error}"
     );
     let empty = Run { name: "new".into(), events: Vec::new() };
     assert!(
@@ -114,7 +114,7 @@ fn errors_say_what_there_is() {
 }
 
 #[test]
-fn runs_are_called_by_what_tells_them_apart() {
+fn runs_have_unique_names() {
     let folder = tempfile::tempdir().unwrap();
     let paths = ["x/a", "y/a", "y/b"].map(|path| folder.path().join(path));
     for path in &paths {

@@ -1,6 +1,6 @@
-//! Folders of runs on disk: the one that was named, or those below it.
+//! Folders of runs on disk: the given one, or those below it.
 //!
-//! A folder is a run's if it holds `metrics.jsonl` or `ranks/`. What cannot be read holds none.
+//! A folder is a run's if it contains `metrics.jsonl` or `ranks/`. A folder that cannot be read contains no run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::events::METRICS;
 use crate::status::RANKS;
 
-/// Folders that are looked at in a search: a data set of millions of files is not walked through.
+/// The most folders that a search visits: it does not walk through a data set of millions of files.
 const MOST_FOLDERS: usize = 10_000;
 
 /// Whether a run has written here.
@@ -32,7 +32,7 @@ pub fn within(folder: &Path) -> Vec<PathBuf> {
     below(folder, 1)
 }
 
-/// The folder itself if it is a run's, else the runs at most so many levels below it, by path.
+/// The folder itself if it is a run's, else the runs at most this many levels below it, by path.
 pub fn below(folder: &Path, levels: usize) -> Vec<PathBuf> {
     let (mut found, mut looked_at) = (Vec::new(), 0);
     let mut level = vec![folder.to_owned()];
@@ -40,16 +40,15 @@ pub fn below(folder: &Path, levels: usize) -> Vec<PathBuf> {
         let (runs, others): (Vec<_>, Vec<_>) = level.into_iter().partition(|folder| is_run(folder));
         found.extend(runs);
         looked_at += others.len();
-        level = match depth < levels && looked_at < MOST_FOLDERS {
-            true => others.iter().flat_map(|folder| folders_in(folder)).take(MOST_FOLDERS).collect(),
-            false => Vec::new(),
-        };
+        let continues = depth < levels && looked_at < MOST_FOLDERS;
+        let below = others.iter().filter(|_| continues).flat_map(|folder| folders_in(folder));
+        level = below.take(MOST_FOLDERS).collect();
     }
     found.sort();
     found
 }
 
-/// Links are not followed: they may lead in a circle.
+/// The folders in a folder. Links are not followed: they may form a cycle.
 fn folders_in(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let is_hidden = |entry: &fs::DirEntry| entry.file_name().as_encoded_bytes().starts_with(b".");

@@ -1,4 +1,4 @@
-//! A run in a line: how it is, how far, how good, and how long ago it last wrote.
+//! A run in one line: its state, progress, best result, and when it last wrote something.
 
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -7,29 +7,29 @@ use serde::Serialize;
 
 use crate::page::run_folder::RunFolder;
 
-/// How a run is.
+/// The state of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum RunState {
     /// Nothing was written yet.
     Waiting,
-    /// At work.
+    /// It is working.
     Running,
-    /// All was done.
+    /// All steps were done.
     Finished,
-    /// A signal or a callback asked for it; the run can be resumed.
+    /// A signal or a callback stopped it; the run can be resumed.
     Stopped,
     /// Something went wrong.
     Failed,
-    /// Its ranks ended without a word.
+    /// Its ranks ended without a report.
     Lost,
     /// No ranks are known and nothing has been written for long.
     Silent,
 }
 
 impl RunState {
-    /// In lower case, as in JSON.
+    /// The name in lower case, as in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -46,35 +46,35 @@ impl RunState {
 /// The best evaluation of a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Best {
-    /// The metric that says which model is best.
+    /// The metric by which the best model is chosen.
     pub name: String,
     /// Its value.
     pub value: f64,
-    /// Epochs done by then.
+    /// Epochs that were done by then.
     pub epoch: u64,
 }
 
-/// What a list says of a run.
+/// A run as a list shows it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Summary {
     /// Its `OUT_DIR`.
     pub folder: PathBuf,
-    /// How it is.
+    /// Its state.
     pub state: RunState,
-    /// Number of ranks, where it says so.
+    /// Number of ranks, if it is known.
     pub world_size: Option<usize>,
-    /// The epoch that is under way, or was last: from 1, as in the log.
+    /// The current or last epoch, counted from 1 as in the log.
     pub epoch: u64,
-    /// Epochs that it will have, where it says so.
+    /// The number of epochs of the run, if it is known.
     pub epochs: Option<u64>,
     /// Steps done.
     pub step: u64,
-    /// Steps that it will have, where it says so.
+    /// The number of steps of the run, if it is known.
     pub total_steps: Option<u64>,
     /// The best evaluation.
     pub best: Option<Best>,
-    /// Seconds of work to come, where that is known.
+    /// Estimated seconds of work to the end, if known.
     pub left_s: Option<f64>,
     /// Seconds since it last wrote.
     pub age_s: Option<f64>,

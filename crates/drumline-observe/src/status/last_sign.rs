@@ -1,24 +1,24 @@
-//! When a rank gave its last sign of life, and so whether it is lost.
+//! When a rank last gave a sign of life, and so whether it is lost.
 
 use super::{LOST_AFTER, RankStatus, State};
 
 /// The last sign of life of a rank, by the reader's own clock: the clocks of other hosts may differ. Only a file that is seen for
-/// the first time is judged by the time that stands in it.
+/// the first time is judged by the time that it contains.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LastSign {
-    /// What the file said: a living rank changes that twice a second.
+    /// The content of the file: a living rank changes it twice a second.
     pid: u32,
     time: f64,
     seen: f64,
 }
 
 impl LastSign {
-    /// Of a rank whose file is seen for the first time. `now`: seconds since 1970.
+    /// For a rank whose file is seen for the first time. `now` is in seconds since 1970.
     pub fn new(status: &RankStatus, now: f64) -> Self {
         Self { pid: status.pid, time: status.time, seen: status.time.min(now) }
     }
 
-    /// Takes over what the file says now; whether it has changed.
+    /// Updates from the current content of the file; returns whether it has changed.
     pub fn look(&mut self, status: &RankStatus, now: f64) -> bool {
         let has_changed = (self.pid, self.time) != (status.pid, status.time);
         if has_changed {
@@ -27,12 +27,12 @@ impl LastSign {
         has_changed
     }
 
-    /// Seconds since then.
+    /// Seconds since the last sign of life.
     pub fn silence(&self, now: f64) -> f64 {
         (now - self.seen).max(0.0)
     }
 
-    /// Whether the rank went without a word.
+    /// Whether the rank has ended without reporting it.
     pub fn is_lost(&self, status: &RankStatus, now: f64) -> bool {
         status.state == State::Running && self.silence(now) > LOST_AFTER.as_secs_f64()
     }
@@ -60,11 +60,18 @@ mod tests {
     fn clocks_of_other_hosts_may_be_wrong() {
         for clock in [40.0, 5000.0] {
             let mut sign = LastSign::new(&written(clock), 1000.0);
-            assert_eq!(sign.is_lost(&written(clock), 1000.0), clock < 1000.0, "known no better at first");
+            assert_eq!(
+                sign.is_lost(&written(clock), 1000.0),
+                clock < 1000.0,
+                "nothing better is known at first"
+            );
             assert!(sign.look(&written(clock + 0.5), 1000.5) && !sign.is_lost(&written(clock + 0.5), 1005.0));
             assert!(!sign.look(&written(clock + 0.5), 1006.0) && sign.is_lost(&written(clock + 0.5), 1006.0));
-            let anew = RankStatus { pid: 8, ..written(clock + 0.5) };
-            assert!(sign.look(&anew, 1007.0) && !sign.is_lost(&anew, 1007.0), "another process is a sign");
+            let restarted = RankStatus { pid: 8, ..written(clock + 0.5) };
+            assert!(
+                sign.look(&restarted, 1007.0) && !sign.is_lost(&restarted, 1007.0),
+                "another process is a sign"
+            );
         }
     }
 }

@@ -2,17 +2,17 @@
 
 use std::fs;
 
-/// In bytes.
+/// Memory use in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// In use: pages that are in memory, those shared with other ranks included.
+    /// In use: resident pages, including those shared with other ranks.
     pub used: u64,
-    /// The most that was in use.
+    /// The peak.
     pub peak: u64,
 }
 
 impl Memory {
-    /// Nothing where there is no `/proc`.
+    /// The memory of this process; `None` if there is no `/proc`.
     pub fn of_this_process() -> Option<Self> {
         Self::parse(&fs::read_to_string("/proc/self/status").ok()?)
     }

@@ -1,4 +1,4 @@
-//! Reading what all ranks say, whatever lies in the folder.
+//! Reads the files of all ranks, whatever else is in the folder.
 
 use std::fs;
 use std::io::{self, Read};
@@ -11,15 +11,15 @@ use crate::tail::open_plain;
 
 /// A rank's file has a few hundred bytes.
 const LONGEST: u64 = 64 << 10;
-/// More than anybody looks at.
+/// More ranks than a person looks at.
 const MOST_RANKS: usize = 4096;
 
-/// What all ranks of a run say, in rank order. Files that are broken or of other names are left out.
+/// The status of all ranks of a run, in rank order. Files that are broken or have other names are skipped.
 pub fn read(out_dir: &Path) -> Vec<RankStatus> {
     try_read(out_dir).unwrap_or_default()
 }
 
-/// As [`read`]; an error if the folder is there and cannot be read.
+/// As [`read`]; an error if the folder exists and cannot be read.
 pub(crate) fn try_read(out_dir: &Path) -> io::Result<Vec<RankStatus>> {
     let entries = match fs::read_dir(out_dir.join(RANKS)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -42,7 +42,7 @@ fn read_file(path: &Path) -> io::Result<RankStatus> {
     Ok(serde_json::from_slice(&text)?)
 }
 
-/// What is no number is written as null.
+/// Reads null, which is written for what is no number, as 0.
 pub(super) fn or_zero<'de, D: Deserializer<'de>>(given: D) -> Result<f64, D::Error> {
     Option::deserialize(given).map(Option::unwrap_or_default)
 }
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_come_in_order_and_strange_files_not_at_all() {
+    fn ranks_come_in_order_and_unknown_files_are_skipped() {
         let text = |rank: usize| format!("{{\"rank\":{rank}}}");
         let good = [("00011.json", text(11)), ("00002.json", text(2)), ("00000.json", "{}".to_owned())];
         let padding = " ".repeat(LONGEST as usize);
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_are_none_do_not_hide_a_rank() {
+    fn missing_numbers_do_not_hide_a_rank() {
         let read: RankStatus =
             serde_json::from_str(r#"{"rank":3,"op_s":null,"samples_per_s":null,"compute_s":1.5}"#).unwrap();
         assert_eq!(read, RankStatus { rank: 3, compute_s: 1.5, ..RankStatus::default() });

@@ -7,6 +7,8 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use drumline_files::{Durability, replace};
+
 use super::{Place, RANKS, State, Status};
 
 /// Twice a second.
@@ -24,7 +26,7 @@ pub struct StatusError {
 
 /// Writes a rank's file until it is dropped, and then a last time.
 ///
-/// A rank that goes without [`Status::ended`] or [`Status::failed`] stays `running` in its file, so that readers call it lost; one
+/// A rank that ends without [`Status::ended`] or [`Status::failed`] stays `running` in its file, so readers consider it lost. A rank
 /// that panics has failed.
 #[derive(Debug)]
 pub struct StatusWriter {
@@ -60,7 +62,7 @@ impl Drop for StatusWriter {
         }
         self.stop = None;
         if let Some(thread) = self.thread.take() {
-            // It only writes a file, and a failure to do so has been told.
+            // The thread only writes a file, and a failure has been logged.
             let _ = thread.join();
         }
     }
@@ -73,19 +75,16 @@ struct StatusFile {
 }
 
 impl StatusFile {
-    /// Beside, then renamed: a reader sees the old file or the new one, never half of one.
     fn write(&self) -> io::Result<()> {
         let text = serde_json::to_string(&self.status.now(&self.place))?;
-        let beside = self.path.with_extension("tmp");
-        fs::write(&beside, text + "\n")?;
-        fs::rename(beside, &self.path)
+        replace(&self.path, text + "\n", Durability::Process)
     }
 
-    /// A full disk is no reason to end a training.
+    /// Writes the file. A full disk is no reason to end a training.
     fn write_or_warn(&self) {
         if let Err(error) = self.write() {
             let (rank, path) = (self.place.rank, self.path.display());
-            tracing::debug!(rank, %path, %error, "the rank's status cannot be written");
+            tracing::debug!(rank, %path, %error, "cannot write the rank's status");
         }
     }
 }
@@ -97,7 +96,7 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn the_file_follows_without_being_asked() {
+    fn the_file_is_updated_in_the_background() {
         let folder = tempfile::tempdir().unwrap();
         let status = Status::default();
         let writer = StatusWriter::start(folder.path(), 1, &status).unwrap();
@@ -112,11 +111,11 @@ mod tests {
         drop(writer);
         let last = &read(folder.path())[0];
         assert_eq!((last.state, last.error.as_deref(), last.epoch), (State::Failed, Some("no memory"), 2));
-        assert_eq!(fs::read_dir(folder.path().join(RANKS)).unwrap().count(), 1, "nothing is left beside");
+        assert_eq!(fs::read_dir(folder.path().join(RANKS)).unwrap().count(), 1, "no temporary file is left");
     }
 
     #[test]
-    fn a_panic_is_told_and_going_without_a_word_is_not_an_end() {
+    fn a_panic_is_reported_and_a_silent_end_is_not_an_end() {
         for (panics, expected) in [(true, State::Failed), (false, State::Running)] {
             let folder = tempfile::tempdir().unwrap();
             let out_dir = folder.path().to_owned();
@@ -132,7 +131,7 @@ mod tests {
     #[test]
     fn a_folder_that_cannot_be_written_is_named() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let said = StatusWriter::start(file.path(), 4, &Status::default()).unwrap_err().to_string();
-        assert!(said.contains("rank 4 cannot write") && said.contains("ranks/00004.json"), "{said}");
+        let error = StatusWriter::start(file.path(), 4, &Status::default()).unwrap_err().to_string();
+        assert!(error.contains("rank 4 cannot write") && error.contains("ranks/00004.json"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! How values are spread, in buckets that grow by a tenth from one to the next on both sides of zero: fine near zero, where
+//! The distribution of values, in buckets that grow by a tenth from one to the next on both sides of zero: fine near zero, where
 //! gradients are, and wide enough for any `f32`.
 //!
 //! ```text
@@ -7,13 +7,13 @@
 
 use super::message::Histogram;
 
-/// The end of the first bucket behind zero.
+/// The end of the first bucket above zero.
 const SMALLEST: f64 = 1e-12;
 const GROWTH: f64 = 1.1;
-/// Buckets of one side: the last one ends behind the largest `f32`.
+/// Buckets of one side: the last one ends beyond the largest `f32`.
 const SIDE: usize = 1224;
 
-/// The spread of those values that are numbers; `None` if there are none.
+/// The distribution of the finite values; `None` if there are none.
 pub(super) fn of(values: &[f32]) -> Option<Histogram> {
     let mut counts = vec![0_u64; 2 * SIDE + 1];
     let mut spread = Histogram { min: f64::INFINITY, max: f64::NEG_INFINITY, ..Histogram::default() };
@@ -34,17 +34,14 @@ pub(super) fn of(values: &[f32]) -> Option<Histogram> {
     Some(spread)
 }
 
-/// A bucket holds values up to its end; the middle one holds zero, and those too small to tell from it.
+/// A bucket contains values up to its end; the middle one contains zero, and values too small to distinguish from it.
 fn bucket_of(value: f64) -> usize {
     let size = value.abs();
     if size < SMALLEST {
         return SIDE;
     }
     let steps = ((size / SMALLEST).ln() / GROWTH.ln()) as usize;
-    match value > 0.0 {
-        true => SIDE + 1 + steps.min(SIDE - 1),
-        false => SIDE - 1 - steps.min(SIDE - 1),
-    }
+    if value > 0.0 { SIDE + 1 + steps.min(SIDE - 1) } else { SIDE - 1 - steps.min(SIDE - 1) }
 }
 
 /// Where a bucket ends, towards larger numbers.

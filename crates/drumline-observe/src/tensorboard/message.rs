@@ -17,7 +17,7 @@ pub(super) struct Event {
     pub(super) session: Option<Session>,
 }
 
-/// That a program begins: what was told before of this step and those behind it no longer counts.
+/// The start of a program: what was written before about this step and later ones no longer counts.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub(super) struct Session {
     #[prost(int32, tag = "1")]
@@ -65,7 +65,7 @@ pub(super) struct Histogram {
     pub(super) counts: Vec<f64>,
 }
 
-/// Which part of TensorBoard shows a value.
+/// The plugin of TensorBoard that shows a value.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Metadata {
     #[prost(message, optional, tag = "1")]

@@ -3,7 +3,7 @@
 //! ```text
 //!   length: u64 │ check of the length: u32 │ the message │ check of the message: u32       little endian
 //! ```
-//! A check is a CRC-32C, turned by 15 bits and raised by a constant, so that a check over bytes that hold checks is still one.
+//! A check is a CRC-32C, rotated by 15 bits and increased by a constant, so that it also works over bytes that contain checks.
 
 use prost::Message;
 
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_frame_is_as_the_format_says() {
+    fn the_frame_has_the_documented_format() {
         // CRC-32C of "123456789" is the check value of its definition.
         assert_eq!(crc32c::crc32c(b"123456789"), 0xe306_9283);
         let turned = 0xe306_9283_u32.rotate_right(15);

@@ -1,4 +1,4 @@
-//! Which spans of a track may stand in one row: those that lie beside or within each other.
+//! Which spans of a track fit into one row: those that do not overlap, or are nested.
 
 use std::cmp::Reverse;
 
@@ -33,9 +33,9 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn spans_that_cross_stand_apart() {
+    fn spans_that_cross_are_in_different_lanes() {
         assert_eq!(assign(&[(0, 10), (2, 4), (4, 10), (5, 9)]), [0, 0, 0, 0], "within each other");
-        assert_eq!(assign(&[(0, 5), (5, 9), (9, 9)]), [0, 0, 0], "beside each other");
+        assert_eq!(assign(&[(0, 5), (5, 9), (9, 9)]), [0, 0, 0], "one after the other");
         assert_eq!(assign(&[(0, 5), (3, 8), (4, 9), (8, 9)]), [0, 1, 2, 0], "across");
         assert_eq!(assign(&[(2, 3), (0, 9)]), [0, 0], "in any order");
         assert_eq!(assign::<u8>(&[]), [0_usize; 0]);

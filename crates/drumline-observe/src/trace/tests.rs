@@ -81,7 +81,7 @@ fn times_are_exact_whatever_the_date() {
 }
 
 #[test]
-fn ranks_are_laid_over_each_other() {
+fn traces_of_several_ranks_are_merged() {
     let folder = tempfile::tempdir().unwrap();
     let begin = Instant::now();
     let files: Vec<_> = (0..3).map(|rank| file_of(folder.path(), rank)).collect();
@@ -113,8 +113,8 @@ fn ranks_are_laid_over_each_other() {
     assert_eq!(forwards.len(), 3);
     // The clocks of the three were read one after the other.
     assert!(forwards.iter().all(|ts| (ts - forwards[0]).abs() < 1e5), "{forwards:?}");
-    let said = merge(&[folder.path().join("none.json")], &all).unwrap_err().to_string();
-    assert!(said.contains("none.json"), "{said}");
+    let error = merge(&[folder.path().join("none.json")], &all).unwrap_err().to_string();
+    assert!(error.contains("none.json"), "{error}");
 }
 
 #[test]

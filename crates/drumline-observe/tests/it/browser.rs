@@ -14,8 +14,8 @@ fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64()
 }
 
-/// A step of the run and a sign of life of its ranks.
-fn go_on(run: &mut FakeRun) {
+/// Does a step of the run, and writes the status of its ranks.
+fn advance(run: &mut FakeRun) {
     run.step().unwrap();
     run.write_ranks(now()).unwrap();
 }
@@ -36,15 +36,15 @@ fn curves_grow_while_the_run_is_written_and_stay_after_its_end() {
     let mut run = FakeRun::create(folder.path(), 4).unwrap();
     let page = Opened::new(&[folder.path()]);
     browser.open(&page.url);
-    // The token is gone from the address, and scripts cannot read the cookie.
+    // The token is not in the address any more, and scripts cannot read the cookie.
     assert_eq!(browser.value("location.href"), format!("http://{}/", page.host()));
     assert_eq!(browser.value("document.cookie"), "");
-    let go_on = |run: &mut FakeRun| (0..5).for_each(|_| go_on(run));
-    browser.wait_while("document.querySelector('.chart .line')", || go_on(&mut run));
+    let advance = |run: &mut FakeRun| (0..5).for_each(|_| advance(run));
+    browser.wait_while("document.querySelector('.chart .line')", || advance(&mut run));
     let (points_before, length_before) = (points(&browser), length_of_line(&browser));
     browser.wait_while(
         &format!("Number(document.querySelector('.chart').dataset.points) > {points_before} + 50"),
-        || go_on(&mut run),
+        || advance(&mut run),
     );
     assert!(length_of_line(&browser) > length_before);
     let titles =
@@ -55,14 +55,14 @@ fn curves_grow_while_the_run_is_written_and_stay_after_its_end() {
     assert!(
         browser.value("document.querySelector('#lines').textContent").as_str().unwrap().contains("4 ranks")
     );
-    // After the end all of it is still there, and the page was loaded once.
+    // After the end everything is still shown, and the page was loaded only once.
     browser.value("window.still = true");
     run.end("finished", None).unwrap();
     run.write_ranks(now()).unwrap();
     browser.wait("document.querySelector('.run').dataset.state === 'finished'");
     browser.wait("document.querySelectorAll('#ranks tbody tr.ended').length === 4");
     assert!(points(&browser) > points_before && browser.value("window.still") == true);
-    // The server goes: the page says so and keeps what it has.
+    // The server ends: the page reports it and keeps what it shows.
     drop(page);
     browser.wait("document.querySelector('#link').className === 'gone'");
     assert!(points(&browser) > points_before);
@@ -73,15 +73,15 @@ fn a_killed_rank_turns_red_and_the_others_do_not() {
     let Some(browser) = Chromium::start(1280, 900) else { return };
     let folder = tempfile::tempdir().unwrap();
     let mut run = FakeRun::create(folder.path(), 4).unwrap();
-    go_on(&mut run);
+    advance(&mut run);
     let page = Opened::new(&[folder.path()]);
     browser.open(&page.url);
-    browser.wait_while(&format!("{ROW_2}?.className === 'running'"), || go_on(&mut run));
+    browser.wait_while(&format!("{ROW_2}?.className === 'running'"), || advance(&mut run));
     let colour = "getComputedStyle(document.querySelectorAll('#ranks tbody tr td.rank')[2]).backgroundColor";
     let before = browser.value(colour);
     run.kill(2);
     let begin = Instant::now();
-    browser.wait_while(&format!("{ROW_2}.className === 'lost'"), || go_on(&mut run));
+    browser.wait_while(&format!("{ROW_2}.className === 'lost'"), || advance(&mut run));
     assert!(begin.elapsed().as_secs_f64() > 4.0, "a rank that is late is not lost yet");
     assert_ne!(browser.value(colour), before);
     // --bad-back in light colours.
@@ -91,28 +91,28 @@ fn a_killed_rank_turns_red_and_the_others_do_not() {
 }
 
 #[test]
-fn a_rank_that_waits_says_in_what_and_for_whom() {
+fn a_waiting_rank_shows_its_collective_and_whom_it_waits_for() {
     let Some(browser) = Chromium::start(1280, 900) else { return };
     let folder = tempfile::tempdir().unwrap();
     let mut run = FakeRun::create(folder.path(), 3).unwrap();
     for rank in [0, 2] {
         run.wait_in(rank, "all_reduce(1024 f32, sum) #12 of world at src/train.rs:91", 3.0);
     }
-    go_on(&mut run);
+    advance(&mut run);
     let page = Opened::new(&[folder.path()]);
     browser.open(&page.url);
-    browser.wait_while(&format!("{ROW_2}?.className === 'waiting'"), || go_on(&mut run));
-    let told = |row: u32| browser.value(&format!("document.querySelectorAll('td.waits')[{row}].textContent"));
-    assert_eq!(told(2), "all_reduce #12 of world for 3.0 s, waits for rank 1 (src/train.rs:91)");
-    assert_eq!(told(1), "waited for: 2 in all_reduce(1024 f32, sum) #12 of world at src/train.rs:91 for 3 s");
+    browser.wait_while(&format!("{ROW_2}?.className === 'waiting'"), || advance(&mut run));
+    let text = |row: u32| browser.value(&format!("document.querySelectorAll('td.waits')[{row}].textContent"));
+    assert_eq!(text(2), "all_reduce #12 of world for 3.0 s, waits for rank 1 (src/train.rs:91)");
+    assert_eq!(text(1), "waited for: 2 in all_reduce(1024 f32, sum) #12 of world at src/train.rs:91 for 3 s");
     assert_eq!(browser.value("document.querySelector('.run .marks').textContent"), "2 waiting1 straggling");
 }
 
 #[test]
-fn hostile_names_do_not_run() {
+fn hostile_names_do_not_run_as_scripts() {
     let Some(browser) = Chromium::start(1280, 900) else { return };
     let markup = "<img src=x onerror=\"window.hurt=1\"><script>window.hurt=1</script>";
-    // The control: where markup is taken for markup, it runs and is seen.
+    // The control: inserted as markup it runs, and the test notices.
     browser.open("data:text/html,<body></body>");
     browser.value("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.hurt=1\">')");
     browser.wait("window.hurt === 1");
@@ -124,7 +124,7 @@ fn hostile_names_do_not_run() {
     run.metric = markup.to_owned();
     run.say(markup).unwrap();
     run.fail(1, markup);
-    go_on(&mut run);
+    advance(&mut run);
     run.wait_in(0, markup, 9.0);
     run.write_ranks(now()).unwrap();
     run.end("failed", Some(markup)).unwrap();
@@ -144,7 +144,7 @@ fn hostile_names_do_not_run() {
     }
     assert_eq!(browser.value("document.querySelectorAll('main img, main script').length"), 0);
     assert_eq!(browser.value("window.hurt === undefined"), true);
-    // And even if some text were taken for markup, the policy would not let it run.
+    // Even if some text were inserted as markup, the policy would not let it run.
     browser.value(
         "document.body.insertAdjacentHTML('beforeend', '<img id=probe src=x onerror=\"window.hurt=1\">')",
     );
@@ -166,27 +166,27 @@ fn several_runs_share_a_chart_and_stragglers_are_marked() {
     browser.open(&page.url);
     browser
         .wait_while("document.querySelectorAll('.chart')[1]?.querySelectorAll('.line').length === 2", || {
-            go_on(&mut second)
+            advance(&mut second)
         });
     let legend = "[...document.querySelectorAll('.chart:first-child .legend .name')].map((one) => one.textContent).join()";
     assert_eq!(browser.value(legend), "base,base (evaluation),larger");
     assert_eq!(browser.value("document.querySelectorAll('.chart:first-child .line.eval').length"), 1);
-    // The pointer asks for the values at a step.
+    // The pointer shows the values at a step.
     let move_to = "dispatchEvent(new MouseEvent('pointermove', {clientX: 400, clientY: 300}))";
     browser.value(&format!("document.querySelector('.picture').{move_to}"));
     browser.wait("document.querySelector('.chart .of').textContent.startsWith('step ')");
-    // Its ranks and its log come with a click.
+    // A click shows its ranks and its log.
     browser.value("document.querySelectorAll('.run')[1].click()");
     browser.wait_while("document.querySelectorAll('#ranks tbody tr.straggler').length === 1", || {
-        go_on(&mut second)
+        advance(&mut second)
     });
     assert_eq!(browser.value("document.querySelector('#ranks .of').textContent"), "larger");
-    // What is not to be seen leaves the charts.
+    // A hidden run is removed from the charts.
     browser.value("document.querySelector('.run .shown').click()");
     browser.wait("document.querySelectorAll('.chart:first-child .legend li').length === 1");
 }
 
-/// Presses the pointer at one place of a chart and lets it go at another, in pixels from its left.
+/// Drags the pointer over a chart; positions are in pixels from its left.
 fn drag(browser: &Chromium, chart: usize, from: u32, to: u32) {
     for (event, at) in [("pointerdown", from), ("pointermove", to), ("pointerup", to)] {
         let picture = format!("document.querySelectorAll('.picture')[{chart}]");
@@ -196,12 +196,12 @@ fn drag(browser: &Chromium, chart: usize, from: u32, to: u32) {
     }
 }
 
-/// The texts below each chart, where steps or times stand.
+/// The labels of each chart's x-axis: steps or times.
 const X_TEXTS: &str = "[...document.querySelectorAll('.grid')].map((grid) => \
     [...grid.querySelectorAll('text[text-anchor=middle]')].map((one) => one.textContent).join(' '))";
 
 #[test]
-fn a_zoom_is_that_of_all_charts_and_shows_every_step() {
+fn a_zoom_applies_to_all_charts_and_shows_every_step() {
     let Some(browser) = Chromium::start(1280, 900) else { return };
     let folder = tempfile::tempdir().unwrap();
     let mut run = FakeRun::create(folder.path(), 1).unwrap();
@@ -218,9 +218,9 @@ fn a_zoom_is_that_of_all_charts_and_shows_every_step() {
     browser.wait("!document.querySelector('#unzoom').hidden");
     let zoomed = browser.value(X_TEXTS);
     assert!(zoomed[0] != all[0] && zoomed[0] == zoomed[1] && zoomed[0] == zoomed[3], "{zoomed}");
-    // About a fifth of the steps, each of them: more than a fifth of the points.
+    // A fifth of the steps in full resolution has more than a fifth of the points.
     browser.wait(&format!("Number(document.querySelector('.chart').dataset.points) > {before} / 3"));
-    // The pointer is in all charts at the same step.
+    // The pointer is at the same step in all charts.
     let steps = "new Set([...document.querySelectorAll('.chart .of')].map((one) => one.textContent))";
     browser.wait(&format!("{steps}.size === 1 && [...{steps}][0].startsWith('step ')"));
     browser.value("document.querySelector('#unzoom').click()");
@@ -232,11 +232,11 @@ fn a_zoom_is_that_of_all_charts_and_shows_every_step() {
 }
 
 #[test]
-fn the_card_says_how_far_and_how_long_and_the_small_last_batch_does_not_count_as_all() {
+fn the_card_shows_progress_and_times_and_a_small_last_batch_hardly_counts() {
     let Some(browser) = Chromium::start(1280, 900) else { return };
     let folder = tempfile::tempdir().unwrap();
     let mut run = FakeRun::create(folder.path(), 4).unwrap();
-    // To the end of an epoch, whose last batch is a sixteenth of the others, at a quarter of the speed.
+    // Up to the end of an epoch. Its last batch is a sixteenth of the others, at a quarter of the speed.
     (0..200).for_each(|_| run.step().unwrap());
     run.write_ranks(now()).unwrap();
     let page = Opened::new(&[folder.path()]);
@@ -249,10 +249,13 @@ fn the_card_says_how_far_and_how_long_and_the_small_last_batch_does_not_count_as
             "[...document.querySelectorAll('{place} span')].map((one) => one.textContent).join(', ')"
         ))
     };
-    assert_eq!(parts(".progress:not(.times)"), "epoch 2/20, step 100/100, 200 of 2,000 in all, 4 ranks, cpu");
+    assert_eq!(
+        parts(".progress:not(.times)"),
+        "epoch 2/20, step 100/100, 200 of 2,000 in total, 4 ranks, cpu"
+    );
     let times = parts(".times");
     let times = times.as_str().unwrap();
-    assert!(times.starts_with("running for 22 s, ETA 3 min, 3 min in all, 2,"), "{times}");
+    assert!(times.starts_with("running for 22 s, ETA 3 min, 3 min in total, 2,"), "{times}");
     assert!(times.contains("best loss ") && times.ends_with("(epoch 2)"), "{times}");
     let last = "document.querySelectorAll('.chart')[3].querySelector('.legend .value').textContent";
     let speed: f64 = browser.value(last).as_str().unwrap().replace(',', "").parse().unwrap();
@@ -272,7 +275,7 @@ fn the_configuration_is_shown_and_what_differs_is_marked() {
         assert_ne!(text, other);
         std::fs::write(&path, if name == "two" { other } else { text }).unwrap();
     }
-    // The folder above is enough.
+    // The parent folder is enough.
     let page = Opened::new(&[parent.path()]);
     browser.open(&page.url);
     browser

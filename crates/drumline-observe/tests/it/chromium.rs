@@ -1,4 +1,4 @@
-//! A real browser without a window, steered through its driver.
+//! A real headless browser, controlled through its driver.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -16,14 +16,15 @@ const LONGEST: Duration = Duration::from_secs(60);
 const TICK: Duration = Duration::from_millis(50);
 const READY: &str = "started successfully on port ";
 
-/// The browser, closed at the end.
+/// The browser. It is closed when dropped.
 pub(super) struct Chromium {
     runtime: Runtime,
     client: Client,
     _driver: Driver,
 }
 
-/// Ends its browsers when it is asked to end; killed, it would leave them behind. The folder is for what they do not take away.
+/// The process of chromedriver. SIGTERM makes it end its browsers; SIGKILL would leave them running. The folder holds the files
+/// that they do not remove.
 struct Driver(Child, #[expect(dead_code, reason = "removed when dropped")] TempDir);
 
 impl Drop for Driver {
@@ -34,14 +35,14 @@ impl Drop for Driver {
 }
 
 impl Chromium {
-    /// None where there is no browser.
+    /// `None` if there is no browser.
     pub(super) fn start(width: u32, height: u32) -> Option<Self> {
         if !require_tool("chromium") || !require_tool("chromedriver") {
             return None;
         }
         let (driver, port) = start_driver();
         let window = format!("--window-size={width},{height}");
-        // Nothing of this is for the network, and as root there is no sandbox.
+        // The sandbox does not work as root, and is not needed, since the browser only opens local pages.
         let args = [
             "--headless=new",
             "--no-sandbox",
@@ -69,7 +70,7 @@ impl Chromium {
         self.runtime.block_on(self.client.execute(&script, Vec::new())).unwrap()
     }
 
-    /// Waits until an expression is true, and does something else meanwhile.
+    /// Waits until an expression is true, and calls `meanwhile` again and again.
     pub(super) fn wait_while(&self, expression: &str, mut meanwhile: impl FnMut()) {
         let begin = Instant::now();
         while self.value(&format!("Boolean({expression})")) != true {
@@ -104,8 +105,8 @@ fn start_driver() -> (Driver, u16) {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
     let driver = Driver(child, scratch);
     let port = lines.find_map(|line| Some(line.split_once(READY)?.1.trim_end_matches('.').to_owned()));
-    let port = port.expect("the driver says its port").parse().unwrap();
-    // What it says later goes nowhere, but is taken off its hands.
+    let port = port.expect("the driver prints its port").parse().unwrap();
+    // Later output is read and dropped, so that the driver never blocks on a full pipe.
     std::thread::spawn(move || lines.for_each(drop));
     (driver, port)
 }

@@ -1,4 +1,4 @@
-//! A client that sends any head, also one that no browser would.
+//! An HTTP client that can send any request head, even one that no browser would send.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
@@ -9,7 +9,7 @@ use drumline_observe::page::{Page, Runs, Serving};
 
 const LONGEST: Duration = Duration::from_secs(20);
 
-/// A page that is open, and what was printed of it.
+/// A page that is being served, and the parts of its address.
 pub(super) struct Opened {
     pub(super) url: String,
     pub(super) port: u16,
@@ -36,7 +36,7 @@ impl Opened {
         format!("drumline-{}={}", self.port, self.token)
     }
 
-    /// What a browser with the cookie gets.
+    /// Sends a request with the cookie, as a browser would.
     pub(super) fn get(&self, path: &str) -> Reply {
         self.ask("GET", path, &[("Host", &self.host()), ("Cookie", &self.cookie())])
     }
@@ -53,7 +53,7 @@ impl Opened {
     }
 }
 
-/// An answer.
+/// A response.
 #[derive(Debug)]
 pub(super) struct Reply {
     pub(super) status: u16,

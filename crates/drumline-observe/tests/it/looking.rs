@@ -1,5 +1,5 @@
-//! A picture of the page for people: `docs/images/watch.png` is made by
-//! `WATCH_PICTURES=FOLDER cargo test -p drumline-observe --test it looking`; without the variable it is only drawn.
+//! A picture of the page for the docs: `WATCH_PICTURES=FOLDER cargo test -p drumline-observe --test it looking` makes
+//! `docs/images/watch.png`. Without the variable the page is drawn, but no file is written.
 
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -14,7 +14,7 @@ fn now() -> f64 {
 }
 
 #[test]
-fn two_runs_with_all_that_can_happen() {
+fn two_runs_with_all_kinds_of_trouble() {
     let Some(browser) = Chromium::start(1280, 1800) else { return };
     let parent = tempfile::tempdir().unwrap();
     let folders = ["resnet18", "resnet18-lr0.2"].map(|name| parent.path().join(name));
@@ -39,7 +39,7 @@ fn two_runs_with_all_that_can_happen() {
         runs[0].step().unwrap();
         runs[0].write_ranks(now()).unwrap();
     });
-    // Nothing stands beside the window.
+    // Nothing is wider than the window.
     assert_eq!(browser.value("document.documentElement.scrollWidth <= window.innerWidth"), true);
     let picture = browser.screenshot();
     assert!(picture.starts_with(b"\x89PNG"));

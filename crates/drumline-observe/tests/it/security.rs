@@ -1,4 +1,4 @@
-//! Each way to the page that is not for its owner ends in a refusal; beside each stands the way that is let in.
+//! Only the owner can read the page. Each test of a refused request also sends one that is allowed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,7 +24,7 @@ fn opened() -> (TempDir, Opened) {
 }
 
 #[test]
-fn the_printed_address_gives_a_cookie_and_the_cookie_the_page() {
+fn the_printed_address_sets_a_cookie_and_the_cookie_opens_the_page() {
     let (_folder, page) = opened();
     let first = page.ask("GET", &format!("/?token={}", page.token), &[("Host", &page.host())]);
     assert_eq!((first.status, first.header("location")), (303, Some("/")));
@@ -49,13 +49,13 @@ fn the_printed_address_gives_a_cookie_and_the_cookie_the_page() {
 }
 
 #[test]
-fn a_connection_that_says_nothing_is_closed_and_holds_nobody_up() {
+fn a_silent_connection_is_closed_and_delays_nobody() {
     let (_folder, page) = opened();
     let silent: Vec<_> = (0..70)
         .map(|number| {
             let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, page.port)).unwrap();
             stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-            // Some have begun to speak.
+            // Some have sent a part of a request.
             if number % 2 == 0 {
                 stream.write_all(b"GET / HTTP/1.1\r\nHost: ").unwrap();
             }
@@ -63,11 +63,10 @@ fn a_connection_that_says_nothing_is_closed_and_holds_nobody_up() {
         })
         .collect();
     let begin = Instant::now();
-    assert_eq!(page.get("/").status, 200, "who comes after them is answered");
+    assert_eq!(page.get("/").status, 200, "later connections get an answer");
     for mut stream in silent.into_iter().take(64) {
-        let mut said = Vec::new();
-        // Closed, with or without a word on why.
-        let _ = stream.read_to_end(&mut said);
+        // The connection is closed, with or without a reason.
+        let _ = stream.read_to_end(&mut Vec::new());
     }
     assert!(begin.elapsed() < Duration::from_secs(25), "{:?}", begin.elapsed());
 }
@@ -92,7 +91,7 @@ fn every_answer_forbids_scripts_from_elsewhere() {
 }
 
 #[test]
-fn downloads_are_for_the_owner_and_of_runs_that_are_shown() {
+fn downloads_need_the_cookie_and_a_run_that_is_shown() {
     let (_folder, page) = opened();
     page.get("/update");
     let table = page.get("/metrics.csv?run=0").body;
@@ -112,7 +111,7 @@ fn downloads_are_for_the_owner_and_of_runs_that_are_shown() {
 }
 
 #[test]
-fn a_foreign_host_is_refused_though_it_leads_here() {
+fn a_foreign_host_name_is_refused_even_if_it_resolves_to_this_machine() {
     let (_folder, page) = opened();
     let port = page.port;
     let foreign =
@@ -120,7 +119,7 @@ fn a_foreign_host_is_refused_though_it_leads_here() {
     for host in foreign {
         let reply = page.ask("GET", "/update", &[("Host", &host), ("Cookie", &page.cookie())]);
         assert_eq!(reply.status, 403, "{host}");
-        // The token does not help a name that was bent to this machine.
+        // Nor with the token, for a name that was redirected to this machine (DNS rebinding).
         let reply = page.ask("GET", &format!("/?token={}", page.token), &[("Host", &host)]);
         assert_eq!((reply.status, reply.header("set-cookie")), (403, None), "{host}");
     }
@@ -144,7 +143,7 @@ fn a_foreign_origin_is_refused() {
 }
 
 #[test]
-fn without_the_token_there_is_nothing() {
+fn without_the_token_every_path_is_refused() {
     let (_folder, page) = opened();
     let (host, other) = (page.host(), "0".repeat(64));
     let wrong = format!("drumline-{}={other}", page.port);
@@ -182,7 +181,7 @@ fn paths_do_not_lead_to_files() {
 }
 
 #[test]
-fn nothing_but_reading_is_answered_and_reading_changes_nothing() {
+fn only_reads_are_allowed_and_they_change_nothing() {
     let (folder, page) = opened();
     let before = snapshot(folder.path());
     for method in ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "KILL"] {
@@ -199,13 +198,13 @@ fn nothing_but_reading_is_answered_and_reading_changes_nothing() {
     let head = page.ask("HEAD", "/update", &[("Host", &page.host()), ("Cookie", &page.cookie())]);
     assert_eq!((head.status, head.body.as_str()), (200, ""));
     assert_eq!(snapshot(folder.path()), before);
-    // The control: something that does write is seen.
+    // The control: a write is noticed.
     fs::write(folder.path().join("ranks/00000.json"), "{}").unwrap();
     assert_ne!(snapshot(folder.path()), before);
 }
 
 #[test]
-fn hostile_names_travel_as_strings() {
+fn hostile_names_are_sent_as_strings() {
     let parent = tempfile::tempdir().unwrap();
     let folder = parent.path().join("<script>hurt()<_script>");
     let hostile = "</script><img src=x onerror=hurt()>\"'`";
@@ -242,22 +241,22 @@ fn only_this_machine_can_reach_it() {
 }
 
 #[test]
-fn a_taken_port_is_passed_over_and_a_missing_folder_is_waited_for() {
+fn a_taken_port_is_skipped_and_a_missing_folder_is_waited_for() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let page = Page::bind(port, Runs::Running).unwrap();
     assert!(page.port() > port && page.url().contains(&format!(":{}/", page.port())), "{}", page.url());
     drop((taken, page));
-    assert_eq!(Page::bind(port, Runs::Running).unwrap().port(), port, "control: the port that was asked for");
+    assert_eq!(Page::bind(port, Runs::Running).unwrap().port(), port, "control: the requested port");
     assert!(Page::bind(0, Runs::Folders(vec!["/nowhere/run".into()])).is_ok());
-    // A file will not become a folder.
+    // A file cannot become a folder.
     let file = tempfile::NamedTempFile::new().unwrap();
     let error = Page::bind(0, Runs::Folders(vec![file.path().to_owned()])).unwrap_err();
-    let said = error.to_string();
-    assert!(matches!(error, PageError::Folder { .. }) && said.contains("; try the OUT_DIR"), "{said}");
+    let text = error.to_string();
+    assert!(matches!(error, PageError::Folder { .. }) && text.contains("; try the OUT_DIR"), "{text}");
 }
 
-/// Each file with its bytes and the time it was written.
+/// The bytes and the modification time of each file.
 fn snapshot(folder: &Path) -> BTreeMap<PathBuf, (Vec<u8>, SystemTime)> {
     let mut files = BTreeMap::new();
     for entry in fs::read_dir(folder).unwrap() {

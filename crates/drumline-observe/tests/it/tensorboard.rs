@@ -1,4 +1,4 @@
-//! Event files as the real TensorBoard sees them: through its reader, and through the server that a browser asks.
+//! Event files as the real TensorBoard sees them: through its reader, and through its server.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +7,7 @@ use drumline_observe::tensorboard::Writer;
 use rank_test::python_with_tensorboard;
 use serde_json::Value;
 
-/// Everything that TensorBoard's own reader finds; it checks each record's sums.
+/// Prints everything that TensorBoard's own reader finds; it checks the checksums of each record.
 const READ: &str = r#"
 import json, sys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -27,7 +27,7 @@ for tag in tags['tensors']:
 json.dump(out, sys.stdout)
 "#;
 
-/// What the server answers to a browser.
+/// Prints what TensorBoard's server sends to a browser.
 const SERVE: &str = r#"
 import json, sys, time, urllib.parse, urllib.request
 from tensorboard import program
@@ -49,7 +49,7 @@ json.dump({
 }, sys.stdout)
 "#;
 
-/// A small run.
+/// Writes a small run.
 fn write(folder: &Path) {
     let mut writer = Writer::create(folder).unwrap();
     writer.text("config", 0, "**OPTIM.BASE_LR** 0.1 <script>alert(1)</script> ü").unwrap();
@@ -66,12 +66,12 @@ fn ask(python: &Path, script: &str, folder: &Path) -> Value {
     let output =
         command.arg("120").arg(python).args(["-W", "ignore", "-c", script]).arg(folder).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    serde_json::from_str(said.lines().last().unwrap_or_default()).unwrap_or_else(|_| panic!("{said}"))
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    serde_json::from_str(stdout.lines().last().unwrap_or_default()).unwrap_or_else(|_| panic!("{stdout}"))
 }
 
 #[test]
-fn tensorboards_reader_finds_all_that_was_written() {
+fn the_reader_of_tensorboard_finds_all_that_was_written() {
     let Some(python) = python_with_tensorboard() else { return };
     let folder = tempfile::tempdir().unwrap();
     write(folder.path());
@@ -88,23 +88,23 @@ fn tensorboards_reader_finds_all_that_was_written() {
 }
 
 #[test]
-fn steps_that_are_done_again_are_shown_once() {
+fn repeated_steps_are_shown_once() {
     let Some(python) = python_with_tensorboard() else { return };
-    let steps = |goes_on: fn(&mut Writer)| {
+    let steps = |resume: fn(&mut Writer)| {
         let folder = tempfile::tempdir().unwrap();
         let mut first = Writer::create(folder.path()).unwrap();
         (1..=5).for_each(|step| first.scalar("loss", step, 1.0).unwrap());
-        // Killed; the last checkpoint is that of step 3.
+        // The run is killed. Its last checkpoint is that of step 3.
         let mut second = Writer::create(folder.path()).unwrap();
-        goes_on(&mut second);
+        resume(&mut second);
         (4..=6).for_each(|step| second.scalar("loss", step, 0.5).unwrap());
         let found = ask(&python, READ, folder.path());
         let steps =
             found["scalars"]["loss"].as_array().unwrap().iter().map(|point| point[0].as_u64().unwrap());
         steps.collect::<Vec<_>>()
     };
-    assert_eq!(steps(|writer| writer.go_on_after(3).unwrap()), [1, 2, 3, 4, 5, 6]);
-    assert_eq!(steps(|_| ()).len(), 8, "control: without a word they stay");
+    assert_eq!(steps(|writer| writer.resume_after(3).unwrap()), [1, 2, 3, 4, 5, 6]);
+    assert_eq!(steps(|_| ()).len(), 8, "control: without the call they stay");
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn a_broken_record_is_not_read() {
     write(folder.path());
     let file = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
     let mut bytes = std::fs::read(&file).unwrap();
-    // A bit within the scalars; the control is the test above.
+    // Flips a bit within the scalars. The control is the test above.
     let place = bytes.len() / 10;
     bytes[place] ^= 1;
     std::fs::write(&file, bytes).unwrap();
@@ -124,7 +124,7 @@ fn a_broken_record_is_not_read() {
 }
 
 #[test]
-fn tensorboards_server_shows_it() {
+fn the_server_of_tensorboard_shows_all_that_was_written() {
     let Some(python) = python_with_tensorboard() else { return };
     let folder = tempfile::tempdir().unwrap();
     write(folder.path());

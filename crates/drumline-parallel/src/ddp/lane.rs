@@ -1,10 +1,11 @@
-//! The thread that reduces buckets while backward goes on.
+//! The thread that reduces buckets while backward runs.
 //!
 //! ```text
 //!   hooks ──jobs──▶ lane: one collective after the other, in the agreed order ──done──▶ end of backward
 //! ```
-//! It has a group of its own, so that calls that the program makes meanwhile cannot come between. After an error it only answers with that.
-//! On a GPU it works on a stream of its own: a job begins there when its gradients are there, and is done here when it is queued.
+//! It has its own group, so that its calls cannot mix with those of the program. After an error it returns that error
+//! for each job. On a GPU it uses its own stream: a job there waits for its gradients, and is done here when it is
+//! queued.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
@@ -12,7 +13,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
-use drumline_comm::{ProcessGroup, ReduceOp, on_behalf_of};
+use drumline_comm::{ProcessGroup, ReduceOp, on_behalf_of, panic_text};
 use drumline_torch::cuda::{Event, Stream, StreamScope, set_device};
 use drumline_torch::{HeapTensor, TorchError, tensor_within};
 use tch::{Device, Kind, Tensor};
@@ -20,12 +21,12 @@ use tch::{Device, Kind, Tensor};
 use super::observer::{ReducedBucket, Watch};
 use crate::error::ParallelError;
 
-/// What a [`CommHook`] is given: gradients that are reduced together, one after the other in one piece of memory.
+/// Gradients that are reduced together, contiguous in memory: the argument of a [`CommHook`].
 #[derive(Debug)]
 pub struct GradBucket {
-    /// Its number, in the order of reduction, as long as the order stays.
+    /// Its index in the order of reduction.
     pub index: usize,
-    /// How many buckets there are.
+    /// The number of buckets.
     pub num_buckets: usize,
     pub(super) flat: Arc<HeapTensor>,
     pub(super) range: Range<usize>,
@@ -34,7 +35,7 @@ pub struct GradBucket {
 }
 
 impl GradBucket {
-    /// A bucket of zeros of these sizes, made by all ranks of the group together: to try a hook of one's own without a model.
+    /// A bucket of zeros with these sizes, to test a hook without a model. All ranks of the group call it together.
     pub fn zeros(group: &ProcessGroup, kind: Kind, sizes: &[Vec<i64>]) -> Result<Self, TorchError> {
         let numel = |sizes: &Vec<i64>| sizes.iter().product::<i64>();
         let len: i64 = sizes.iter().map(numel).sum();
@@ -48,7 +49,7 @@ impl GradBucket {
         Ok(Self { index: 0, num_buckets: 1, flat, range: 0..len as usize, gradients })
     }
 
-    /// The same bucket in other memory, for elements of another kind; made by all ranks of the group together.
+    /// A bucket of zeros with the same layout, for another kind of elements. All ranks of the group call it together.
     pub(crate) fn in_kind(&self, group: &ProcessGroup, kind: Kind) -> Result<Self, TorchError> {
         let flat = Arc::new(HeapTensor::zeros_on(group, self.device(), kind, self.range.len())?);
         let place = |(gradient, at): (&Tensor, usize)| tensor_within(flat.tensor(), at, gradient);
@@ -57,7 +58,7 @@ impl GradBucket {
         Ok(Self { index, num_buckets, range: 0..self.range.len(), flat, gradients })
     }
 
-    /// All its gradients as one tensor of one dimension, with some zeros between; the same memory.
+    /// All its gradients as a one-dimensional tensor that shares the memory, with padding of zeros between them.
     pub fn tensor(&self) -> Tensor {
         self.flat.tensor().narrow(0, self.range.start as i64, self.range.len() as i64)
     }
@@ -67,44 +68,44 @@ impl GradBucket {
         self.flat.kind()
     }
 
-    /// Where it lies.
+    /// Its device.
     pub fn device(&self) -> Device {
         self.flat.device()
     }
 
-    /// Whether no other comes after it in this step.
+    /// Whether it is the last bucket of the step.
     pub fn is_last(&self) -> bool {
         self.index + 1 == self.num_buckets
     }
 
-    /// How many bytes an all-reduce of it moves from a rank's memory.
+    /// The size in bytes.
     pub fn num_bytes(&self) -> usize {
         self.range.len() * self.kind().elt_size_in_bytes()
     }
 
-    /// What must be equal for memory that was laid out for one bucket to fit another.
+    /// The layout of the bucket. Buckets with equal layouts can use the same memory.
     pub(crate) fn shape(&self) -> BucketShape {
         let gradient = |(gradient, at): (&Tensor, usize)| (at, gradient.size(), gradient.stride());
         let gradients = self.gradients.iter().zip(self.offsets()).map(gradient).collect();
         BucketShape { kind: self.kind(), len: self.range.len(), gradients }
     }
 
-    /// Where each gradient begins in it.
+    /// The offset of each gradient in the bucket.
     fn offsets(&self) -> impl Iterator<Item = usize> {
         let (start, size) = (self.tensor().data_ptr() as usize, self.kind().elt_size_in_bytes());
-        // A gradient without elements has no address.
+        // A gradient without elements has a null pointer.
         let offset = move |gradient: &Tensor| (gradient.data_ptr() as usize).saturating_sub(start) / size;
         self.gradients.iter().map(offset)
     }
 
-    /// All-reduces it where it is.
+    /// All-reduces it in place.
     #[track_caller]
     pub fn all_reduce(&self, group: &ProcessGroup, op: ReduceOp) -> Result<(), TorchError> {
         self.flat.all_reduce(group, self.range.clone(), op)
     }
 }
 
-/// How the gradients lie in a bucket: for each its offset, sizes and strides.
+/// The layout of a bucket: offset, sizes and strides of each gradient.
 #[derive(Debug, PartialEq)]
 pub(crate) struct BucketShape {
     kind: Kind,
@@ -112,16 +113,15 @@ pub(crate) struct BucketShape {
     gradients: Vec<(usize, Vec<i64>, Vec<i64>)>,
 }
 
-/// How a bucket is reduced. The default is [`AllReduce`]; compression is another.
+/// A communication hook, which reduces a bucket. The default is [`AllReduce`].
 ///
-/// Runs beside backward, on a thread of its own, for one bucket after the other, in the same order on all ranks. Afterwards the
-/// bucket must hold the same bits on all ranks: the mean, or what stands for it.
+/// It runs in parallel with backward, on another thread, for one bucket after the other, in the same order on all
+/// ranks. Afterwards the bucket must hold the same bits on all ranks: the mean, or an approximation of it.
 pub trait CommHook: Send {
     /// Reduces the bucket.
     fn reduce(&mut self, bucket: &GradBucket, group: &ProcessGroup) -> Result<(), TorchError>;
 
-    /// Whether what it does on a GPU can be recorded in a graph, so that each launch does the same: it reads no values, and decides nothing from
-    /// step to step.
+    /// Whether its work on a GPU can be recorded in a CUDA graph: it reads no values, and does the same in each step.
     fn is_recordable(&self) -> bool {
         false
     }
@@ -141,20 +141,20 @@ impl CommHook for AllReduce {
     }
 }
 
-/// A place in the program.
+/// A location in the program.
 pub(super) type Site = &'static Location<'static>;
 
 pub(super) enum Job {
-    /// The bucket, and on a GPU the mark after which its gradients are in it.
+    /// The bucket, and on a GPU the event after which its gradients are in it.
     Reduce(GradBucket, Option<Event>),
-    /// Which parameters have a gradient here; becomes: anywhere.
+    /// Which parameters have a gradient on this rank; the result is: on any rank.
     Flags(Vec<u8>),
 }
 
-/// What a job leaves: the flags, if it was those.
+/// The result of a job: the flags, for a job of flags.
 pub(super) type Done = Result<Option<Vec<u8>>, ParallelError>;
 
-/// The thread and the way to it. Dropping it ends the thread.
+/// The thread, and channels to it. Dropping it joins the thread.
 pub(super) struct Lane {
     jobs: Option<Sender<(Site, Job)>>,
     done: Receiver<Done>,
@@ -164,7 +164,7 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// With the stream to work on, for gradients on a GPU.
+    /// `stream` is for gradients on a GPU.
     pub(super) fn new(
         group: Arc<ProcessGroup>,
         hook: Box<dyn CommHook>,
@@ -178,7 +178,7 @@ impl Lane {
         Ok(Self { jobs: Some(jobs), done, pending: 0, thread: Some(thread), watch })
     }
 
-    /// The job's calls name `site`: whoever looks for a stall looks in the program, not here.
+    /// Sends a job. Its calls report `site` as their location, so that errors name the program and not this file.
     pub(super) fn send(&mut self, site: Site, job: Job) {
         // The thread lives until the sender is dropped.
         if self.jobs.as_ref().is_some_and(|jobs| jobs.send((site, job)).is_ok()) {
@@ -186,7 +186,7 @@ impl Lane {
         }
     }
 
-    /// Waits for all that was sent; the flags, if they were sent.
+    /// Waits for all jobs. Returns the flags, if they were sent.
     pub(super) fn wait(&mut self) -> Done {
         let watch = self.watch.clone();
         watch.over(|| self.wait_for_all(), |observer, begin, end| observer.waited(begin, end))
@@ -195,8 +195,8 @@ impl Lane {
     fn wait_for_all(&mut self) -> Done {
         let mut outcome = Ok(None);
         for _ in 0..std::mem::take(&mut self.pending) {
-            let gone = || Err(ParallelError::Unfit("the thread that reduces gradients is gone".into()));
-            match (&outcome, self.done.recv().unwrap_or_else(|_| gone())) {
+            let ended = ParallelError::Internal { what: "the thread that reduces gradients has ended" };
+            match (&outcome, self.done.recv().unwrap_or(Err(ended))) {
                 (Err(_), _) => {}
                 (Ok(_), Ok(None)) => {}
                 (Ok(_), done) => outcome = done,
@@ -210,13 +210,13 @@ impl Drop for Lane {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // It has told its errors.
+            // It has returned its errors already.
             let _ = thread.join();
         }
     }
 }
 
-/// What the thread works with.
+/// The state of the thread.
 struct Worker {
     group: Arc<ProcessGroup>,
     hook: Box<dyn CommHook>,
@@ -225,20 +225,20 @@ struct Worker {
 }
 
 fn serve(worker: &mut Worker, jobs: &Receiver<(Site, Job)>, results: &Sender<Done>) {
-    // Gradients are no business of autograd here.
+    // Autograd must not record the reduction.
     let _no_grad = tch::no_grad_guard();
     let entered = worker.stream.map(on_stream).transpose();
     let mut failure: Option<String> = entered.as_ref().err().map(TorchError::to_string);
     for (site, job) in jobs {
         let done = match &failure {
             None => catch_unwind(AssertUnwindSafe(|| on_behalf_of(site, || worker.carry_out(job))))
-                .unwrap_or_else(|_| Err(ParallelError::Unfit("a communication hook panicked".into()))),
-            Some(cause) => {
-                Err(ParallelError::Unfit(format!("gradients are not reduced any more, since: {cause}")))
-            }
+                .unwrap_or_else(|panic| {
+                    Err(ParallelError::HookPanicked { message: panic_text(&*panic).to_owned() })
+                }),
+            Some(cause) => Err(ParallelError::ReductionEnded { cause: cause.clone() }),
         };
         if let (None, Err(error)) = (&failure, &done) {
-            // The others may be in a call for which this rank will not come.
+            // The other ranks may wait in a call that this rank does not make.
             worker.group.abort(&error.to_string());
             failure = Some(error.to_string());
         }
@@ -248,7 +248,7 @@ fn serve(worker: &mut Worker, jobs: &Receiver<(Site, Job)>, results: &Sender<Don
     }
 }
 
-/// This thread works with the stream's GPU, and no other.
+/// Makes the stream and its GPU the current ones of this thread.
 fn on_stream(stream: Stream) -> Result<StreamScope, TorchError> {
     set_device(stream.device())?;
     stream.enter()

@@ -1,26 +1,26 @@
-//! Who wants to know when the buckets of a step are reduced, such as to draw it.
+//! Observers of the reductions of a step, such as for a timeline.
 //!
 //! ```text
 //!   backward      ▕████████████████████████████▏
 //!   lane                 ▕bucket 0▏▕bucket 1▏▕bucket 2▏
-//!   told                           ▲         ▲        ▲  bucket_reduced
+//!   reported                       ▲         ▲        ▲  bucket_reduced
 //!   waiting                                    ▕██████▏  waited: what was not hidden behind backward
 //! ```
 
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Hears of a step's reductions. Called in the midst of a step: what takes long here makes the step long.
+/// Observes the reductions of a step. It is called in the middle of a step, and so must be fast.
 ///
 /// ```
 /// use std::sync::{Arc, Mutex};
 /// use std::time::{Duration, Instant};
-/// use drumline_parallel::{DdpObserver, DdpOptions, ReducedBucket};
+/// use drumline_parallel::{ReductionObserver, DdpOptions, ReducedBucket};
 ///
 /// #[derive(Default)]
 /// struct Waiting(Mutex<Duration>);
 ///
-/// impl DdpObserver for Waiting {
+/// impl ReductionObserver for Waiting {
 ///     fn bucket_reduced(&self, _: ReducedBucket) {}
 ///     fn waited(&self, begin: Instant, end: Instant) {
 ///         *self.0.lock().unwrap() += end - begin;
@@ -31,51 +31,51 @@ use std::time::Instant;
 /// let options = DdpOptions { observer: Some(waiting.clone()), ..DdpOptions::default() };
 /// # drop(options);
 /// ```
-pub trait DdpObserver: Send + Sync {
-    /// A bucket was reduced, on a thread of its own beside backward.
+pub trait ReductionObserver: Send + Sync {
+    /// A bucket was reduced. Called on the thread that reduces.
     fn bucket_reduced(&self, bucket: ReducedBucket);
 
-    /// Backward was over, and this rank waited for the reductions that were not.
+    /// Backward had ended, and this rank waited for the remaining reductions.
     fn waited(&self, begin: Instant, end: Instant);
 }
 
-/// A bucket, and when it was reduced.
+/// A bucket, and the time of its reduction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReducedBucket {
-    /// Its number, in the order of reduction.
+    /// Its index in the order of reduction.
     pub index: usize,
-    /// Its bytes.
+    /// Its size in bytes.
     pub bytes: usize,
-    /// When this rank began with it.
+    /// When this rank began to reduce it.
     pub begin: Instant,
-    /// When it had the mean of all ranks.
+    /// When the reduction was done.
     pub end: Instant,
 }
 
 /// The observer, if there is one. Without one not even the clock is read.
 #[derive(Clone, Default)]
-pub(super) struct Watch(pub(super) Option<Arc<dyn DdpObserver>>);
+pub(super) struct Watch(pub(super) Option<Arc<dyn ReductionObserver>>);
 
 impl Watch {
-    /// Does `work`, and tells when it was done.
+    /// Runs `work`, and reports its begin and end.
     pub(super) fn over<T>(
         &self,
         work: impl FnOnce() -> T,
-        tell: impl FnOnce(&dyn DdpObserver, Instant, Instant),
+        report: impl FnOnce(&dyn ReductionObserver, Instant, Instant),
     ) -> T {
-        self.by(Instant::now, work, tell)
+        self.by(Instant::now, work, report)
     }
 
     fn by<T>(
         &self,
         clock: impl Fn() -> Instant,
         work: impl FnOnce() -> T,
-        tell: impl FnOnce(&dyn DdpObserver, Instant, Instant),
+        report: impl FnOnce(&dyn ReductionObserver, Instant, Instant),
     ) -> T {
         let Some(observer) = &self.0 else { return work() };
         let begin = clock();
         let outcome = work();
-        tell(&**observer, begin, clock());
+        report(&**observer, begin, clock());
         outcome
     }
 }
@@ -89,7 +89,7 @@ mod tests {
     #[derive(Default)]
     struct Heard(Mutex<Vec<(Instant, Instant)>>);
 
-    impl DdpObserver for Heard {
+    impl ReductionObserver for Heard {
         fn bucket_reduced(&self, _: ReducedBucket) {}
         fn waited(&self, begin: Instant, end: Instant) {
             self.0.lock().unwrap().push((begin, end));

@@ -1,11 +1,11 @@
-//! Which gradients of a step are there, and which buckets may go: always in the agreed order, or ranks would wait for each other
-//! forever.
+//! Which gradients of a step are ready, and which buckets can be sent. Buckets are sent in the agreed order on all
+//! ranks; otherwise ranks would wait for each other forever.
 
 use std::ops::Range;
 
 use crate::layout::Layout;
 
-/// One step's progress. Pure: says which buckets to send, and sends nothing.
+/// The progress of one step. Pure: returns which buckets to send, and sends nothing.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     /// For each bucket, how many of its gradients are missing.
@@ -13,7 +13,7 @@ pub(super) struct Progress {
     /// The next bucket to send.
     next: usize,
     is_ready: Vec<bool>,
-    /// Parameters in the order in which their gradients came.
+    /// Parameters in the order in which their gradients became ready.
     order: Vec<usize>,
 }
 
@@ -28,7 +28,8 @@ impl Progress {
         self.order.clear();
     }
 
-    /// The gradient of `param` is in its place. Returns the buckets that may go now; nothing if it was there before, as its bucket may be gone by now.
+    /// The gradient of `param` is ready. Returns the buckets to send now; `None` if it was ready before, because its
+    /// bucket may have been sent already.
     pub(super) fn ready(&mut self, param: usize, layout: &Layout) -> Option<Range<usize>> {
         let from = self.next;
         if std::mem::replace(&mut self.is_ready[param], true) {
@@ -42,12 +43,13 @@ impl Progress {
         Some(from..self.next)
     }
 
-    /// Whether the gradient of `param` has come.
+    /// Whether the gradient of `param` is ready.
     pub(super) fn is_ready(&self, param: usize) -> bool {
         self.is_ready[param]
     }
 
-    /// All parameters in the order in which their gradients came; those that did not come follow, in the order they had.
+    /// All parameters in the order in which their gradients became ready. Those without a gradient follow in their old
+    /// order.
     pub(super) fn order(&self, before: &[usize]) -> Vec<usize> {
         let late = before.iter().copied().filter(|param| !self.is_ready[*param]);
         self.order.iter().copied().chain(late).collect()
@@ -67,12 +69,12 @@ mod tests {
     }
 
     #[test]
-    fn buckets_go_in_the_agreed_order_whatever_comes_first() {
+    fn buckets_are_sent_in_the_agreed_order() {
         let (layout, mut progress) = (layout(), Progress::default());
         progress.begin(&layout);
         assert_eq!(progress.ready(1, &layout), Some(0..0));
         assert_eq!(progress.ready(3, &layout), Some(0..1));
-        assert_eq!(progress.ready(3, &layout), None, "its bucket has gone without the second");
+        assert_eq!(progress.ready(3, &layout), None, "its bucket was sent without the second");
         assert_eq!(progress.ready(2, &layout), Some(1..3));
         assert_eq!(progress.order(&[3, 2, 1, 0]), [1, 3, 2, 0]);
         assert!(!progress.is_ready(0));

@@ -1,10 +1,11 @@
-//! Gradients on a GPU are only queued when autograd tells of them: what comes after is ordered by streams, and no thread waits.
+//! Gradients on a GPU: when autograd reports one, its computation is only queued. Streams order all further work, and
+//! no thread waits.
 //!
 //! ```text
 //!   autograd's streams  ─ g7 ─ g6 ─┬─ copied into bucket 0 ─┬─ g5 ─ g4 ─ …
-//!                                  (bucket full)            │ mark
+//!                                  (bucket full)            │ event
 //!   lane's stream                                           └──▶ reduced ─────────────┐
-//!   the stream of who called backward                                 … end of backward ┴─▶ optimizer
+//!   the stream that called backward                                … end of backward ┴─▶ optimizer
 //! ```
 
 use drumline_torch::cuda::{Event, Priority, Stream, Timing, keep_until};
@@ -20,23 +21,21 @@ type Result<T = ()> = std::result::Result<T, ParallelError>;
 #[derive(Debug)]
 pub(super) struct Queues {
     device: usize,
-    /// On which the lane works.
+    /// The stream of the lane.
     pub(super) lane: Stream,
-    /// Streams on which gradients of this backward came: one, unless the model uses several.
+    /// The streams that compute gradients in this backward: one, unless the model uses several.
     seen: Vec<Stream>,
 }
 
 impl Queues {
-    /// Those of a GPU; a CPU has none.
+    /// The streams for a GPU; `None` for a CPU.
     pub(super) fn of(device: Device) -> Result<Option<Self>> {
         match device {
             Device::Cpu => Ok(None),
             Device::Cuda(device) => {
                 Ok(Some(Self { device, lane: Stream::new(device, Priority::High)?, seen: Vec::new() }))
             }
-            other => Err(ParallelError::Unfit(format!(
-                "several ranks cannot reduce gradients on {other:?}; try a GPU of NVIDIA's, or Device::Cpu"
-            ))),
+            device => Err(ParallelError::UnsupportedDevice { device }),
         }
     }
 
@@ -45,7 +44,7 @@ impl Queues {
         self.seen.clear();
     }
 
-    /// A gradient has come on the current stream of this thread, which is autograd's.
+    /// Notes the current stream of autograd's thread, which computes a gradient.
     pub(super) fn note_current(&mut self) -> Result {
         let current = Stream::current(self.device)?;
         if !self.seen.contains(&current) {
@@ -54,7 +53,7 @@ impl Queues {
         Ok(())
     }
 
-    /// Queues the copies of a full bucket's gradients into their places; the mark comes after them.
+    /// Queues the copies of a full bucket's gradients into their places. Returns an event after the copies.
     pub(super) fn fill(&self, arena: &Arena, bucket: usize) -> Result<Event> {
         let current = Stream::current(self.device)?;
         for other in self.seen.iter().filter(|stream| **stream != current) {
@@ -64,7 +63,7 @@ impl Queues {
         let leaves: Vec<&Tensor> = params.iter().map(|param| &arena.tensors[*param].tensor).collect();
         let places: Vec<&Tensor> = params.iter().map(|param| &arena.places[*param]).collect();
         if self.seen.len() > 1 {
-            // Each belongs to the stream on which it came, which may use its memory again before the copy.
+            // Each gradient belongs to its stream, which may reuse the memory before the copy.
             let gradients =
                 leaves.iter().map(|leaf| grad(leaf)).collect::<std::result::Result<Vec<_>, _>>()?;
             let mut dense = gradients.iter().flatten().filter(|gradient| !gradient.is_sparse());
@@ -76,7 +75,7 @@ impl Queues {
         Ok(ready)
     }
 
-    /// What this thread queues from now on comes after all that the lane has queued.
+    /// Makes later work of this thread wait for all work of the lane.
     pub(super) fn join(&self) -> Result {
         Ok(Stream::current(self.device)?.wait_for_stream(self.lane)?)
     }

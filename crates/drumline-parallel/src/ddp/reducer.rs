@@ -1,15 +1,15 @@
-//! The gradients of one model on their way through the step: from autograd into buckets, and around.
+//! Moves the gradients of a step from autograd into buckets, and has them reduced.
 //!
 //! ```text
 //!   autograd ─hook─▶ move_grad: into its place in the bucket ─▶ Progress: bucket full, its turn ─▶ Lane
-//!   end of backward: what has no gradient here counts as zero; where nobody has one, none is left
+//!   end of backward: a missing gradient is zero; if it is missing on all ranks, it stays undefined
 //! ```
-//! On a GPU gradients are moved when their bucket is full, all of it in one go.
+//! On a GPU the gradients of a bucket are moved together, when all of them are ready.
 
 use std::sync::Arc;
 
 use drumline_comm::{ProcessGroup, call_site, on_behalf_of};
-use drumline_torch::{Named, TensorCollectives, grad, move_grad, set_grad};
+use drumline_torch::{FunctionError, Named, TensorCollectives, grad, move_grad, set_grad};
 
 use super::DdpOptions;
 use super::lane::{GradBucket, Job, Lane, Site};
@@ -17,57 +17,57 @@ use super::observer::Watch;
 use super::progress::Progress;
 use super::queues::Queues;
 use crate::arena::Arena;
-use crate::error::ParallelError;
+use crate::error::{NotRecordable, ParallelError};
 use crate::layout::Caps;
 
 type Result<T = ()> = std::result::Result<T, ParallelError>;
 
-/// What a backward is.
+/// The mode of a backward.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Mode {
-    /// Not one of ours: ranks would grow apart without a word.
+    /// It was not called through `Ddp`: an error, because ranks would silently diverge.
     Unexpected,
-    /// One inside `no_sync`: gradients are left where autograd puts them.
+    /// It is inside `no_sync`: gradients stay where autograd puts them.
     Unreduced,
     Reducing,
 }
 
-/// How far the order of buckets has come.
+/// The state of the order of buckets.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Order {
-    /// The reverse of creation.
+    /// The reverse order of creation.
     Guessed,
-    /// The first step has shown the real one; all ranks know rank 0's.
+    /// The first step has shown the real order, and all ranks know rank 0's.
     Agreed,
-    /// The buckets have it.
+    /// The buckets use it.
     InUse,
 }
 
 pub(super) struct Reducer {
     group: Arc<ProcessGroup>,
-    /// For each parameter the place of its gradient.
+    /// The places of the gradients.
     arena: Arena,
     order: Vec<usize>,
     stage: Order,
     progress: Progress,
     mode: Mode,
-    /// Where the program called the backward that is under way.
+    /// Where the program called the current backward.
     site: Site,
     lane: Lane,
     /// For gradients on a GPU.
     queues: Option<Queues>,
     /// Whether the hook can be recorded in a graph.
     has_recordable_hook: bool,
-    /// What had no gradient in the last step; told when it changes.
+    /// Parameters without a gradient in the last step; logged when it changes.
     unused: Vec<usize>,
-    /// Why a hook has ended the backward that is under way: libtorch passes on only the text.
+    /// The error with which a hook has ended the current backward: libtorch passes on only its text.
     refusal: Option<ParallelError>,
 }
 
 impl Reducer {
     #[track_caller]
     pub(super) fn new(group: Arc<ProcessGroup>, params: Vec<Named>, options: DdpOptions) -> Result<Self> {
-        // Gradients come roughly in the reverse order of creation.
+        // Gradients become ready roughly in the reverse order of creation.
         let order: Vec<usize> = (0..params.len()).rev().collect();
         let caps = Caps { first: options.first_bucket, others: options.bucket_cap };
         let arena = Arena::new(&group, params, &order, caps)?;
@@ -76,9 +76,8 @@ impl Reducer {
         let stream = queues.as_ref().map(|queues| queues.lane);
         let has_recordable_hook = options.hook.is_recordable();
         let lane = Lane::new(group.clone(), options.hook, Watch(options.observer), stream);
-        let lane = lane.map_err(|error| {
-            ParallelError::Unfit(format!("cannot start the thread that reduces gradients: {error}"))
-        })?;
+        let lane =
+            lane.map_err(|cause| ParallelError::Thread { what: "the thread that reduces gradients", cause })?;
         let (stage, mode) = (Order::Guessed, Mode::Unexpected);
         let (progress, unused) = (Progress::default(), Vec::new());
         Ok(Self {
@@ -101,27 +100,27 @@ impl Reducer {
         &self.arena.tensors
     }
 
-    /// Bytes of the buckets.
+    /// The sizes of the buckets in bytes.
     pub(super) fn bucket_bytes(&self) -> Vec<usize> {
         self.arena.layout.buckets.iter().map(|bucket| self.arena.bytes(bucket)).collect()
     }
 
-    /// Whether a backward can be recorded in a graph; if not, why.
-    pub(super) fn is_recordable(&self) -> std::result::Result<(), String> {
+    /// An error that says why, if a backward cannot be recorded in a CUDA graph.
+    pub(super) fn is_recordable(&self) -> std::result::Result<(), NotRecordable> {
         match (&self.queues, self.stage, self.has_recordable_hook) {
-            (None, ..) => Err("gradients are reduced in the host's memory".into()),
-            (Some(_), Order::InUse, true) => self.group.is_recordable(),
-            (Some(_), _, true) => Err("the first two steps show in which order gradients come".into()),
-            (Some(_), _, false) => Err("the communication hook does not do the same in each step".into()),
+            (None, ..) => Err(NotRecordable::GradientsOnHost),
+            (Some(_), Order::InUse, true) => Ok(self.group.is_recordable()?),
+            (Some(_), _, true) => Err(NotRecordable::OrderNotKnown),
+            (Some(_), _, false) => Err(NotRecordable::Hook),
         }
     }
 
-    /// Whether backwards that are not announced may go on without reduction.
+    /// Sets whether a backward without `begin` is allowed; its gradients are not reduced.
     pub(super) fn allow_unreduced(&mut self, allowed: bool) {
         self.mode = if allowed { Mode::Unreduced } else { Mode::Unexpected };
     }
 
-    /// A backward that reduces is about to begin; its calls name `site`.
+    /// Begins a backward that reduces. Its calls report `site` as their location.
     pub(super) fn begin(&mut self, site: Site) -> Result {
         self.site = site;
         self.refusal = None;
@@ -134,16 +133,17 @@ impl Reducer {
         Ok(())
     }
 
-    /// Autograd has accumulated the gradient of `param`. An error ends the backward, in words; [`refusal`](Self::refusal) has the error itself.
-    pub(super) fn hear(&mut self, param: usize) -> std::result::Result<(), String> {
+    /// Autograd has accumulated the gradient of `param`. An error ends the backward. libtorch passes on only its text;
+    /// [`refusal`](Self::refusal) returns the error itself.
+    pub(super) fn note_ready(&mut self, param: usize) -> std::result::Result<(), FunctionError> {
         self.arrived(param).map_err(|error| {
             let text = error.to_string();
             self.refusal.get_or_insert(error);
-            text
+            text.into()
         })
     }
 
-    /// Why a hook has ended the backward, if one has.
+    /// The error with which a hook has ended the backward, if one has.
     pub(super) fn refusal(&mut self) -> Option<ParallelError> {
         self.refusal.take()
     }
@@ -153,15 +153,11 @@ impl Reducer {
             Mode::Reducing => {}
             Mode::Unreduced => return Ok(()),
             Mode::Unexpected => {
-                return Err(ParallelError::Unfit(format!(
-                    "a backward of rank {} would not be reduced over ranks; try `model.backward(&loss)`, \
-                     or `model.no_sync(|| …)` around it to add up gradients",
-                    self.group.rank()
-                )));
+                return Err(ParallelError::BackwardOutsideDdp { rank: self.group.rank() });
             }
         }
         if self.progress.is_ready(param) {
-            return Err(self.came_twice(param));
+            return Err(self.ready_twice(param));
         }
         match &mut self.queues {
             Some(queues) => queues.note_current()?,
@@ -172,15 +168,15 @@ impl Reducer {
 
     fn send_ready(&mut self, param: usize) -> Result {
         let buckets = self.progress.ready(param, &self.arena.layout);
-        for bucket in buckets.ok_or_else(|| self.came_twice(param))? {
+        for bucket in buckets.ok_or_else(|| self.ready_twice(param))? {
             let ready = self.queues.as_ref().map(|queues| queues.fill(&self.arena, bucket)).transpose()?;
             self.lane.send(self.site, Job::Reduce(self.bucket(bucket), ready));
         }
         Ok(())
     }
 
-    /// The bucket may have been reduced with the first part of the gradient alone.
-    fn came_twice(&self, param: usize) -> ParallelError {
+    /// The bucket may have been reduced with only the first part of the gradient.
+    fn ready_twice(&self, param: usize) -> ParallelError {
         ParallelError::MarkedReadyTwice { rank: self.group.rank(), name: self.params()[param].name.clone() }
     }
 
@@ -196,7 +192,7 @@ impl Reducer {
         }
     }
 
-    /// Backward is over: sends what is left, does something else, and waits for all of it.
+    /// Ends a backward: sends the remaining buckets, runs `meanwhile`, and waits for all reductions.
     pub(super) fn finish(&mut self, meanwhile: impl FnOnce() -> Result) -> Result {
         self.mode = Mode::Unexpected;
         let arrived = self.progress.order(&self.order);
@@ -216,13 +212,14 @@ impl Reducer {
         Ok(())
     }
 
-    /// Sends what this backward did not reach; says which parameters have a gradient here.
+    /// Sends the buckets that this backward did not complete. Returns which parameters have a gradient on this rank.
     fn send_rest(&mut self) -> Result<Vec<u8>> {
         let mut used = vec![1u8; self.params().len()];
         for (param, used) in used.iter_mut().enumerate() {
-            // What this backward did not reach may have a gradient of an earlier one; else it counts as zero.
+            // A parameter that this backward did not reach may have an earlier gradient; otherwise its gradient is
+            // zero.
             if !self.progress.is_ready(param) {
-                *used = u8::from(self.arena.take_in(param)?);
+                *used = u8::from(self.arena.collect_grad(param)?);
                 self.send_ready(param)?;
             }
         }
@@ -230,14 +227,14 @@ impl Reducer {
         Ok(used)
     }
 
-    /// Backward failed here: tells the others, who wait for gradients that will not come.
+    /// Backward failed on this rank. Aborts the group, because other ranks wait for its gradients.
     pub(super) fn abandon(&mut self, cause: &str) {
         self.mode = Mode::Unexpected;
         self.group.abort(cause);
         let _ = self.lane.wait();
     }
 
-    /// Others may have used what was unused here; where nobody did, there is no gradient.
+    /// Sets the gradients of parameters that only other ranks used. If no rank used one, it has no gradient.
     fn settle_unused(&mut self, used: &[u8], used_anywhere: &[u8]) -> Result {
         let unused: Vec<usize> = (0..used.len()).filter(|param| used[*param] == 0).collect();
         for &param in unused.iter().filter(|param| used_anywhere[**param] == 1) {
@@ -257,8 +254,9 @@ impl Reducer {
         Ok(())
     }
 
-    /// From the next step on all ranks reduce in the order in which rank 0's gradients came. Agreed on here, where all ranks are at the same
-    /// point: before a step one may have to answer another's forward first.
+    /// From the next step on all ranks reduce in the order in which rank 0's gradients became ready. Ranks agree on it
+    /// here, at the end of backward, where all are at the same point: before a step a rank may have to join another's
+    /// forward first.
     fn agree_on_order(&mut self, arrived: &[usize]) -> Result {
         let mut order: Vec<u64> = arrived.iter().map(|param| *param as u64).collect();
         on_behalf_of(self.site, || self.group.broadcast(&mut order, 0))?;
@@ -268,7 +266,7 @@ impl Reducer {
     }
 
     fn use_order(&mut self) -> Result {
-        // Gradients of earlier backwards lie in places that are about to be given to others.
+        // Gradients of earlier backwards are in places that other gradients will get.
         for param in self.params() {
             if let Some(held) = grad(&param.tensor)?.filter(|held| self.arena.holds(held)) {
                 set_grad(&param.tensor, Some(&held.copy()))?;

@@ -1,5 +1,5 @@
-//! The model's buffers, such as running means: moved into the symmetric heap, so that giving all ranks those of one costs one call
-//! and no copy.
+//! The model's buffers, such as running means. They are moved into the symmetric heap, so that a broadcast is one call
+//! without copies.
 
 use std::sync::Arc;
 
@@ -23,13 +23,13 @@ impl SharedBuffers {
         Ok(Self { group, arena })
     }
 
-    /// Gives all ranks the buffers of `root`.
+    /// Broadcasts the buffers of `root`.
     pub(super) fn broadcast(&self, root: usize) -> Result<(), ParallelError> {
         self.move_in()?;
         self.arena.broadcast_places(&self.group, root)
     }
 
-    /// Moves buffers into the heap that are not there: all of them at first, later those that the program has replaced.
+    /// Moves buffers into the heap: all of them at first, later those that the program has replaced.
     fn move_in(&self) -> Result<(), ParallelError> {
         let _no_grad = tch::no_grad_guard();
         for (buffer, place) in self.arena.tensors.iter().zip(&self.arena.places) {

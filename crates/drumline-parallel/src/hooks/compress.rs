@@ -1,10 +1,10 @@
-//! Gradients travel as 16 bits each.
+//! Gradients are sent in 16 bits.
 //!
 //! ```text
 //!   bucket, f32 ─cast─▶ bucket, 16 bits, in the same kind of memory ─▶ the hook inside, e.g. all-reduce ─cast─▶ bucket, f32
 //! ```
-//! The 16-bit bucket is kept between steps. Sums need no care: an all-reduce adds 16-bit elements up in `f32`, divides, and rounds once,
-//! so that means of halves cannot overflow where the halves did not.
+//! The 16-bit bucket is kept between steps. Means of halves cannot overflow if the halves did not: an all-reduce adds
+//! 16-bit elements in `f32`, divides, and rounds once.
 
 use std::collections::BTreeMap;
 
@@ -15,25 +15,25 @@ use tch::Kind;
 use super::Traffic;
 use crate::ddp::{AllReduce, BucketShape, CommHook, GradBucket};
 
-/// Casts buckets to 16 bits for the hook inside, which is the plain mean unless this is put [around](Self::around) another.
+/// Casts buckets to 16 bits for an inner hook: by default the mean, or another hook with [`around`](Self::around).
 ///
-/// A gradient beyond ±65504 becomes infinite as `half`; `bf16` has the range of `f32` but only 8 bits of precision.
+/// In `half` a gradient beyond ±65504 becomes infinite; `bf16` has the range of `f32`, but only 8 bits of precision.
 #[derive(Debug)]
 pub struct Compressed<H = AllReduce> {
     kind: Kind,
     inner: H,
-    /// By number of the bucket: how it lies, and its 16-bit form.
+    /// By index of the bucket: its layout, and its 16-bit copy.
     buckets: BTreeMap<usize, (BucketShape, GradBucket)>,
     traffic: Traffic,
 }
 
 impl Compressed {
-    /// IEEE halves, as PyTorch's `fp16_compress_hook`.
+    /// float16, as PyTorch's `fp16_compress_hook`.
     pub fn half() -> Self {
         Self { kind: Kind::Half, inner: AllReduce, buckets: BTreeMap::new(), traffic: Traffic::default() }
     }
 
-    /// Brain floats, as PyTorch's `bf16_compress_hook`.
+    /// bfloat16, as PyTorch's `bf16_compress_hook`.
     pub fn bf16() -> Self {
         Self { kind: Kind::BFloat16, ..Self::half() }
     }
@@ -45,7 +45,7 @@ impl Compressed {
 }
 
 impl<H> Compressed<H> {
-    /// Counts what the hook inside is given to reduce.
+    /// Counts the bytes of the buckets, and those of their 16-bit copies.
     pub fn traffic(&self) -> Traffic {
         self.traffic.clone()
     }
@@ -59,7 +59,7 @@ impl<H: CommHook> CommHook for Compressed<H> {
         let shape = bucket.shape();
         let mut narrow = match self.buckets.remove(&bucket.index).filter(|(known, _)| *known == shape) {
             Some((_, narrow)) => narrow,
-            // The first step, or the buckets have changed, which they do on all ranks in the same step.
+            // The first step, or the buckets have changed, which happens on all ranks in the same step.
             None => bucket.in_kind(group, self.kind)?,
         };
         narrow.num_buckets = bucket.num_buckets;
@@ -68,7 +68,7 @@ impl<H: CommHook> CommHook for Compressed<H> {
         bucket.tensor().f_copy_(&narrow.tensor())?;
         self.traffic.add(bucket.num_bytes(), narrow.num_bytes());
         self.buckets.insert(bucket.index, (shape, narrow));
-        // There may have been more, before the buckets changed.
+        // There may have been more buckets before they changed.
         self.buckets.retain(|index, _| *index < bucket.num_buckets);
         Ok(())
     }

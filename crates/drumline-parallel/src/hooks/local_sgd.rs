@@ -1,4 +1,4 @@
-//! Post-local SGD: gradients of all ranks at first, later only those of a subgroup.
+//! Post-local SGD: averages gradients over all ranks at first, later only over a subgroup.
 //!
 //! ```text
 //!   step   0 … start-1    start …
@@ -12,9 +12,9 @@ use super::Traffic;
 use crate::ddp::{CommHook, GradBucket};
 use crate::error::ParallelError;
 
-/// The mean over all ranks for the first steps, then over a subgroup. To be used with an averager whose `warmup_steps` is the same
-/// number, as subgroups drift apart otherwise. Steps are counted from the making of the hook; after a restart from a checkpoint, give it what is
-/// left of them.
+/// The mean over all ranks for the first steps, then over a subgroup. Use it with an averager whose `warmup_steps` is
+/// the same number; otherwise subgroups drift apart. Steps are counted from the creation of the hook; after a resume
+/// from a checkpoint pass the remaining number of steps.
 #[derive(Debug)]
 pub struct PostLocalSgd {
     start_step: u64,
@@ -24,17 +24,17 @@ pub struct PostLocalSgd {
 }
 
 impl PostLocalSgd {
-    /// From the step `start_step` on (counted from 0) gradients stay inside `subgroup`; see [`subgroup`].
+    /// From step `start_step` on (counted from 0) gradients are averaged over `subgroup` only; see [`subgroup`].
     pub fn new(start_step: u64, subgroup: ProcessGroup) -> Self {
         Self { start_step, subgroup: Some(subgroup), step: 0, between_all: Traffic::default() }
     }
 
-    /// From then on every rank goes by its own gradients.
+    /// From step `start_step` on every rank uses its own gradients.
     pub fn alone(start_step: u64) -> Self {
         Self { start_step, subgroup: None, step: 0, between_all: Traffic::default() }
     }
 
-    /// Counts what is reduced between all ranks.
+    /// Counts the bytes that are reduced over all ranks.
     pub fn traffic(&self) -> Traffic {
         self.between_all.clone()
     }
@@ -54,8 +54,8 @@ impl CommHook for PostLocalSgd {
     }
 }
 
-/// The group of this rank and its neighbours, `size` ranks one after the other; called by all ranks. With the number of ranks per node
-/// (`LOCAL_WORLD_SIZE`) these are the nodes.
+/// The group of `size` consecutive ranks that contains this rank. All ranks call it. With the number of ranks per node
+/// (`LOCAL_WORLD_SIZE`) each group is a node.
 ///
 /// ```
 /// use drumline_comm::{CommError, LocalGroup};
@@ -69,12 +69,9 @@ impl CommHook for PostLocalSgd {
 #[track_caller]
 pub fn subgroup(group: &ProcessGroup, size: usize) -> Result<ProcessGroup, ParallelError> {
     if size == 0 || !group.size().is_multiple_of(size) {
-        return Err(ParallelError::Unfit(format!(
-            "{} ranks cannot be divided into groups of {size}; try a divisor of {0}",
-            group.size()
-        )));
+        return Err(ParallelError::GroupSize { ranks: group.size(), size });
     }
     let color = u32::try_from(group.rank() / size).ok();
     let own = group.split(color, 0)?;
-    own.ok_or_else(|| ParallelError::Unfit("there are more groups than fit in 32 bits".into()))
+    own.ok_or(ParallelError::Internal { what: "there are more groups than fit in 32 bits" })
 }

@@ -1,14 +1,14 @@
-//! Random numbers as PyTorch would draw them, without touching the generator that the whole process shares.
+//! Random numbers as PyTorch draws them, without using the generator of the process.
 //!
-//! numpy's `RandomState(seed).randint` gives a seed for each draw, torch's `manual_seed(…)` and `randn` on the CPU make normal
-//! numbers of it. Both stand on the Mersenne Twister, so that runs can be compared with PyTorch's number by number (up to the
-//! rounding of logarithms and cosines).
+//! numpy's `RandomState(seed).randint` provides a seed for each draw, with which torch's `manual_seed(…)` and `randn`
+//! on the CPU draw normal numbers. Both use the Mersenne Twister. So runs can be compared with PyTorch's number by
+//! number (up to the rounding of logarithms and cosines).
 
 use std::f32::consts::TAU;
 
 use rand_mt::Mt;
 
-/// Seeds one after the other, the same on all ranks.
+/// A sequence of seeds, the same on all ranks.
 #[derive(Debug)]
 pub(super) struct Seeds(Mt);
 
@@ -28,11 +28,11 @@ impl Seeds {
     }
 }
 
-/// Torch's generator on the CPU after `manual_seed`.
+/// torch's generator on the CPU after `manual_seed`.
 #[derive(Debug)]
 pub(super) struct Normal {
     bits: Mt,
-    /// Small draws come in pairs.
+    /// The second number of a pair: small draws are made in pairs.
     spare: Option<f64>,
 }
 
@@ -41,7 +41,8 @@ impl Normal {
         Self { bits: Mt::new(seed), spare: None }
     }
 
-    /// `randn(len)`. From 16 numbers on they come in blocks; a rest is drawn as one more block over the end.
+    /// `randn(len)`. At least 16 numbers are drawn in blocks of 16; for a remainder the last 16 numbers are drawn
+    /// again.
     pub(super) fn draw(&mut self, len: usize) -> Vec<f32> {
         if len < 16 {
             return (0..len).map(|_| self.single() as f32).collect();
@@ -77,7 +78,7 @@ impl Normal {
     }
 }
 
-/// Box and Muller: 16 uniform numbers become normal ones.
+/// The Box-Muller transform of 16 uniform numbers.
 fn block(values: &mut [f32]) {
     let (first, second) = values.split_at_mut(8);
     for (a, b) in first.iter_mut().zip(second) {
@@ -93,7 +94,7 @@ mod tests {
     use tch::{Device, Kind, Tensor};
 
     #[test]
-    fn seeds_are_numpys() {
+    fn seeds_equal_numpys() {
         let mut seeds = Seeds::new(0);
         // RandomState(0).randint(1_000_000_000), three times.
         assert_eq!([seeds.next(), seeds.next(), seeds.next()], [209_652_396, 398_764_591, 924_231_285]);
@@ -101,7 +102,7 @@ mod tests {
 
     /// The only test of this binary that draws from the generator of the process.
     #[test]
-    fn numbers_are_torchs() {
+    fn numbers_equal_torchs() {
         tch::manual_seed(209_652_396);
         let mut normal = Normal::new(209_652_396);
         for len in [12, 20, 3, 64, 1, 7, 129] {

@@ -1,11 +1,12 @@
-//! Matrices whose columns are made orthogonal to each other, of length 1.
+//! Makes the columns of a matrix orthonormal.
 
 use drumline_torch::TorchError;
 use tch::{Kind, Tensor};
 
-/// Makes the columns orthonormal, where they are: QR from three columns on, as it is faster then, else Gram and Schmidt's way.
+/// Makes the columns orthonormal in place: with a QR decomposition for at least three columns, where it is faster,
+/// otherwise with the Gram-Schmidt process.
 ///
-/// A column of zeros stays one. `epsilon` is added to lengths before columns are divided by them.
+/// A column of zeros stays zero. `epsilon` is added to the lengths before columns are divided by them.
 pub(super) fn orthogonalize(matrix: &Tensor, epsilon: f64) -> Result<(), TorchError> {
     let is_narrow = matches!(matrix.kind(), Kind::Half | Kind::BFloat16);
     if matrix.size()[1] <= 2 || is_narrow {
@@ -22,7 +23,7 @@ fn gram_schmidt(matrix: &Tensor, epsilon: f64) -> Result<(), TorchError> {
         let column = matrix.f_narrow(1, index, 1)?;
         normalize(&column, epsilon)?;
         if index > 0 {
-            again(&column, &matrix.f_narrow(1, 0, index)?)?;
+            orthogonalize_again(&column, &matrix.f_narrow(1, 0, index)?)?;
         }
         if index + 1 < num_columns {
             remove(&column, &matrix.f_narrow(1, index + 1, num_columns - index - 1)?)?;
@@ -31,9 +32,10 @@ fn gram_schmidt(matrix: &Tensor, epsilon: f64) -> Result<(), TorchError> {
     Ok(())
 }
 
-/// What is left of a column that depends on earlier ones is rounding errors, and need not be orthogonal to them. Once more is enough, says
-/// Kahan; if most of it goes again, the column says nothing new.
-fn again(column: &Tensor, earlier: &Tensor) -> Result<(), TorchError> {
+/// If a column depends on earlier ones, only rounding errors remain, which need not be orthogonal to them. One more
+/// pass is enough (Kahan's "twice is enough"). If that removes most of it again, the column is linearly dependent and
+/// becomes zero.
+fn orthogonalize_again(column: &Tensor, earlier: &Tensor) -> Result<(), TorchError> {
     remove(earlier, column)?;
     if length(column)? < 0.5 {
         let _ = column.shallow_clone().f_zero_()?;
@@ -41,7 +43,7 @@ fn again(column: &Tensor, earlier: &Tensor) -> Result<(), TorchError> {
     normalize(column, 0.0)
 }
 
-/// Takes from `others` their parts along the columns of `basis`.
+/// Subtracts from `others` their projections on the columns of `basis`.
 fn remove(basis: &Tensor, others: &Tensor) -> Result<(), TorchError> {
     let parts = basis.f_mm(&basis.f_tr()?.f_mm(others)?)?;
     let _ = others.shallow_clone().f_sub_(&parts)?;
@@ -56,7 +58,7 @@ fn normalize(column: &Tensor, epsilon: f64) -> Result<(), TorchError> {
     Ok(())
 }
 
-/// In `f32`, as squares of halves overflow.
+/// The length, computed in `f32`, because squares of halves overflow.
 fn length(column: &Tensor) -> Result<f64, TorchError> {
     Ok(column.f_to_kind(wide(column.kind()))?.f_norm()?.f_double_value(&[])?)
 }
@@ -95,11 +97,11 @@ mod tests {
     }
 
     #[test]
-    fn columns_that_depend_on_others_do_no_harm() {
+    fn linearly_dependent_columns_are_harmless() {
         let one = waves(9, 1);
         let matrix = Tensor::cat(&[&one, &(&one * 3.1)], 1);
         orthogonalize(&matrix, 0.0).unwrap();
-        // The projection of the first column is itself, whatever became of the second.
+        // The projection of the first column is itself, whatever the second became.
         let projected = matrix.mm(&matrix.tr().mm(&one));
         assert!((projected - one).abs().max().double_value(&[]) < 1e-5);
         let zeros = Tensor::zeros([9, 2], (Kind::Float, Device::Cpu));

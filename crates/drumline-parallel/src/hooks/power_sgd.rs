@@ -1,11 +1,12 @@
-//! PowerSGD (Vogels, Karimireddy and Jaggi, 2019): a wide gradient travels as two thin matrices.
+//! PowerSGD (Vogels, Karimireddy and Jaggi, 2019): a gradient matrix is sent as two matrices of low rank.
 //!
 //! ```text
 //!   M  n × m, of each rank        P = mean of M·Q       n × r, reduced; then its columns are made orthonormal
 //!   M ≈ P·Qᵀ, on all ranks        Q = mean of Mᵀ·P      m × r, reduced; begins the next step's search (warm start)
 //! ```
-//! So M becomes the projection of the mean on the directions of P. What a rank's own M loses thereby it keeps, and adds to its next
-//! gradient (error feedback). Gradients that would not get smaller are reduced in full, in one call with all P of the bucket.
+//! So M becomes the projection of the mean on the columns of P. Each rank keeps what its own M loses, and adds it to
+//! its next gradient (error feedback). Gradients that would not get smaller are reduced in full, in one call with all P
+//! of the bucket.
 
 mod memory;
 
@@ -20,23 +21,24 @@ use crate::ddp::{CommHook, GradBucket};
 use crate::error::ParallelError;
 use memory::Memory;
 
-/// What PyTorch's `PowerSGDState` is made with, with its defaults.
+/// The options of PyTorch's `PowerSGDState`, with its defaults.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PowerSgdOptions {
-    /// Columns of P and Q: more are more exact and more bytes. 1 to 4 are usual.
+    /// The number of columns of P and Q. More columns are more exact, and more bytes. 1 to 4 are usual.
     pub matrix_approximation_rank: usize,
-    /// Steps in which gradients are reduced in full first, as the beginning of a training suffers most from inexact ones. At least 2 with
-    /// error feedback or warm start, since buckets change after the first step.
+    /// The number of first steps in which gradients are reduced in full, because compression hurts most at the
+    /// beginning of a training. At least 2 with error feedback or warm start, because buckets change after the first
+    /// step.
     pub start_power_sgd_iter: u64,
-    /// A gradient is compressed if it gets smaller by more than this factor.
+    /// A gradient is compressed if that makes it smaller by more than this factor.
     pub min_compression_rate: f64,
-    /// Whether what compression loses is added to the next gradient.
+    /// Whether the error of the compression is added to the next gradient.
     pub use_error_feedback: bool,
-    /// Whether Q of the last step begins the search, instead of random numbers.
+    /// Whether a step starts with Q of the last step, instead of random numbers.
     pub warm_start: bool,
-    /// Added to the lengths of columns before they are divided by them.
+    /// Added to the lengths of columns before columns are divided by them.
     pub orthogonalization_epsilon: f64,
-    /// Of the random numbers Q begins with; the same on all ranks.
+    /// The seed of the random numbers in Q; the same on all ranks.
     pub random_seed: u32,
 }
 
@@ -58,17 +60,17 @@ impl PowerSgdOptions {
     fn check(&self) -> Result<(), ParallelError> {
         let Self { matrix_approximation_rank: rank, start_power_sgd_iter: start, .. } = *self;
         if rank == 0 {
-            return Err(ParallelError::Unfit("a matrix cannot be approximated with rank 0; try 1".into()));
+            return Err(ParallelError::value("matrix_approximation_rank", 0, "at least 1"));
         }
         if (self.use_error_feedback || self.warm_start) && start < 2 {
-            return Err(ParallelError::Unfit(format!(
-                "PowerSGD with error feedback or warm start cannot begin in step {start}, as buckets change after the first step; try start_power_sgd_iter: 2"
-            )));
+            let expected =
+                "at least 2 with error feedback or warm start, because buckets change after the first step";
+            return Err(ParallelError::value("start_power_sgd_iter", start, expected));
         }
         Ok(())
     }
 
-    /// How many columns P and Q of a gradient with these sizes have; `None` if it is not worth it.
+    /// The number of columns of P and Q for a gradient with these sizes; `None` if compression does not pay.
     pub(crate) fn rank_for(&self, sizes: &[i64]) -> Option<i64> {
         let (&rows, others) = sizes.split_first().filter(|(_, others)| !others.is_empty())?;
         let columns: i64 = others.iter().product();
@@ -80,14 +82,14 @@ impl PowerSgdOptions {
 
 /// Low-rank gradients with error feedback; see the [paper](https://arxiv.org/abs/1905.13727).
 ///
-/// It begins anew with each process: after a restart from a checkpoint there are `start_power_sgd_iter` steps in full once more, and what
-/// earlier gradients had lost is gone.
+/// Its state is not saved: after a resume from a checkpoint the first `start_power_sgd_iter` steps are in full again,
+/// and the errors of earlier gradients are lost.
 #[derive(Debug)]
 pub struct PowerSgd {
     options: PowerSgdOptions,
     seeds: Seeds,
     step: u64,
-    /// By number of the bucket.
+    /// By index of the bucket.
     memories: BTreeMap<usize, Memory>,
     traffic: Traffic,
 }
@@ -100,7 +102,7 @@ impl PowerSgd {
         Ok(Self { options, seeds, step: 0, memories: BTreeMap::new(), traffic })
     }
 
-    /// Counts what it is given and what it reduces.
+    /// Counts the bytes of the buckets, and those that are reduced for them.
     pub fn traffic(&self) -> Traffic {
         self.traffic.clone()
     }
@@ -119,7 +121,7 @@ impl PowerSgd {
         if is_new || !self.options.warm_start {
             memory.randomize(&mut Normal::new(self.seeds.next()))?;
         } else {
-            memory.mend(&mut self.seeds)?;
+            memory.replace_zero_columns(&mut self.seeds)?;
         }
         let bytes = memory.reduce(bucket, group, &self.options)?;
         self.memories.insert(bucket.index, memory);
@@ -138,7 +140,7 @@ impl CommHook for PowerSgd {
         self.traffic.add(bucket.num_bytes(), bytes);
         if bucket.is_last() {
             self.step += 1;
-            // There may have been more, before the buckets changed.
+            // There may have been more buckets before they changed.
             self.memories.retain(|index, _| *index < bucket.num_buckets);
         }
         Ok(())
@@ -150,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_worth_compressing() {
+    fn gradients_are_compressed_only_if_it_pays() {
         let options = PowerSgdOptions { matrix_approximation_rank: 4, ..Default::default() };
         assert_eq!(options.rank_for(&[64, 64]), Some(4));
         assert_eq!(options.rank_for(&[64, 16, 2, 2]), Some(4));
@@ -163,14 +165,13 @@ mod tests {
     }
 
     #[test]
-    fn options_that_cannot_work_are_refused() {
+    fn invalid_options_are_errors() {
         let refused = |options| PowerSgd::new(options).unwrap_err().to_string();
         let options = PowerSgdOptions::default();
-        assert!(
-            refused(PowerSgdOptions { start_power_sgd_iter: 1, ..options })
-                .contains("try start_power_sgd_iter: 2")
-        );
-        assert!(refused(PowerSgdOptions { matrix_approximation_rank: 0, ..options }).contains("try 1"));
+        let early = refused(PowerSgdOptions { start_power_sgd_iter: 1, ..options });
+        assert!(early.starts_with("start_power_sgd_iter is 1; expected at least 2"), "{early}");
+        let no_rank = refused(PowerSgdOptions { matrix_approximation_rank: 0, ..options });
+        assert!(no_rank.ends_with("expected at least 1"), "{no_rank}");
         let plain = PowerSgdOptions {
             use_error_feedback: false,
             warm_start: false,

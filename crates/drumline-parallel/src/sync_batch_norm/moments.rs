@@ -1,12 +1,12 @@
-//! Mean and variance of a batch that lies in parts on several ranks: plain arithmetic, in double precision.
+//! Mean and variance of a batch that is split over several ranks: plain arithmetic in double precision.
 //!
-//! A rank's **statistics** are the number of its values per channel, and for each channel their mean and (biased) variance.
-//! Parts are put together by way of their means, which does not lose digits as sums of squares would.
+//! A rank's **statistics** are the number of its values per channel, and for each channel their mean and (biased)
+//! variance. Parts are combined through their means, which does not lose precision as sums of squares would.
 
 /// Mean and variance of all values of a channel, for each channel.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Moments {
-    /// Values per channel, of all ranks.
+    /// The number of values per channel on all ranks.
     pub(super) count: f64,
     pub(super) mean: Vec<f64>,
     /// The mean square distance from the mean.
@@ -28,7 +28,7 @@ impl<'a> Part<'a> {
 }
 
 impl Moments {
-    /// Of all ranks' statistics, laid end to end: `[count, means…, variances…]` each.
+    /// The moments of all ranks' statistics, which are concatenated: `[count, means…, variances…]` for each rank.
     pub(super) fn of_all(statistics: &[f64], channels: usize) -> Self {
         let parts: Vec<Part<'_>> =
             statistics.chunks(1 + 2 * channels).map(|part| Part::of(part, channels)).collect();
@@ -46,7 +46,7 @@ impl Moments {
         self.variance.iter().map(|variance| 1.0 / (variance + eps).sqrt()).collect()
     }
 
-    /// What the variance of the whole population is taken to be.
+    /// The unbiased estimate of the variance.
     pub(super) fn unbiased_variance(&self) -> Vec<f64> {
         self.variance.iter().map(|variance| variance * self.count / (self.count - 1.0)).collect()
     }
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_make_the_whole() {
+    fn combined_parts_equal_the_whole() {
         let values = [1.0, 4.0, -2.5, 8.0, 0.25, 3.0, 3.0];
         let [count, mean, variance] = statistics(&values);
         for cuts in [[0, 0], [1, 1], [2, 5], [0, 7], [3, 7]] {
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_mean_leaves_the_variance_alone() {
+    fn a_large_mean_does_not_change_the_variance() {
         let parts: Vec<f64> =
             [[1e8, 1e8 + 1.0], [1e8 + 2.0, 1e8 + 3.0]].iter().flat_map(|p| statistics(p)).collect();
         assert_eq!(Moments::of_all(&parts, 1).variance, [1.25]);

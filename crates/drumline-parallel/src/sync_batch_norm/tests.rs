@@ -1,7 +1,8 @@
-//! Synchronised batch normalisation against PyTorch's numbers (`bench/oracle/sync_batch_norm.py`), and in the midst of a model.
+//! Synchronised batch normalisation against PyTorch's numbers (`bench/oracle/sync_batch_norm.py`), and inside a model.
 //!
-//! PyTorch's cases `DistributedDataParallel_SyncBatchNorm*`, `SyncBatchNorm_process_group`, `ddp_sync_bn_training_vs_eval` and
-//! `ddp_uneven_inputs_stop_iteration_sync_bn` each have a counterpart here; `sync_bn_logged` is about PyTorch's own log.
+//! PyTorch's cases `DistributedDataParallel_SyncBatchNorm*`, `SyncBatchNorm_process_group`,
+//! `ddp_sync_bn_training_vs_eval` and `ddp_uneven_inputs_stop_iteration_sync_bn` each have a counterpart here;
+//! `sync_bn_logged` is about PyTorch's own log.
 
 use std::collections::HashMap;
 
@@ -16,7 +17,7 @@ use crate::sync_group::{SyncCall, SyncGroup};
 const GOLDEN: &str =
     concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/oracle/golden/sync_batch_norm.safetensors");
 
-/// What PyTorch found for one case.
+/// PyTorch's results of one case.
 struct Case {
     name: &'static str,
     tensors: HashMap<String, Tensor>,
@@ -69,7 +70,7 @@ impl Case {
     }
 }
 
-/// Where the channels lie in memory.
+/// The memory format.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Layout {
     First,
@@ -103,7 +104,7 @@ fn limit(kind: Kind) -> f64 {
     }
 }
 
-/// One step of training and one of evaluation, on this rank's share of a case.
+/// One step of training and one of evaluation, on this rank's part of a case.
 fn check(case: &Case, sync: &SyncGroup, rank: usize, kind: Kind, layout: Layout) {
     let (vs, layer) = case.layer(sync, kind);
     let (limit, what) = (limit(kind), format!("{} {kind:?} {layout:?} rank {rank}", case.name));
@@ -194,7 +195,7 @@ fn a_rank_with_an_empty_batch_takes_part() {
 
 #[test]
 fn sync_batch_norm_process_group() {
-    // Two groups of two, each with statistics of its own.
+    // Two groups of two ranks, each with its own statistics.
     LocalGroup::run(4, |group| {
         let half = group.split(Some(group.rank() as u32 / 2), 0)?.unwrap();
         let sync = SyncGroup::new(&half)?;
@@ -206,7 +207,7 @@ fn sync_batch_norm_process_group() {
 }
 
 #[test]
-fn alone_it_is_ordinary_batch_normalisation() {
+fn with_one_rank_it_is_ordinary_batch_normalisation() {
     LocalGroup::run(1, |group| {
         let sync = SyncGroup::new(&group)?;
         sync.begin_step();
@@ -223,7 +224,7 @@ fn alone_it_is_ordinary_batch_normalisation() {
     .unwrap();
 }
 
-/// A small model whose normalisation is over all ranks.
+/// A small model with synchronised norms.
 struct Model {
     vs: nn::VarStore,
     conv: nn::Conv2D,
@@ -246,7 +247,7 @@ impl Model {
         model
     }
 
-    /// The same on all ranks, without the generator that all threads share.
+    /// The same weights on all ranks, without the generator that all threads share.
     fn set_weights(&self) {
         for (name, mut tensor) in self.vs.variables().into_iter().filter(|(_, t)| t.requires_grad()) {
             let numbers =
@@ -255,7 +256,7 @@ impl Model {
         }
     }
 
-    /// The sum over the batch, so that ranks of any length add up.
+    /// The sum over the batch, so that the losses of ranks add up.
     fn loss(&self, x: &Tensor) -> Tensor {
         let x = self.norm.forward_t(&self.conv.forward(x), true).relu();
         let x = self.second_norm.forward_t(&self.second.forward(&x), true);
@@ -283,7 +284,7 @@ fn batch() -> Tensor {
     Tensor::arange(7 * 3 * 6 * 6, (Kind::Double, Device::Cpu)).sin().view([7, 3, 6, 6])
 }
 
-/// What one rank finds for the whole batch.
+/// The results of one rank with the whole batch.
 fn alone() -> (HashMap<String, Tensor>, Tensor) {
     let found = LocalGroup::run(1, |group| {
         let model = Model::new(&SyncGroup::new(&group)?);
@@ -322,7 +323,7 @@ fn sync_bn_training_vs_eval() {
         let x = Tensor::ones([2, 6, 2, 2], (Kind::Double, Device::Cpu)) * (group.rank() as i64 + 1);
         let _ = layer.forward_t(&x, true);
         assert_eq!(sync.calls(), [SyncCall::Statistics { channels: 6 }]);
-        // In evaluation a rank goes by itself, and nothing changes.
+        // In evaluation a rank does not communicate, and nothing changes.
         let before = layer.running_mean.copy();
         if group.rank() == 0 {
             let _ = layer.forward_t(&x, false);
@@ -336,7 +337,7 @@ fn sync_bn_training_vs_eval() {
 
 #[test]
 fn uneven_inputs_with_sync_bn() {
-    // Rank 1 has data for one step, rank 0 for two; its second step is as if it were alone.
+    // Rank 1 has data for one step, rank 0 for two, the second of which equals a step of one rank.
     LocalGroup::run(2, |group| {
         let sync = SyncGroup::new(&group)?;
         let model = Model::new(&sync);
@@ -364,25 +365,25 @@ fn uneven_inputs_with_sync_bn() {
 }
 
 #[test]
-fn a_forward_alone_waits_for_nobody_and_teaches_nothing() {
+fn a_forward_alone_does_not_wait_or_change_running_statistics() {
     LocalGroup::run(2, |group| {
         let sync = SyncGroup::new(&group)?;
         let model = Model::new(&sync);
         if group.rank() == 1 {
             let _ = sync.alone(|| model.loss(&batch()));
             let mean = &model.vs.variables()["norm.running_mean"];
-            assert_eq!(mean.abs().max().double_value(&[]), 0.0, "as it was");
+            assert_eq!(mean.abs().max().double_value(&[]), 0.0, "it does not change");
         }
         sync.begin_step();
         model.loss(&batch()).backward();
-        assert_eq!(sync.calls().len(), 4, "the control: together again");
+        assert_eq!(sync.calls().len(), 4, "control: synchronised again");
         Ok(())
     })
     .unwrap();
 }
 
 #[test]
-fn inputs_that_do_not_fit_are_refused() {
+fn wrong_inputs_are_errors() {
     LocalGroup::run(2, |group| {
         let sync = SyncGroup::new(&group)?;
         let layer = Model::new(&sync).norm;
@@ -390,11 +391,11 @@ fn inputs_that_do_not_fit_are_refused() {
             let x = Tensor::zeros(size, (Kind::Double, Device::Cpu));
             layer.f_forward_t(&x, true).unwrap_err().to_string()
         };
-        assert!(refused(&[2, 5, 3, 3]).contains("6 channels got an input of [2, 5, 3, 3]"));
+        assert!(refused(&[2, 5, 3, 3]).contains("6 channels has shape [2, 5, 3, 3]"));
         assert!(refused(&[6]).contains("[batch, 6, ..]"));
-        // One value in all, and that on rank 0.
+        // One value on all ranks together, on rank 0.
         assert!(refused(&[1 - group.rank() as i64, 6]).contains("no variance"));
-        // Nothing in all is nothing, and changes nothing.
+        // Empty batches on all ranks change nothing.
         let x = Tensor::zeros([0, 6], (Kind::Double, Device::Cpu)).set_requires_grad(true);
         let y = layer.f_forward_t(&x, true).unwrap();
         y.sum(Kind::Double).backward();
@@ -406,7 +407,7 @@ fn inputs_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn a_failure_in_backward_is_kept() {
+fn a_failure_in_backward_is_stored() {
     let options = GroupOptions { timeout: std::time::Duration::from_secs(20), ..Default::default() };
     let outcomes = LocalGroup::outcomes(2, &options, |group| {
         let sync = SyncGroup::new(&group)?;

@@ -1,4 +1,4 @@
-//! Every collective on a GPU's tensors, for the types and lengths that take different ways, with answers in closed form.
+//! Every collective on GPU tensors, for types and lengths with different routes, against closed-form answers.
 
 use anyhow::Result;
 use drumline_comm::{ProcessGroup, ReduceOp, Source};
@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::{GPU, join};
 
-/// Nothing, one, an odd number, and more than three pieces of 4 MiB hold.
+/// Zero, one, an odd number, and more than fits into three pieces of 4 MiB.
 const LENGTHS: [i64; 4] = [0, 1, 1023, (4 << 20) + 17];
 
 const KINDS: [Kind; 10] = [
@@ -24,7 +24,7 @@ const KINDS: [Kind; 10] = [
     Kind::Bool,
 ];
 
-/// A rank's number everywhere.
+/// A tensor filled with the rank plus 1.
 fn mine(rank: usize, len: i64, kind: Kind) -> Tensor {
     Tensor::full([len], rank as i64 + 1, (Kind::Float, GPU)).to_kind(kind)
 }
@@ -133,7 +133,7 @@ fn moves(group: &ProcessGroup) -> Result<()> {
     Ok(())
 }
 
-/// Tensors that do not lie in order, lists of tensors, and memory that is given twice.
+/// Tensors that are not contiguous, lists of tensors, and overlapping memory.
 fn forms(group: &ProcessGroup) -> Result<()> {
     let n = group.size();
     let base = mine(group.rank(), 24, Kind::Float).view([4, 6]);
@@ -161,7 +161,7 @@ fn forms(group: &ProcessGroup) -> Result<()> {
     Ok(())
 }
 
-/// Calls with some tensors on the CPU, also where only some ranks have them so: memory of the host never reaches NCCL.
+/// Calls with some tensors on the CPU, also on some ranks only: host memory must never reach NCCL.
 fn mixed(group: &ProcessGroup) -> Result<()> {
     let (me, n) = (group.rank(), group.size());
     let here = |tensor: Tensor| if me % 2 == 0 { tensor.to_device(Device::Cpu) } else { tensor };
@@ -201,7 +201,7 @@ fn mixed(group: &ProcessGroup) -> Result<()> {
     Ok(())
 }
 
-/// Groups of some ranks have ways of their own.
+/// Groups of some ranks have their own routes.
 fn groups(group: &ProcessGroup) -> Result<()> {
     let half = group.split(Some((group.rank() % 2) as u32), 0)?.unwrap();
     let mut x = mine(group.rank(), 1000, Kind::Float);
@@ -237,7 +237,7 @@ ranks_test!(
     three_ranks_by_the_stand_in_for_nccl,
     3,
     {
-        assert_eq!(all_of_it()?.is_recordable(), Ok(()), "they went NCCL's way");
+        assert_eq!(all_of_it()?.is_recordable(), Ok(()), "they use NCCL");
     },
     |ranks| {
         StandIn::new()?.with(&ranks).pass()?;
@@ -246,11 +246,11 @@ ranks_test!(
 
 ranks_test!(what_a_group_says_of_recording, 2, {
     let group = join()?;
-    assert!(group.is_recordable().unwrap_err().contains("no collective on a GPU's tensor yet"));
+    assert!(group.is_recordable().unwrap_err().to_string().contains("no collective on a GPU's tensor yet"));
     group.all_reduce_tensor(&mut mine(0, 3, Kind::Float), ReduceOp::Sum)?;
-    let why = group.is_recordable().unwrap_err();
-    assert!(why.starts_with("ranks 0, 1 share the GPU "), "{why}");
+    let reason = group.is_recordable().unwrap_err().to_string();
+    assert!(reason.starts_with("ranks 0, 1 share the GPU "), "{reason}");
     let me = group.split(Some(group.rank() as u32), 0)?.unwrap();
     me.all_reduce_tensor(&mut mine(0, 3, Kind::Float), ReduceOp::Sum)?;
-    assert_eq!(me.is_recordable(), Ok(()), "alone it goes by NCCL");
+    assert_eq!(me.is_recordable(), Ok(()), "a single rank uses NCCL");
 });

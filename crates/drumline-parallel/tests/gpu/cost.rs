@@ -1,4 +1,4 @@
-//! What reduction costs on a GPU: printed, not judged. Run with `--nocapture`.
+//! Measures the cost of reduction on a GPU, and prints it. Run with `--nocapture`.
 
 use std::time::Instant;
 
@@ -60,7 +60,7 @@ ranks_test!(
                 }
             }
             let [without, with] = best;
-            let way = if is_graphed { "as one graph" } else { "operation by operation" };
+            let way = if is_graphed { "as one graph" } else { "eager" };
             println!(
                 "cost: {way}: {without:.3} ms without a group, {with:.3} ms over NCCL: {:+.2} %",
                 (with / without - 1.0) * 100.0

@@ -1,4 +1,4 @@
-//! What goes wrong on a GPU is told, and nothing hangs.
+//! Errors on a GPU reach every rank, and nothing hangs.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ ranks_test!(
             let began = Instant::now();
             if let Err(error) = ddp.forward(&x).and_then(|output| ddp.backward(&loss(&output, &y))) {
                 assert!(began.elapsed() < Duration::from_secs(5));
-                println!("told: {error}");
+                println!("error: {error}");
                 return Ok(());
             }
         }
@@ -36,8 +36,8 @@ ranks_test!(
     |ranks| {
         let report = ranks.clone().env([("DIES", "1")]).start()?.wait_all(Duration::from_secs(60))?;
         assert_eq!(report.ranks[0].exit, Exit::Code(0));
-        let told = String::from_utf8_lossy(&report.ranks[0].stdout);
-        assert!(told.contains("told: ") && told.contains("rank 1"), "{report:?}");
+        let stdout = String::from_utf8_lossy(&report.ranks[0].stdout);
+        assert!(stdout.contains("error: ") && stdout.contains("rank 1"), "{report:?}");
         let control = ranks.pass()?;
         assert!(
             String::from_utf8_lossy(&control.ranks[0].stdout).contains("trained"),
@@ -69,15 +69,18 @@ ranks_test!(ranks_that_make_different_calls_are_both_named, 2, {
     let mut x = Tensor::ones([100], (Kind::Float, GPU));
     group.all_reduce_tensor(&mut x, ReduceOp::Sum)?; // control: the same call
     let op = if group.rank() == 0 { ReduceOp::Sum } else { ReduceOp::Max };
-    let told = group.all_reduce_tensor(&mut x, op).unwrap_err().to_string();
-    assert!(told.contains("all_reduce(100 f32, sum)") && told.contains("all_reduce(100 f32, max)"), "{told}");
-    assert!(told.contains("faults.rs:"), "the caller's place: {told}");
+    let error = group.all_reduce_tensor(&mut x, op).unwrap_err().to_string();
+    assert!(
+        error.contains("all_reduce(100 f32, sum)") && error.contains("all_reduce(100 f32, max)"),
+        "{error}"
+    );
+    assert!(error.contains("faults.rs:"), "the caller's place: {error}");
 });
 
 ranks_test!(a_root_that_is_not_there_is_refused, 1, timeout = super::BRIEF, {
     let group = join()?;
     let mut x = Tensor::ones([100], (Kind::Float, GPU));
-    let told = group.broadcast_tensor(&mut x, 3).unwrap_err().to_string();
-    assert!(told.contains("root 3 is not in group `world` of 1 ranks"), "{told}");
+    let error = group.broadcast_tensor(&mut x, 3).unwrap_err().to_string();
+    assert!(error.contains("root 3 is not in group `world` of 1 ranks"), "{error}");
     group.all_reduce_tensor(&mut x, ReduceOp::Sum)?;
 });

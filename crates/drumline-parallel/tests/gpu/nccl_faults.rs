@@ -1,7 +1,8 @@
-//! What goes wrong on NCCL's way is told on all ranks, in time, and nothing hangs: with a library that stands in for NCCL, as two ranks share the GPU.
+//! Errors with NCCL reach all ranks in time, and nothing hangs: with a library that stands in for NCCL, as two ranks
+//! share the GPU.
 //!
-//! One program for all tests; what a rank does wrong says the variable `WRONG`, what goes wrong inside of the library `NCCL_STAND_IN_FAULT`. Each
-//! test also runs it with nothing wrong.
+//! All tests run one program. The variable `WRONG` selects what a rank does wrong, `NCCL_STAND_IN_FAULT` what fails
+//! inside the library. Each test also runs it without a fault.
 
 use std::time::{Duration, Instant};
 
@@ -17,13 +18,13 @@ use super::{GPU, join};
 /// How long a call waits for a rank.
 const TIMEOUT: Duration = Duration::from_secs(6);
 
-/// How much later than that an error may come.
+/// How much later than the timeout an error may come.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// How long a group that was given up, and the process, may take to end.
+/// How long a failed group, and the process, may take to end.
 const END: Duration = Duration::from_secs(8);
 
-/// Calls that a rank makes unless it is told of an error.
+/// Calls that a rank makes unless it gets an error.
 const ROUNDS: usize = 60;
 
 fn ones(len: i64) -> Tensor {
@@ -34,22 +35,22 @@ fn ones(len: i64) -> Tensor {
 fn program() -> Result<()> {
     let wrong = std::env::var("WRONG").unwrap_or_default();
     cuda::open()?;
-    // Wakes the GPU, which takes its time, before anyone waits for this rank.
+    // Initialises the GPU, which takes a while, before another rank waits for this one.
     let mut x = ones(1000);
     let group = ProcessGroup::from_env()?;
     group.all_reduce_tensor(&mut x, ReduceOp::Sum)?;
     ensure!(x.double_value(&[0]) == 2.0, "the first call is right");
-    ensure!(group.is_recordable().is_ok(), "it went NCCL's way");
+    ensure!(group.is_recordable().is_ok(), "it uses NCCL");
     if group.rank() == 1 && wrong == "late" {
         std::thread::sleep(TIMEOUT + GRACE);
     }
     let began = Instant::now();
-    match told(&group, &wrong) {
+    match first_error(&group, &wrong) {
         Some((round, error)) => {
-            ensure!(began.elapsed() < TIMEOUT + GRACE, "told only after {:?}: {error}", began.elapsed());
-            println!("told in round {round}: {error}");
+            ensure!(began.elapsed() < TIMEOUT + GRACE, "error only after {:?}: {error}", began.elapsed());
+            println!("error in round {round}: {error}");
         }
-        None => println!("went well"),
+        None => println!("succeeded"),
     }
     let began = Instant::now();
     drop(group);
@@ -58,8 +59,9 @@ fn program() -> Result<()> {
     Ok(())
 }
 
-/// The first error of one of many calls, and the call's number: those on a GPU are only queued, so the error comes with a later one.
-fn told(group: &ProcessGroup, wrong: &str) -> Option<(usize, String)> {
+/// The first error of many calls, and the index of the call. Calls on a GPU are asynchronous, so a later one returns
+/// the error.
+fn first_error(group: &ProcessGroup, wrong: &str) -> Option<(usize, String)> {
     for round in 0..ROUNDS {
         if let Err(error) = call(group, wrong) {
             return Some((round, error.to_string()));
@@ -69,7 +71,7 @@ fn told(group: &ProcessGroup, wrong: &str) -> Option<(usize, String)> {
     None
 }
 
-/// A call, and a wait until the GPU has done it.
+/// Makes a call, and waits for the GPU.
 fn call(group: &ProcessGroup, wrong: &str) -> Result<(), TorchError> {
     let (mut x, is_second) = (ones(1000), group.rank() == 1);
     match wrong {
@@ -90,7 +92,7 @@ fn call(group: &ProcessGroup, wrong: &str) -> Result<(), TorchError> {
         }
         _ => group.all_reduce_tensor(&mut x, ReduceOp::Sum)?,
     }
-    // To memory that is not pinned, which keeps the driver busy until the GPU has come so far.
+    // A copy to memory that is not pinned, which blocks in the driver until the GPU is done.
     match std::env::var_os("COPIES") {
         Some(_) => drop(x.to_device(Device::Cpu)),
         None => _ = x.double_value(&[0]),
@@ -98,7 +100,7 @@ fn call(group: &ProcessGroup, wrong: &str) -> Result<(), TorchError> {
     Ok(())
 }
 
-/// What the ranks print, with these variables; all but those that die must end well, and in time.
+/// What the ranks print with these variables. All ranks but those that die must exit with 0, in time.
 fn printed(ranks: &Ranks, variables: &[(&str, &str)]) -> Result<Vec<String>> {
     let library = StandIn::new()?;
     let timeout = format!("{}s", TIMEOUT.as_secs());
@@ -115,21 +117,21 @@ fn printed(ranks: &Ranks, variables: &[(&str, &str)]) -> Result<Vec<String>> {
     Ok(all)
 }
 
-/// The program with nothing wrong.
+/// The program without a fault.
 fn control(ranks: &Ranks) -> Result<()> {
     for stdout in printed(ranks, &[])? {
-        ensure!(stdout.contains("went well"), "control: {stdout}");
+        ensure!(stdout.contains("succeeded"), "control: {stdout}");
     }
     Ok(())
 }
 
-/// All ranks are told, with all of the words.
-fn all_told(ranks: &Ranks, variables: &[(&str, &str)], words: &[&str]) -> Result<Vec<String>> {
+/// All ranks report an error that contains all words.
+fn all_report(ranks: &Ranks, variables: &[(&str, &str)], words: &[&str]) -> Result<Vec<String>> {
     let all = printed(ranks, variables)?;
     for (rank, stdout) in all.iter().enumerate() {
         for word in words {
             ensure!(
-                stdout.contains("told in round ") && stdout.contains(word),
+                stdout.contains("error in round ") && stdout.contains(word),
                 "rank {rank}: no `{word}` in {all:?}"
             );
         }
@@ -139,13 +141,13 @@ fn all_told(ranks: &Ranks, variables: &[(&str, &str)], words: &[&str]) -> Result
 
 ranks_test!(a_late_rank_is_named_and_what_waits_for_it_on_the_gpu_ends, 2, { program()? }, |ranks| {
     let words = ["all_reduce(1000 f32, sum)", "timed out after 6s", "nccl_faults.rs:", "rank 1"];
-    all_told(&ranks, &[("WRONG", "late")], &words)?;
+    all_report(&ranks, &[("WRONG", "late")], &words)?;
     control(&ranks)?;
 });
 
 ranks_test!(a_rank_that_dies_is_named_and_what_waits_for_it_on_the_gpu_ends, 2, { program()? }, |ranks| {
     let all = printed(&ranks, &[("WRONG", "dies")])?;
-    assert!(all[0].contains("told in round ") && all[0].contains("lost rank 1"), "{all:?}");
+    assert!(all[0].contains("error in round ") && all[0].contains("lost rank 1"), "{all:?}");
     assert_eq!(all[1], "died");
     control(&ranks)?;
 });
@@ -157,47 +159,47 @@ ranks_test!(ranks_that_make_different_calls_on_the_gpu_are_both_named, 2, { prog
         ("call", "broadcast(1000 f32, root 0)"),
     ] {
         let words = ["made different calls", "all_reduce(1000 f32, sum)", of_rank_1, "nccl_faults.rs:"];
-        all_told(&ranks, &[("WRONG", wrong)], &words)?;
+        all_report(&ranks, &[("WRONG", wrong)], &words)?;
     }
     control(&ranks)?;
 });
 
 ranks_test!(parts_that_do_not_fit_are_told_on_the_gpu, 2, { program()? }, |ranks| {
     let words = ["rank 0", "all_to_all(", "it sends 3 elements to this rank, which expects 5"];
-    all_told(&ranks, &[("WRONG", "parts")], &words)?;
+    all_report(&ranks, &[("WRONG", "parts")], &words)?;
     for stdout in printed(&ranks, &[("WRONG", "fitting parts")])? {
-        assert!(stdout.contains("went well"), "control: {stdout}");
+        assert!(stdout.contains("succeeded"), "control: {stdout}");
     }
 });
 
 ranks_test!(an_error_that_nccl_runs_into_is_told_on_all_ranks, 2, { program()? }, |ranks| {
     let words = ["rank 1 called off group `world", "NCCL: remote process exited"];
-    all_told(&ranks, &[("NCCL_STAND_IN_FAULT", "error:1@2")], &words)?;
+    all_report(&ranks, &[("NCCL_STAND_IN_FAULT", "error:1@2")], &words)?;
     control(&ranks)?;
 });
 
 ranks_test!(a_call_that_does_not_end_on_the_gpu_is_told_on_all_ranks, 2, { program()? }, |ranks| {
     let words = ["all_reduce(1000 f32, sum)", "has not ended on the GPU after 6s"];
-    all_told(&ranks, &[("NCCL_STAND_IN_FAULT", "stall:1@2")], &words)?;
-    all_told(&ranks, &[("NCCL_STAND_IN_FAULT", "stall:1@2"), ("COPIES", "1")], &words)?;
+    all_report(&ranks, &[("NCCL_STAND_IN_FAULT", "stall:1@2")], &words)?;
+    all_report(&ranks, &[("NCCL_STAND_IN_FAULT", "stall:1@2"), ("COPIES", "1")], &words)?;
     control(&ranks)?;
 });
 
 ranks_test!(a_call_that_nccl_refuses_is_told_on_all_ranks, 2, { program()? }, |ranks| {
     let words = ["rank 0 called off group `world", "NCCL: internal error"];
-    let all = all_told(&ranks, &[("NCCL_STAND_IN_FAULT", "refuse:0@2")], &words)?;
-    assert!(all[0].contains("told in round 0:"), "the call itself fails: {all:?}");
+    let all = all_report(&ranks, &[("NCCL_STAND_IN_FAULT", "refuse:0@2")], &words)?;
+    assert!(all[0].contains("error in round 0:"), "the call itself fails: {all:?}");
     control(&ranks)?;
 });
 
 ranks_test!(a_call_that_is_called_off_while_it_is_made_fails_itself, 2, { program()? }, |ranks| {
     let variables = [("NCCL_STAND_IN_FAULT", "connect:0@2"), ("WRONG", "calls off")];
-    let all = all_told(&ranks, &variables, &["rank 1 called off group `world", "batch 7 cannot be read"])?;
-    assert!(all[0].contains("told in round 0:"), "{all:?}");
+    let all = all_report(&ranks, &variables, &["rank 1 called off group `world", "batch 7 cannot be read"])?;
+    assert!(all[0].contains("error in round 0:"), "{all:?}");
     control(&ranks)?;
 });
 
-/// Far more than a rank that left may be waited for.
+/// Far longer than a graph waits for a rank that has left.
 const LONG_TIMEOUT: Duration = Duration::from_secs(40);
 
 ranks_test!(
@@ -213,14 +215,18 @@ ranks_test!(
             let began = Instant::now();
             let made = graphed.run(|| group.all_reduce_tensor(&mut x, ReduceOp::Avg)).map(drop);
             if let Err(error) = made.and_then(|()| nccl::settle(GPU)) {
-                ensure!(began.elapsed() < LONG_TIMEOUT / 2, "told only after {:?}: {error}", began.elapsed());
-                println!("told in step {step}: {error}");
-                let told = graphed.run(|| Ok::<_, TorchError>(())).unwrap_err().to_string();
-                ensure!(told == error.to_string(), "and nothing is launched any more: {told}");
+                ensure!(
+                    began.elapsed() < LONG_TIMEOUT / 2,
+                    "error only after {:?}: {error}",
+                    began.elapsed()
+                );
+                println!("error in step {step}: {error}");
+                let text = graphed.run(|| Ok::<_, TorchError>(())).unwrap_err().to_string();
+                ensure!(text == error.to_string(), "and nothing is launched any more: {text}");
                 return Ok(());
             }
         }
-        println!("went well: {}", graphed.is_recorded());
+        println!("succeeded: {}", graphed.is_recorded());
     },
     |ranks| {
         let library = StandIn::new()?;
@@ -228,14 +234,14 @@ ranks_test!(
         let said = |ranks: Ranks| -> Result<String> {
             Ok(String::from_utf8_lossy(&ranks.pass()?.ranks[0].stdout).into_owned())
         };
-        let told = said(ranks.clone().env([("LEAVES", "1")]))?;
+        let text = said(ranks.clone().env([("LEAVES", "1")]))?;
         for words in [
-            "told in step 6: rank 0 called off group `world`: a CUDA graph with 1 collectives (bucket or call 0: all_reduce(1000 f32, avg) at ",
+            "error in step 6: rank 0 called off group `world`: a CUDA graph with 1 collectives (bucket or call 0: all_reduce(1000 f32, avg) at ",
             "nccl_faults.rs",
             ") has not ended on the GPU, and rank 1 has left",
         ] {
-            assert!(told.contains(words), "no `{words}`: {told}");
+            assert!(text.contains(words), "no `{words}`: {text}");
         }
-        assert!(said(ranks)?.contains("went well: true"), "control");
+        assert!(said(ranks)?.contains("succeeded: true"), "control");
     }
 );

@@ -14,7 +14,7 @@ use super::{GPU, join};
 const STEPS: i64 = 4;
 const BATCH: i64 = 24;
 
-/// Parameters by formula.
+/// Sets parameters by a formula.
 fn fill(vs: &VarStore) {
     for (place, named) in parameters(vs).iter().enumerate() {
         let numel = named.tensor.numel() as i64;

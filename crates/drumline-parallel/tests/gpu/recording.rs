@@ -1,4 +1,4 @@
-//! A whole step with reduction over NCCL as one CUDA graph, against the same steps one operation after the other.
+//! A whole step with reduction over NCCL as one CUDA graph, against the same steps in eager mode.
 
 use anyhow::Result;
 use drumline_comm::ReduceOp;
@@ -14,7 +14,7 @@ use super::{GPU, join};
 
 const STEPS: i64 = 12;
 
-/// Losses of all steps, as one graph from the fourth on or one operation after the other.
+/// Losses of all steps, as one graph from the fourth on or in eager mode.
 fn losses(is_graphed: bool) -> Result<Vec<f64>> {
     let group = join()?;
     let vs = VarStore::new(GPU);
@@ -26,7 +26,7 @@ fn losses(is_graphed: bool) -> Result<Vec<f64>> {
     let (x, y) = samples(0..16);
     let (mut x, mut y) = (x.to_device(GPU), y.to_device(GPU));
     let mut graphed = GraphedStep::new(0)?;
-    let mut told = Vec::new();
+    let mut found = Vec::new();
     for step in 0..STEPS {
         let (next_x, next_y) = samples(step * 16..step * 16 + 16);
         x.copy_(&next_x);
@@ -42,10 +42,10 @@ fn losses(is_graphed: bool) -> Result<Vec<f64>> {
             true => graphed.run(make)?.double_value(&[]),
             false => make()?.double_value(&[]),
         };
-        told.push(loss);
+        found.push(loss);
     }
     assert_eq!(graphed.is_recorded(), is_graphed);
-    Ok(told)
+    Ok(found)
 }
 
 ranks_test!(a_recorded_step_has_the_losses_of_one_that_is_not, 1, timeout = super::BRIEF, {
@@ -82,8 +82,8 @@ ranks_test!(what_goes_through_the_host_is_refused_in_a_recording, 2, {
         Ok::<_, TorchError>(())
     });
     drop(scope);
-    let told = refused.unwrap_err().to_string();
-    assert!(told.contains("share the GPU") && told.contains("cannot be recorded"), "{told}");
+    let error = refused.unwrap_err().to_string();
+    assert!(error.contains("share the GPU") && error.contains("cannot be recorded"), "{error}");
     group.all_reduce_tensor(&mut x, ReduceOp::Sum)?;
     assert_eq!(x.double_value(&[0]), 4.0, "and works as before");
 });

@@ -1,4 +1,4 @@
-//! Averaged parameters: after which steps, over which ranks, and as a whole training with post-local SGD.
+//! Averaging of parameters: after which steps and over which ranks, and a training with post-local SGD.
 
 use anyhow::Result;
 use drumline_comm::{LocalGroup, ProcessGroup};
@@ -27,7 +27,7 @@ fn filled(value: f64) -> Vec<Named> {
     tensors.into_iter().enumerate().map(named).collect()
 }
 
-/// What all parameters are equal to.
+/// The value of all elements of all parameters, which must be equal.
 fn value(parameters: &[Named]) -> f64 {
     let of = |named: &Named| (named.tensor.min().double_value(&[]), named.tensor.max().double_value(&[]));
     let first = of(&parameters[0]).0;
@@ -53,7 +53,7 @@ ranks_test!(periodic_model_averager, 4, {
         assert_eq!(value(&params), if is_due { 1.5 } else { rank });
     }
     let error = PeriodicAverager::new(&group, Vec::new(), 0).unwrap_err().to_string();
-    assert!(error.contains("every 0 steps"), "{error}");
+    assert!(error.contains("the averaging period is 0"), "{error}");
 });
 
 ranks_test!(periodic_model_averager_step_reload, 2, {
@@ -116,7 +116,7 @@ fn three_level_hierarchical_model_averager() {
 const STEPS: i64 = 9;
 const START: i64 = 3;
 
-/// One process that plays both pairs of ranks: the mean gradient of all until `START`, then each pair its own way.
+/// One process that simulates both pairs of ranks: the mean gradient of all until `START`, then that of each pair.
 fn two_pairs(is_due: impl Fn(i64) -> bool) -> Result<Vec<Vec<Tensor>>> {
     let stores = [VarStore::new(Device::Cpu), VarStore::new(Device::Cpu)];
     let nets = [Net::new(&stores[0], 0), Net::new(&stores[1], 0)];
@@ -157,7 +157,8 @@ ranks_test!(post_local_sgd_parity, 4, {
 ranks_test!(post_local_sgd_parity_with_hierarchical_averager, 4, {
     let group = ProcessGroup::from_env()?;
     let vs = VarStore::new(Device::Cpu);
-    // Nobody shares gradients after the start: pairs average after each step instead, which is the same for plain descent.
+    // Gradients are not reduced after the start. Pairs average after each step instead, which is the same for plain
+    // descent.
     let ddp = replica_with(&group, &vs, PostLocalSgd::alone(START as u64))?;
     let levels = [AveragingLevel { period: 1, group_size: 2 }, AveragingLevel { period: 4, group_size: 4 }];
     let mut averager =

@@ -71,7 +71,7 @@ fn every_byte_between_devices_is_counted() {
 }
 
 #[test]
-fn the_first_devices_buffers_are_kept() {
+fn the_buffers_of_the_first_device_are_used() {
     let mut model = DataParallel::new(&[Device::Cpu; 2], net).unwrap();
     let (x, _) = samples(0..8);
     let _ = model.forward_t(&x, true).unwrap();
@@ -93,5 +93,5 @@ fn misuse_is_an_error() {
     let wrong = Tensor::ones([4, 5], (Kind::Float, Device::Cpu));
     assert!(model.forward_t(&wrong, true).unwrap_err().to_string().contains("a replica panicked"));
     let (x, _) = samples(0..4);
-    assert!(model.forward_t(&x, true).is_ok(), "control: the model is as good as before");
+    assert!(model.forward_t(&x, true).is_ok(), "control: the model can still be used");
 }

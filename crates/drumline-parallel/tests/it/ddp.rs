@@ -1,4 +1,4 @@
-//! Ddp gives each rank the gradients that one process would have had on all ranks' batches.
+//! With Ddp each rank has the gradients that one process has with all ranks' batches.
 
 use anyhow::Result;
 use drumline_comm::{ProcessGroup, ReduceOp};
@@ -13,7 +13,7 @@ use super::net::{Net, alone, assert_close, descend, loss, replica, samples, valu
 const STEPS: i64 = 5;
 const BATCH: i64 = 24;
 
-/// The rank's part of a step's batch.
+/// This rank's part of a step's batch.
 fn part(group: &ProcessGroup, step: i64) -> (Tensor, Tensor) {
     let (rank, each) = (group.rank() as i64, BATCH / group.size() as i64);
     let start = step * BATCH + rank * each;
@@ -34,7 +34,7 @@ fn train_equals_one_process() -> Result<()> {
     same_on_all_ranks(&group, &values(&parameters(&vs)))
 }
 
-/// Bit for bit.
+/// Compares bit for bit.
 fn same_on_all_ranks(group: &ProcessGroup, tensors: &[Tensor]) -> Result<()> {
     for tensor in tensors {
         let mine: Vec<f32> = tensor.flatten(0, -1).try_into()?;
@@ -88,7 +88,7 @@ ranks_test!(gradients_that_were_not_zeroed_add_up, 2, {
     let vs = VarStore::new(Device::Cpu);
     let ddp = replica(&group, &vs)?;
     let params = parameters(&vs);
-    // Across the step in which the buckets get their order.
+    // Includes the step in which the order of buckets changes.
     for step in 0..3 {
         let (x, y) = part(&group, step);
         ddp.backward(&loss(&ddp.forward(&x)?, &y))?;
@@ -99,7 +99,7 @@ ranks_test!(gradients_that_were_not_zeroed_add_up, 2, {
         let (x, y) = samples(step * BATCH..(step + 1) * BATCH);
         loss(&net.forward(&x), &y).backward();
     }
-    // `extra` is used by nobody and has no gradient.
+    // No rank uses `extra`, so it has no gradient.
     for (ours, theirs) in params.iter().zip(parameters(&lone)).take(4) {
         assert_close(&[ours.tensor.grad()], &[theirs.tensor.grad()], 1e-6);
     }
@@ -225,7 +225,7 @@ ranks_test!(halves_and_floats_in_one_model, 2, {
     half.set_data(&b.to_kind(Kind::BFloat16));
     let ddp = Ddp::new((), &vs, &group, DdpOptions::default())?;
     let factor = group.rank() as f64 + 1.0;
-    // From the second on the order of the first is used, in which `a` comes before `b` or after it.
+    // From the second step on the order of the first is used, in which `a` may come before or after `b`.
     for _ in 0..3 {
         parameters(&vs).iter().try_for_each(|named| set_grad(&named.tensor, None))?;
         let (of_a, of_b) =
@@ -249,7 +249,7 @@ ranks_test!(a_step_that_was_begun_shares_its_buffers_once, 2, {
     for (buffers_of, expected) in [(1, 2.0), (0, 1.0)] {
         set();
         ddp.begin_step(buffers_of)?;
-        // Rank 1 has more batches than rank 0, which would not answer another broadcast.
+        // Rank 1 has more batches than rank 0, which would not join another broadcast.
         for _ in 0..group.rank() * 2 {
             let output = ddp.forward_with(|net| net.forward(&x))?;
             ddp.no_sync(|| ddp.backward(&loss(&output, &y)))?;
@@ -261,7 +261,7 @@ ranks_test!(a_step_that_was_begun_shares_its_buffers_once, 2, {
         }
         assert_eq!(counter.double_value(&[0]), expected);
     }
-    // Without it rank 0's, again.
+    // Without it the buffers of rank 0 are used again.
     set();
     backward()?;
     assert_eq!(counter.double_value(&[0]), 1.0);

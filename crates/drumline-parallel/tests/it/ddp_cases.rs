@@ -1,4 +1,4 @@
-//! Cases that PyTorch's own tests of DistributedDataParallel have (`docs/ddp-cases.md`) and that nothing else here shows.
+//! Cases of PyTorch's own tests of DistributedDataParallel (`docs/ddp-cases.md`) that no other test here covers.
 
 use anyhow::Result;
 use drumline_comm::{ProcessGroup, ReduceOp};
@@ -10,7 +10,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::net::{Net, assert_close, descend, loss, replica, samples};
 
-/// Eight samples of this rank alone.
+/// Eight samples that only this rank has.
 fn own(group: &ProcessGroup) -> (Tensor, Tensor) {
     let start = group.rank() as i64 * 100;
     samples(start..start + 8)
@@ -49,7 +49,7 @@ ranks_test!(outputs_that_the_loss_does_not_use, 2, {
     let ddp = replica(&group, &vs)?;
     let params = parameters(&vs);
     let (x, y) = own(&group);
-    // Two outputs of parameters, and a third that has nothing to do with any; the loss uses now one, now both.
+    // Two outputs depend on parameters, a third does not; the loss uses one or both, in turns.
     for step in 0..4 {
         let output = ddp.forward(&x)?;
         let more = ddp.module().extra.forward(&output);
@@ -72,7 +72,7 @@ ranks_test!(a_shared_weight_beside_unused_ones, 2, {
     let vs = VarStore::new(Device::Cpu);
     let ddp = replica(&group, &vs)?;
     let (x, y) = own(&group);
-    // `extra` lies behind itself; on rank 1 it is not used at all.
+    // `extra` is applied twice; rank 1 does not use it.
     let shared = |net: &Net, is_used: bool| {
         let output = net.forward(&x);
         let output = if is_used { net.extra.forward(&net.extra.forward(&output)) } else { output };
@@ -95,7 +95,7 @@ ranks_test!(a_loss_with_gradients_inside, 2, {
     let vs = VarStore::new(Device::Cpu);
     let ddp = replica(&group, &vs)?;
     let (x, y) = own(&group);
-    // The steepness of the output is part of the loss.
+    // The gradient of the output is part of the loss.
     let steep = |forward: &dyn Fn(&Tensor) -> Tensor| {
         let x = x.copy().set_requires_grad(true);
         let output = forward(&x);
@@ -235,7 +235,7 @@ ranks_test!(after_a_replica_is_gone_another_group_may_have_one, 3, {
         assert_close(&gradients(&vs), &mean(&group)?, 1e-6);
     }
     drop(ddp);
-    // A plain backward is this rank's alone: the hooks are gone.
+    // A plain backward is not reduced: the hooks were removed.
     parameters(&vs).iter().try_for_each(|named| set_grad(&named.tensor, None))?;
     loss(&net.forward(&x), &y).backward();
     let lone = VarStore::new(Device::Cpu);

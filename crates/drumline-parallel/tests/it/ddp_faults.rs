@@ -1,4 +1,4 @@
-//! What goes wrong is told on every rank, and nothing hangs.
+//! Errors reach every rank, and nothing hangs.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ ranks_test!(another_model_on_one_rank_is_told_on_all, 3, {
     let error = Ddp::new(model, &vs, &group, DdpOptions::default()).unwrap_err().to_string();
     assert!(error.starts_with("rank 2 has another model than rank 0: its `fc."), "{error}");
     assert!(error.contains("[100, 4]") && error.contains("on rank 0 Float of [10, 4]"), "{error}");
-    group.barrier()?; // the group itself is as good as before
+    group.barrier()?; // the group can still be used
 });
 
 ranks_test!(
@@ -44,7 +44,7 @@ ranks_test!(
                     assert!(began.elapsed() < Duration::from_secs(5));
                     assert!(error.is_recoverable());
                     let again = ddp.backward(&loss(&ddp.module().forward(&x), &y)).unwrap_err().to_string();
-                    println!("told: {error}; again: {again}");
+                    println!("error: {error}; again: {again}");
                     return Ok(());
                 }
             }
@@ -54,8 +54,8 @@ ranks_test!(
     |ranks| {
         let report = ranks.clone().env([("DIES", "1")]).start()?.wait_all(Duration::from_secs(60))?;
         assert_eq!(report.ranks[0].exit, Exit::Code(0));
-        let told = String::from_utf8_lossy(&report.ranks[0].stdout);
-        assert!(told.contains("told: ") && told.contains("rank 1"), "{report:?}");
+        let stdout = String::from_utf8_lossy(&report.ranks[0].stdout);
+        assert!(stdout.contains("error: ") && stdout.contains("rank 1"), "{report:?}");
         let control = ranks.pass()?;
         assert!(
             String::from_utf8_lossy(&control.ranks[0].stdout).contains("trained"),
@@ -70,10 +70,10 @@ ranks_test!(an_error_in_one_ranks_backward_ends_the_others_step, 2, {
     let ddp = replica(&group, &vs)?;
     let (x, y) = samples(0..8);
     if group.rank() == 1 {
-        // Backward of something that was computed without gradients.
+        // Backward of a tensor without autograd history.
         let error = ddp.backward(&Tensor::ones([], (Kind::Float, Device::Cpu))).unwrap_err();
         assert!(matches!(error, ParallelError::Torch(_)), "{error}");
-        // It is still there, and the other does not wait for it.
+        // This process still runs, and the other rank does not wait for it.
         std::thread::sleep(Duration::from_secs(6));
         return Ok(());
     }
@@ -90,7 +90,7 @@ ranks_test!(
         let group = ProcessGroup::from_env()?;
         let (sync, vs) = (SyncGroup::new(&group)?, VarStore::new(Device::Cpu));
         let net = normed(&vs, &sync);
-        // Buffers would tell of the loss first.
+        // A broadcast of buffers would find the lost rank first.
         let options =
             DdpOptions { sync_group: Some(sync), broadcast_buffers: false, ..DdpOptions::default() };
         let ddp = Ddp::new(net, &vs, &group, options)?;
@@ -104,7 +104,7 @@ ranks_test!(
                 Ok(output) => ddp.backward(&loss(&output, &y))?,
                 Err(error) => {
                     assert!(began.elapsed() < Duration::from_secs(5) && error.is_recoverable(), "{error}");
-                    println!("told: {error}");
+                    println!("error: {error}");
                     return Ok(());
                 }
             }
@@ -115,7 +115,7 @@ ranks_test!(
         let report = ranks.clone().env([("DIES", "1")]).start()?.wait_all(Duration::from_secs(60))?;
         let [stdout, stderr] =
             [&report.ranks[0].stdout, &report.ranks[0].stderr].map(|bytes| String::from_utf8_lossy(bytes));
-        assert!(stdout.contains("told: ") && stdout.contains("rank 1"), "{report:?}");
+        assert!(stdout.contains("error: ") && stdout.contains("rank 1"), "{report:?}");
         assert!(!stderr.contains("panicked"), "{stderr}");
         let control = ranks.pass()?;
         assert!(String::from_utf8_lossy(&control.ranks[0].stdout).contains("trained"));
@@ -156,7 +156,7 @@ ranks_test!(a_model_that_is_given_up_is_so_for_who_is_in_its_norms, 2, {
     if group.rank() == 1 {
         std::thread::sleep(Duration::from_millis(300));
         ddp.abort("batch 7 cannot be read");
-        // It is still there, and the other does not wait for it.
+        // This process still runs, and the other rank does not wait for it.
         std::thread::sleep(Duration::from_secs(6));
         return Ok(());
     }
@@ -166,7 +166,7 @@ ranks_test!(a_model_that_is_given_up_is_so_for_who_is_in_its_norms, 2, {
     assert!(error.to_string().contains("batch 7 cannot be read"), "{error}");
 });
 
-/// A layer that is computed again in backward, with a backward of its own: PyTorch's `checkpoint(…, use_reentrant=True)`.
+/// A layer that is recomputed in backward, with its own backward: PyTorch's `checkpoint(…, use_reentrant=True)`.
 fn checkpointed(layer: &Linear, input: &Tensor) -> anyhow::Result<Tensor> {
     let input = input.detach().set_requires_grad(true);
     let (weight, bias) = (layer.ws.shallow_clone(), layer.bs.as_ref().map(Tensor::shallow_clone));
@@ -188,7 +188,7 @@ fn checkpointed(layer: &Linear, input: &Tensor) -> anyhow::Result<Tensor> {
     Ok(outputs.into_iter().next().expect("there is one output"))
 }
 
-/// A layer with so many checkpointed uses on rank 1, and one plain use on rank 0.
+/// A layer with `times` checkpointed uses on rank 1, and one plain use on rank 0.
 fn ready_times(times: i64) -> anyhow::Result<Result<(), ParallelError>> {
     let group = ProcessGroup::from_env()?;
     let vs = VarStore::new(Device::Cpu);
@@ -205,7 +205,7 @@ fn ready_times(times: i64) -> anyhow::Result<Result<(), ParallelError>> {
     };
     let outcome = ddp.backward(&output.sum(Kind::Float));
     if group.rank() == 1 && outcome.is_err() {
-        // It is still there, and the other does not wait for it.
+        // This process still runs, and the other rank does not wait for it.
         std::thread::sleep(Duration::from_secs(2));
     }
     Ok(outcome)
@@ -236,7 +236,7 @@ ranks_test!(a_weight_that_is_used_twice_in_a_forward_is_ready_once, 2, {
     }
 });
 
-/// What this process waits in, of those calls that were seen while `body` ran.
+/// The calls in which this process waited while `body` ran.
 fn seen_in<T>(group: &ProcessGroup, body: impl FnOnce() -> T) -> (T, Vec<String>) {
     let is_done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! Reduction in the optimizer's step, against one process that has all samples.
+//! Reduction in the optimizer's step, against one process with all samples.
 
 use anyhow::Result;
 use drumline_comm::ProcessGroup;
@@ -20,7 +20,8 @@ const OPTIONS: SgdOptions = SgdOptions {
 };
 const STEPS: i64 = 4;
 
-/// The micro-batches of a rank in a step: another number on each, of uneven sizes; none for the last rank in step 2.
+/// The micro-batches of a rank in a step: their number and sizes differ between ranks; the last rank has none in step
+/// 2.
 fn micro_batches(rank: usize, world: usize, step: i64) -> Vec<(Tensor, Tensor)> {
     if rank + 1 == world && step == 2 && world > 1 {
         return Vec::new();
@@ -92,8 +93,8 @@ ranks_test!(no_samples_anywhere_is_an_error_on_all, 2, {
     let _net = Net::new(&vs, 0);
     let mut optimizer = DistributedOptimizer::new(Sgd::new(parameters(&vs), OPTIONS)?, &group)?;
     let error = optimizer.step(Divide::Count(0.0)).unwrap_err().to_string();
-    assert!(error.contains("cannot be divided by 0 samples"), "{error}");
-    optimizer.step(Divide::Ranks)?; // control: the group is as good as before
+    assert!(error.contains("the count of all ranks is 0; expected a positive number"), "{error}");
+    optimizer.step(Divide::Ranks)?; // control: the group can still be used
 });
 
 ranks_test!(the_state_of_one_rank_becomes_everybodys, 2, {

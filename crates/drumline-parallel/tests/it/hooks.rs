@@ -1,4 +1,4 @@
-//! Hooks in a training: as good as the plain mean where they promise it, close where they do not, and errors that reach all ranks.
+//! Communication hooks in a training: exact or close to the mean, as each promises, and errors that reach all ranks.
 
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ pub(crate) fn part(group: &ProcessGroup, step: i64) -> (Tensor, Tensor) {
     samples(start..start + each)
 }
 
-/// Low-rank gradients that are exact, as the rank is full.
+/// PowerSGD that is exact, because the rank is full.
 fn full_rank() -> Result<PowerSgd> {
     let options = PowerSgdOptions {
         matrix_approximation_rank: 12,
@@ -48,7 +48,7 @@ fn full_rank() -> Result<PowerSgd> {
     Ok(PowerSgd::new(options)?)
 }
 
-/// Trains with the hook, and in one process; the ranks end with the same bits.
+/// Trains with the hook, and in one process. All ranks must end with the same bits.
 fn parity(group: &ProcessGroup, hook: impl CommHook + 'static, tolerance: f64) -> Result<()> {
     let vs = VarStore::new(Device::Cpu);
     let ddp = replica_with(group, &vs, hook)?;
@@ -64,7 +64,7 @@ fn parity(group: &ProcessGroup, hook: impl CommHook + 'static, tolerance: f64) -
     Ok(())
 }
 
-/// The different contents that ranks have.
+/// The distinct contents of a tensor over all ranks.
 pub(crate) fn all_ranks(group: &ProcessGroup, tensor: &Tensor) -> Result<Vec<Vec<u32>>> {
     let mine: Vec<f32> = tensor.detach().flatten(0, -1).try_into()?;
     let mut all = vec![0f32; mine.len() * group.size()];
@@ -181,7 +181,10 @@ impl CommHook for Failing {
     fn reduce(&mut self, bucket: &GradBucket, group: &ProcessGroup) -> Result<(), TorchError> {
         self.calls += 1;
         if self.fails && self.calls == 4 {
-            return Err(TorchError::Unfit("no more room for this bucket".into()));
+            return Err(TorchError::Custom {
+                operation: "this hook failed",
+                cause: "no more room for this bucket".into(),
+            });
         }
         bucket.all_reduce(group, ReduceOp::Avg)
     }
@@ -200,7 +203,7 @@ ranks_test!(
             let began = Instant::now();
             let train = || -> Result<()> { Ok(ddp.backward(&loss(&ddp.forward(&x)?, &y))?) };
             if let Err(error) = train() {
-                println!("told in {} s: {error}", began.elapsed().as_secs());
+                println!("error after {} s: {error}", began.elapsed().as_secs());
                 return Ok(());
             }
         }
@@ -211,7 +214,7 @@ ranks_test!(
         for (rank, report) in report.ranks.iter().enumerate() {
             assert_eq!(report.exit, Exit::Code(0), "{report:?}");
             let said = String::from_utf8_lossy(&report.stdout).into_owned();
-            let seconds = said.split("told in ").nth(1).and_then(|rest| rest.split(' ').next());
+            let seconds = said.split("error after ").nth(1).and_then(|rest| rest.split(' ').next());
             assert!(seconds.is_some_and(|s| s.parse::<u64>().is_ok_and(|s| s < 5)), "{said}");
             let cause = if rank == 1 { "no more room for this bucket" } else { "rank 1" };
             assert!(said.contains(cause), "{said}");

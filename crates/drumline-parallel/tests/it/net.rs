@@ -7,7 +7,7 @@ use drumline_torch::{Named, parameters, set_grad};
 use tch::nn::{Linear, Module, VarStore, linear};
 use tch::{Device, Kind, Tensor};
 
-/// Two layers, and a third for those who want to use it.
+/// Two layers, and an optional third layer.
 #[derive(Debug)]
 pub(crate) struct Net {
     first: Linear,
@@ -55,7 +55,7 @@ pub(crate) fn loss(output: &Tensor, target: &Tensor) -> Tensor {
     output.mse_loss(target, tch::Reduction::Mean)
 }
 
-/// One step of plain gradient descent; gradients are gone afterwards.
+/// One step of plain gradient descent; afterwards gradients are undefined.
 pub(crate) fn descend(params: &[Named]) -> Result<()> {
     for Named { tensor, .. } in params {
         let grad = tensor.grad();
@@ -81,9 +81,9 @@ pub(crate) fn alone(steps: i64, batch: impl Fn(i64) -> (Tensor, Tensor)) -> Resu
 
 /// A replica on this rank.
 pub(crate) fn replica(group: &ProcessGroup, vs: &VarStore) -> Result<Ddp<Net>> {
-    // All but rank 0 begin with other parameters, and shall get rank 0's.
+    // Other ranks begin with other parameters, and must get those of rank 0.
     let net = Net::new(vs, group.rank() as i64 * 10);
-    // A bucket for about every parameter, so that there is something to order.
+    // About one bucket per parameter, so that their order matters.
     let options = DdpOptions { bucket_cap: 200, first_bucket: 64, ..DdpOptions::default() };
     Ok(Ddp::new(net, vs, group, options)?)
 }

@@ -1,11 +1,11 @@
-//! Who observes a step hears of each bucket once, in order, and of the wait at the end; gradients are the same without.
+//! An observer is called once for each bucket, in order, and for the wait at the end. It does not change gradients.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use anyhow::Result;
 use drumline_comm::ProcessGroup;
-use drumline_parallel::{Ddp, DdpObserver, DdpOptions, ReducedBucket};
+use drumline_parallel::{Ddp, DdpOptions, ReducedBucket, ReductionObserver};
 use drumline_torch::parameters;
 use rank_test::ranks_test;
 use tch::Device;
@@ -19,7 +19,7 @@ struct Heard {
     waits: Mutex<Vec<(Instant, Instant)>>,
 }
 
-impl DdpObserver for Heard {
+impl ReductionObserver for Heard {
     fn bucket_reduced(&self, bucket: ReducedBucket) {
         self.buckets.lock().unwrap().push(bucket);
     }
@@ -30,7 +30,7 @@ impl DdpObserver for Heard {
 }
 
 /// Three steps; the parameters afterwards.
-fn train(group: &ProcessGroup, observer: Option<Arc<dyn DdpObserver>>) -> Result<Vec<tch::Tensor>> {
+fn train(group: &ProcessGroup, observer: Option<Arc<dyn ReductionObserver>>) -> Result<Vec<tch::Tensor>> {
     let vs = VarStore::new(Device::Cpu);
     let options = DdpOptions { bucket_cap: 200, first_bucket: 64, observer, ..DdpOptions::default() };
     let ddp = Ddp::new(Net::new(&vs, 0), &vs, group, options)?;

@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 use super::hooks::{all_ranks, part, replica_with};
 use super::net::{Net, assert_close, descend, loss, samples};
 
-/// From the third step on; every matrix is compressed that becomes smaller at all.
+/// Compression from the third step on, of every matrix that becomes smaller.
 const SOON: PowerSgdOptions = PowerSgdOptions {
     matrix_approximation_rank: 1,
     start_power_sgd_iter: 2,
@@ -114,7 +114,7 @@ ranks_test!(what_is_lost_comes_later_with_error_feedback, 2, {
     let group = ProcessGroup::from_env()?;
     let bucket = bucket(&group)?;
     // One gradient, then zeros: g = approximation + error in each step, so all steps together give the gradient.
-    let told = |options: PowerSgdOptions| -> Result<f64> {
+    let missing_share = |options: PowerSgdOptions| -> Result<f64> {
         let mut hook = PowerSgd::new(options)?;
         let mut sum = Tensor::zeros([6, 20], (Kind::Float, Device::Cpu));
         for step in 0..60 {
@@ -128,9 +128,9 @@ ranks_test!(what_is_lost_comes_later_with_error_feedback, 2, {
         let whole = mean(0, 2, 0);
         Ok(f64::try_from((&sum - &whole).norm() / whole.norm())?)
     };
-    let missing = told(SOON)?;
-    assert!(missing < 0.01, "{missing} of it never arrived");
-    let control = told(PowerSgdOptions { use_error_feedback: false, ..SOON })?;
+    let missing = missing_share(SOON)?;
+    assert!(missing < 0.01, "{missing} of the gradient is missing");
+    let control = missing_share(PowerSgdOptions { use_error_feedback: false, ..SOON })?;
     assert!(control > 0.3, "control: without feedback it is lost, {control}");
 });
 

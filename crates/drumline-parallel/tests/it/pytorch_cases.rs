@@ -1,5 +1,5 @@
-//! Uneven inputs, unused parameters, accumulation and gradients that are not zeroed: what PyTorch's DistributedDataParallel makes
-//! of them (`bench/oracle/ddp_cases.py`), we make, to 1e-6.
+//! Uneven inputs, unused parameters, accumulation and gradients that are not zeroed: results equal those of PyTorch's
+//! DistributedDataParallel (`bench/oracle/ddp_cases.py`) to 1e-6.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use super::net::loss;
 const BATCH: i64 = 4;
 const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 
-/// Two layers with a norm between them, and a third for those who ask for it.
+/// Two layers with a norm between them, and an optional third layer.
 #[derive(Debug)]
 struct Net {
     first: Linear,
@@ -155,7 +155,7 @@ ranks_test!(uneven_inputs_divided_among_ranks_with_data, 3, {
 ranks_test!(uneven_inputs_of_two_ranks, 2, {
     uneven("uneven_first_rank_is_last", &[5, 3], Share::AllRanks)?;
     uneven("uneven_first_rank_has_nothing", &[0, 3], Share::RanksWithData)?;
-    // The buffers that count are the last rank's, as long as it has data: in PyTorch, too.
+    // The buffers are the last rank's, as long as it has data, as in PyTorch.
     uneven("even_in_join", &[3, 3], Share::AllRanks)?
 });
 
@@ -169,7 +169,7 @@ ranks_test!(control_flow_that_differs_by_rank_and_step, 2, {
     training.assert_is_pytorchs("control_flow_that_differs")?
 });
 
-/// The extra layer, if at all, is used by rank 1 in the first micro-batch, which is not the one that reduces.
+/// With `with_extra` rank 1 uses the extra layer in the first micro-batch, which is not reduced.
 fn accumulation(case: &str, micro_batches: i64, with_extra: bool) -> Result<()> {
     let mut training = Training::new()?;
     let has_extra = |micro| with_extra && training.group.rank() == 1 && micro == 0;

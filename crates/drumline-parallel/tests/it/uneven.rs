@@ -16,7 +16,7 @@ fn batches(rank: usize) -> Vec<(Tensor, Tensor)> {
     (0..=rank as i64).map(|index| samples(start(index)..start(index) + 4)).collect()
 }
 
-/// The same in one process: the gradients of those who have a batch, added and divided by `divisor(how many)`.
+/// The same in one process: the sum of the gradients of ranks with a batch, divided by `divisor(their number)`.
 fn alone(world: usize, divisor: impl Fn(usize) -> usize) -> Result<Vec<Tensor>> {
     let vs = VarStore::new(Device::Cpu);
     let net = Net::new(&vs, 0);
@@ -45,7 +45,7 @@ fn train(share: Share, reference: impl Fn(usize) -> Result<Vec<Tensor>>) -> Resu
     }
     assert_eq!(turns, group.size());
     assert_close(&values(&parameters(&vs)), &reference(group.size())?, 1e-6);
-    // An even epoch afterwards is as always.
+    // An even epoch afterwards works as usual.
     let (x, y) = samples(0..4);
     Ok(ddp.backward(&loss(&ddp.forward(&x)?, &y))?)
 }
@@ -87,7 +87,7 @@ pub(crate) fn normed(vs: &VarStore, sync: &SyncGroup) -> impl ModuleT + use<> {
     seq_t().add(a).add(norm).add_fn(|x| x.tanh()).add(b)
 }
 
-/// An epoch with norms over all ranks, each batch in so many parts; all ranks must end with the same model.
+/// An epoch with synchronised norms and `micro_batches` per batch. All ranks must end with the same model.
 fn with_norms(micro_batches: i64) -> Result<()> {
     let group = ProcessGroup::from_env()?;
     let sync = SyncGroup::new(&group)?;

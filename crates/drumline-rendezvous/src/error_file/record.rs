@@ -1,7 +1,7 @@
-//! The worker's side: a Rust program leaves its error, or its panic, where the launcher looks for it.
+//! The worker's side: a Rust program writes its error or panic into the error file.
 //!
-//! The file is written beside its place and then moved there, so that a reader finds all of it or nothing. A later
-//! failure replaces an earlier one, as in Python.
+//! The file is written beside its path and then renamed, so that a reader finds all of it or nothing. A later failure
+//! replaces an earlier one, as in Python.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::error::Error;
@@ -13,13 +13,15 @@ use std::sync::Once;
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use drumline_files::{Durability, replace};
+
 use super::ErrorFile;
 use crate::worker_env;
 
-/// Longer texts are cut, so that the file stays well under what its readers take.
+/// Longer texts are cut, so that the file stays well below its readers' limit.
 const LONGEST_TEXT: usize = 200 << 10;
 
-/// Writes `error` and its causes to the launcher's error file. Does nothing where no launcher asked for one.
+/// Writes `error` and its causes to the launcher's error file. Does nothing without a launcher.
 ///
 /// ```no_run
 /// fn train() -> Result<(), std::io::Error> {
@@ -37,14 +39,14 @@ pub fn record_error(error: &(dyn Error + 'static)) -> io::Result<()> {
     record(&error.to_string(), &format!("{error}{listed}"))
 }
 
-/// From now on each panic is also written to the launcher's error file, with its backtrace where `RUST_BACKTRACE`
-/// asks for one. The hook that was there before runs as well. Calling it again changes nothing.
+/// From now on, each panic is also written to the launcher's error file, with its backtrace if `RUST_BACKTRACE`
+/// requests one. The previous hook runs as well. Calling this again changes nothing.
 pub fn install_panic_file() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            // A panic is told on stderr in any case; a file that cannot be written must not add a second one.
+            // A panic is printed on stderr in any case; a file that cannot be written must not cause a second one.
             let _ = record_panic(info);
             before(info);
         }));
@@ -69,18 +71,16 @@ fn record(message: &str, callstack: &str) -> io::Result<()> {
         return Ok(());
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let (message, callstack) = (cut(message).to_string(), Some(cut(callstack).to_string()));
+    let message = cut(message).to_string();
+    let callstack = Some(cut(callstack).to_string());
     write(path, &ErrorFile { message, callstack, timestamp: Some(now) })
 }
 
 fn write(path: OsString, error: &ErrorFile) -> io::Result<()> {
-    let mut beside = path.clone();
-    beside.push(format!(".{}", std::process::id()));
     if let Some(folder) = Path::new(&path).parent() {
         std::fs::create_dir_all(folder)?;
     }
-    std::fs::write(&beside, error.to_json())?;
-    std::fs::rename(&beside, path)
+    replace(path, error.to_json(), Durability::Process)
 }
 
 fn cut(text: &str) -> &str {

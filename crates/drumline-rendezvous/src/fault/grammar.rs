@@ -1,4 +1,4 @@
-//! How faults are written and read. Pure.
+//! Parses and formats faults. Pure.
 
 use crate::worker_env::parse_duration;
 use serde::{Deserialize, Serialize};
@@ -6,12 +6,12 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// What happens.
+/// What a fault does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Deed {
-    /// Dies of SIGKILL.
+pub enum FaultKind {
+    /// Kills the rank with SIGKILL.
     Kill,
-    /// Stands still (SIGSTOP) for this long, or until somebody continues it.
+    /// Stops the rank (SIGSTOP) for this long, or until someone continues it.
     Stop(Option<Duration>),
     /// Exits with this code at once, without unwinding.
     Exit(i32),
@@ -19,39 +19,39 @@ pub enum Deed {
     Panic,
     /// Sleeps once for this long.
     Sleep(Duration),
-    /// From now on each step takes longer by this factor, in thousandths: 2000 is twice as long.
+    /// From now on, each step takes longer by this factor, in thousandths: 2000 is twice as long.
     Slow(u32),
     /// Breaks the connections to this rank.
     Drop(usize),
-    /// From now on holds back what it sends to `peer`.
+    /// From now on, delays what is sent to `peer`.
     Delay {
-        /// To which rank.
+        /// The rank.
         peer: usize,
-        /// For how long.
+        /// The delay.
         by: Duration,
     },
 }
 
-/// When it happens.
+/// When a fault happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum When {
-    /// When the rank comes to this step.
+    /// When the rank reaches this step.
     Step(u64),
-    /// So long after the rank was started, by the launcher.
+    /// This long after the rank was started; the launcher injects it.
     After(Duration),
 }
 
-/// In which of a job's runs it happens.
+/// In which runs of a job a fault happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Restarts {
-    /// In the one that comes after so many restarts.
+    /// In the run after this many restarts.
     Exactly(usize),
-    /// In each.
+    /// In every run.
     Any,
 }
 
 impl Restarts {
-    /// Whether a run after `restarts` restarts is meant.
+    /// Whether the run after `restarts` restarts is included.
     pub fn includes(self, restarts: usize) -> bool {
         match self {
             Restarts::Exactly(number) => number == restarts,
@@ -60,26 +60,26 @@ impl Restarts {
     }
 }
 
-/// A fault: who, when and what.
+/// A fault: which rank, when, and what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault {
-    /// Which rank.
+    /// The rank.
     pub rank: usize,
-    /// When.
+    /// When it happens.
     pub when: When,
-    /// After how many restarts.
+    /// In which runs it happens.
     pub restarts: Restarts,
-    /// What.
-    pub deed: Deed,
+    /// What it does.
+    pub kind: FaultKind,
 }
 
-/// Why a text is no fault.
+/// Why a text is not a valid fault.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FaultError {
-    /// A word that means nothing.
+    /// A word is unknown.
     #[error(
-        "`{word}` in fault `{fault}` means nothing; try rank=N, step=N or after=30s, restart=N, and one of kill, stop, \
+        "`{word}` in fault `{fault}` is unknown; try rank=N, step=N or after=30s, restart=N, and one of kill, stop, \
          stop=5s, exit=3, panic, sleep=250ms, slow=2, drop=RANK, or delay=50ms with peer=RANK"
     )]
     Word {
@@ -88,52 +88,52 @@ pub enum FaultError {
         /// The word.
         word: String,
     },
-    /// Something that must be there is not.
+    /// A required part is missing.
     #[error("fault `{fault}` does not say {what}; try `{example}`")]
     Missing {
         /// The whole fault.
         fault: String,
         /// What is missing.
         what: &'static str,
-        /// A fault that is whole.
+        /// A complete fault.
         example: &'static str,
     },
-    /// The same thing is said twice.
+    /// A part is given twice.
     #[error("fault `{fault}` says {what} twice; try several faults joined by `;`")]
     Twice {
         /// The whole fault.
         fault: String,
-        /// What.
+        /// What is given twice.
         what: &'static str,
     },
-    /// The launcher can only kill and stop.
+    /// The launcher can inject only `kill` and `stop`.
     #[error(
-        "fault `{fault}`: after a time only `kill` and `stop` can happen, since the launcher carries them out; try \
+        "fault `{fault}`: after a time only `kill` and `stop` can happen, because the launcher injects them; try \
          `step=N` in a program that reports its steps"
     )]
     NotByLauncher {
         /// The whole fault.
         fault: String,
     },
-    /// There are faults, and nothing says whose this process would be.
+    /// There are faults, and the rank of this process is unknown.
     #[error(
-        "DRUMLINE_FAULTS is set, but RANK, OMPI_COMM_WORLD_RANK, PMI_RANK and SLURM_PROCID are not, so that it is not known \
-         which faults are this process's; try RANK=0 for a single process, or Faults::for_rank(group.rank())"
+        "DRUMLINE_FAULTS is set, but RANK, OMPI_COMM_WORLD_RANK, PMI_RANK and SLURM_PROCID are not, so it is unknown \
+         which faults belong to this process; try RANK=0 for a single process, or Faults::for_rank(group.rank())"
     )]
     NoRank,
-    /// The variable of the rank holds something else.
+    /// The variable of the rank is not a rank.
     #[error(
-        "{variable} is `{value}`, which is no rank, so that it is not known which faults are this process's"
+        "{variable} is `{value}`, which is not a rank, so it is unknown which faults belong to this process"
     )]
     BadRank {
         /// Its name.
         variable: &'static str,
-        /// What it holds.
+        /// Its value.
         value: String,
     },
 }
 
-/// Reads faults joined by `;`.
+/// Parses faults joined by `;`.
 ///
 /// ```
 /// use drumline_rendezvous::fault::parse_faults;
@@ -147,13 +147,13 @@ pub fn parse_faults(text: &str) -> Result<Vec<Fault>, FaultError> {
     text.split(';').map(str::trim).filter(|part| !part.is_empty()).map(str::parse).collect()
 }
 
-/// What has been read of a fault so far.
+/// The parts of a fault that were parsed so far.
 #[derive(Default)]
-struct Read {
+struct Parts {
     rank: Option<usize>,
     when: Option<When>,
     restarts: Option<Restarts>,
-    deed: Option<Deed>,
+    kind: Option<FaultKind>,
     peer: Option<usize>,
 }
 
@@ -161,16 +161,16 @@ impl FromStr for Fault {
     type Err = FaultError;
 
     fn from_str(text: &str) -> Result<Self, FaultError> {
-        let mut read = Read::default();
+        let mut parts = Parts::default();
         for word in text.split(',').map(str::trim) {
-            read.take(word, text)?;
+            parts.add(word, text)?;
         }
-        read.finish(text)
+        parts.finish(text)
     }
 }
 
-impl Read {
-    fn take(&mut self, word: &str, text: &str) -> Result<(), FaultError> {
+impl Parts {
+    fn add(&mut self, word: &str, text: &str) -> Result<(), FaultError> {
         let unknown = || FaultError::Word { fault: text.into(), word: word.into() };
         let twice = |what| FaultError::Twice { fault: text.into(), what };
         let (name, value) = match word.split_once('=') {
@@ -189,8 +189,8 @@ impl Read {
                 put(&mut self.restarts, which, || twice("after which restart"))
             }
             _ => {
-                let deed = Deed::read(name, value).ok_or_else(unknown)?;
-                put(&mut self.deed, deed, || twice("what happens"))
+                let kind = FaultKind::read(name, value).ok_or_else(unknown)?;
+                put(&mut self.kind, kind, || twice("what happens"))
             }
         }
     }
@@ -200,20 +200,20 @@ impl Read {
         let missing = |what, example| FaultError::Missing { fault: text.into(), what, example };
         let rank = self.rank.ok_or_else(|| missing("which rank", EXAMPLE))?;
         let when = self.when.ok_or_else(|| missing("when", EXAMPLE))?;
-        let deed = match (self.deed.ok_or_else(|| missing("what happens", EXAMPLE))?, self.peer) {
-            (Deed::Delay { by, .. }, Some(peer)) => Deed::Delay { peer, by },
-            (Deed::Delay { .. }, None) => {
+        let kind = match (self.kind.ok_or_else(|| missing("what happens", EXAMPLE))?, self.peer) {
+            (FaultKind::Delay { by, .. }, Some(peer)) => FaultKind::Delay { peer, by },
+            (FaultKind::Delay { .. }, None) => {
                 return Err(missing("to which peer", "rank=0,step=4,delay=50ms,peer=1"));
             }
             (_, Some(peer)) => {
                 return Err(FaultError::Word { fault: text.into(), word: format!("peer={peer}") });
             }
-            (deed, None) => deed,
+            (kind, None) => kind,
         };
-        if matches!(when, When::After(_)) && !matches!(deed, Deed::Kill | Deed::Stop(_)) {
+        if matches!(when, When::After(_)) && !matches!(kind, FaultKind::Kill | FaultKind::Stop(_)) {
             return Err(FaultError::NotByLauncher { fault: text.into() });
         }
-        Ok(Fault { rank, when, restarts: self.restarts.unwrap_or(Restarts::Exactly(0)), deed })
+        Ok(Fault { rank, when, restarts: self.restarts.unwrap_or(Restarts::Exactly(0)), kind })
     }
 }
 
@@ -224,23 +224,23 @@ fn put<T>(place: &mut Option<T>, value: T, twice: impl FnOnce() -> FaultError) -
     }
 }
 
-impl Deed {
-    fn read(name: &str, value: Option<&str>) -> Option<Deed> {
+impl FaultKind {
+    fn read(name: &str, value: Option<&str>) -> Option<FaultKind> {
         let time = || value.and_then(parse_duration);
         match (name, value) {
-            ("kill", None) => Some(Deed::Kill),
-            ("panic", None) => Some(Deed::Panic),
-            ("stop", None) => Some(Deed::Stop(None)),
-            ("stop", Some(_)) => time().map(|time| Deed::Stop(Some(time))),
-            ("exit", Some(code)) => code.parse().ok().map(Deed::Exit),
-            ("sleep", Some(_)) => time().map(Deed::Sleep),
+            ("kill", None) => Some(FaultKind::Kill),
+            ("panic", None) => Some(FaultKind::Panic),
+            ("stop", None) => Some(FaultKind::Stop(None)),
+            ("stop", Some(_)) => time().map(|time| FaultKind::Stop(Some(time))),
+            ("exit", Some(code)) => code.parse().ok().map(FaultKind::Exit),
+            ("sleep", Some(_)) => time().map(FaultKind::Sleep),
             ("slow", Some(factor)) => {
                 let factor = factor.parse().ok().filter(|factor: &f64| (1.0..=1000.0).contains(factor))?;
-                Some(Deed::Slow((factor * 1000.0).round() as u32))
+                Some(FaultKind::Slow((factor * 1000.0).round() as u32))
             }
-            ("drop", Some(peer)) => peer.parse().ok().map(Deed::Drop),
-            // The peer is another word.
-            ("delay", Some(_)) => time().map(|by| Deed::Delay { peer: usize::MAX, by }),
+            ("drop", Some(peer)) => peer.parse().ok().map(FaultKind::Drop),
+            // The peer is given by another word.
+            ("delay", Some(_)) => time().map(|by| FaultKind::Delay { peer: usize::MAX, by }),
             _ => None,
         }
     }
@@ -258,22 +258,22 @@ impl fmt::Display for Fault {
             Restarts::Exactly(number) => write!(f, "restart={number},")?,
             Restarts::Any => f.write_str("restart=any,")?,
         }
-        write!(f, "{}", self.deed)
+        write!(f, "{}", self.kind)
     }
 }
 
-impl fmt::Display for Deed {
+impl fmt::Display for FaultKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Deed::Kill => f.write_str("kill"),
-            Deed::Stop(None) => f.write_str("stop"),
-            Deed::Stop(Some(time)) => write!(f, "stop={}", millis(*time)),
-            Deed::Exit(code) => write!(f, "exit={code}"),
-            Deed::Panic => f.write_str("panic"),
-            Deed::Sleep(time) => write!(f, "sleep={}", millis(*time)),
-            Deed::Slow(factor) => write!(f, "slow={}", f64::from(*factor) / 1000.0),
-            Deed::Drop(peer) => write!(f, "drop={peer}"),
-            Deed::Delay { peer, by } => write!(f, "delay={},peer={peer}", millis(*by)),
+            FaultKind::Kill => f.write_str("kill"),
+            FaultKind::Stop(None) => f.write_str("stop"),
+            FaultKind::Stop(Some(time)) => write!(f, "stop={}", millis(*time)),
+            FaultKind::Exit(code) => write!(f, "exit={code}"),
+            FaultKind::Panic => f.write_str("panic"),
+            FaultKind::Sleep(time) => write!(f, "sleep={}", millis(*time)),
+            FaultKind::Slow(factor) => write!(f, "slow={}", f64::from(*factor) / 1000.0),
+            FaultKind::Drop(peer) => write!(f, "drop={peer}"),
+            FaultKind::Delay { peer, by } => write!(f, "delay={},peer={peer}", millis(*by)),
         }
     }
 }
@@ -293,26 +293,26 @@ mod tests {
         (0u64..100_000_000).prop_map(Duration::from_millis)
     }
 
-    fn deed() -> impl Strategy<Value = Deed> {
+    fn kind() -> impl Strategy<Value = FaultKind> {
         prop_oneof![
-            Just(Deed::Kill),
-            Just(Deed::Panic),
-            proptest::option::of(time()).prop_map(Deed::Stop),
-            any::<i32>().prop_map(Deed::Exit),
-            time().prop_map(Deed::Sleep),
-            (1000u32..1_000_000).prop_map(Deed::Slow),
-            (0usize..9999).prop_map(Deed::Drop),
-            (0usize..9999, time()).prop_map(|(peer, by)| Deed::Delay { peer, by }),
+            Just(FaultKind::Kill),
+            Just(FaultKind::Panic),
+            proptest::option::of(time()).prop_map(FaultKind::Stop),
+            any::<i32>().prop_map(FaultKind::Exit),
+            time().prop_map(FaultKind::Sleep),
+            (1000u32..1_000_000).prop_map(FaultKind::Slow),
+            (0usize..9999).prop_map(FaultKind::Drop),
+            (0usize..9999, time()).prop_map(|(peer, by)| FaultKind::Delay { peer, by }),
         ]
     }
 
     proptest! {
         #[test]
-        fn every_fault_reads_back_as_written(
-            rank in 0usize..9999, step in any::<u32>(), deed in deed(), restart in proptest::option::of(0usize..9),
+        fn every_fault_round_trips(
+            rank in 0usize..9999, step in any::<u32>(), kind in kind(), restart in proptest::option::of(0usize..9),
         ) {
             let restarts = restart.map_or(Restarts::Any, Restarts::Exactly);
-            let fault = Fault { rank, when: When::Step(step.into()), restarts, deed };
+            let fault = Fault { rank, when: When::Step(step.into()), restarts, kind };
             prop_assert_eq!(fault.to_string().parse::<Fault>(), Ok(fault));
         }
 
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn several_and_the_launchers_own() {
+    fn several_faults_and_timed_faults_are_parsed() {
         let faults = parse_faults(" rank=1,step=20,kill ; ;restart=any,stop=1.5s,after=2,rank=0;").unwrap();
         let written: Vec<_> = faults.iter().map(Fault::to_string).collect();
         assert_eq!(written, ["rank=1,step=20,kill", "rank=0,after=2s,restart=any,stop=1500ms"]);
@@ -331,12 +331,12 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_with_what_was_expected() {
+    fn invalid_faults_are_errors() {
         for (text, word) in [
             ("kill", "does not say which rank; try `rank=1,step=20,kill`"),
             ("rank=2,kill", "does not say when"),
             ("rank=2,step=5", "does not say what happens"),
-            ("rank=two,step=5,kill", "`rank=two` in fault `rank=two,step=5,kill` means nothing; try rank=N"),
+            ("rank=two,step=5,kill", "`rank=two` in fault `rank=two,step=5,kill` is unknown; try rank=N"),
             ("rank=2,step=-1,kill", "`step=-1`"),
             ("rank=2,step=5,kick", "`kick`"),
             ("rank=2,step=5,exit", "`exit`"),

@@ -1,17 +1,17 @@
-//! The faults of one rank at work.
+//! Injects the faults of one rank.
 
-use super::grammar::{Deed, Fault, FaultError, When, parse_faults};
+use super::grammar::{Fault, FaultError, FaultKind, When, parse_faults};
 use crate::worker_env;
 use rustix::process::{Signal, getpid, kill_process};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The faults that this rank has in this run of the job. A loop asks [`at`](Self::at) in each of its steps; without
-/// faults that costs nothing.
+/// The faults of this rank in this run of the job. A loop calls [`at`](Self::at) in each of its steps; without faults
+/// that costs nothing.
 ///
 /// ```
 /// use drumline_rendezvous::fault::Faults;
-/// let mut faults = Faults::from_env()?; // what `drumline run --fault …` said
+/// let mut faults = Faults::from_env()?; // set by `drumline run --fault …`
 /// for step in 0..10 {
 ///     faults.at(step);
 ///     // forward, backward, …
@@ -21,41 +21,41 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Default)]
 pub struct Faults {
     mine: Vec<Fault>,
-    /// Each step takes longer from now on.
+    /// Set if each step takes longer from now on.
     slow: Option<Slow>,
 }
 
 #[derive(Debug)]
 struct Slow {
-    /// How much longer, as a share of what the step takes.
+    /// The additional time, as a fraction of the step's time.
     more: f64,
-    /// When the step under way began.
+    /// When the current step began.
     began: Instant,
 }
 
-/// What is to be done to the link to another rank: the group's business.
+/// A fault of the link to another rank, which the group injects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkFault {
     /// Break the connections to this rank.
     Drop(usize),
-    /// Hold back what is sent to `peer` from now on.
+    /// Delay what is sent to `peer` from now on.
     Delay {
-        /// To which rank.
+        /// The rank.
         peer: usize,
-        /// For how long.
+        /// The delay.
         by: Duration,
     },
 }
 
 impl Faults {
-    /// The faults of `DRUMLINE_FAULTS` that are of this rank and restart. The rank is that of the launcher, `mpirun` or
-    /// `srun`: the first of `RANK`, `OMPI_COMM_WORLD_RANK`, `PMI_RANK` and `SLURM_PROCID` that is set. An error if there are
-    /// faults and none of these.
+    /// The faults of `DRUMLINE_FAULTS` for this rank and restart. The rank is that of the launcher, `mpirun` or `srun`:
+    /// the first of `RANK`, `OMPI_COMM_WORLD_RANK`, `PMI_RANK` and `SLURM_PROCID` that is set. An error if there are
+    /// faults and none of these is set.
     pub fn from_env() -> Result<Faults, FaultError> {
         Self::found_in(&|name| std::env::var(name).ok(), rank_in)
     }
 
-    /// The same for a process that knows its rank in the job, whatever the variables say.
+    /// The same for a process that knows its rank in the job, whatever the variables are.
     pub fn for_rank(rank: usize) -> Result<Faults, FaultError> {
         Self::found_in(&|name| std::env::var(name).ok(), |_| Ok(rank))
     }
@@ -79,35 +79,35 @@ impl Faults {
         Faults { mine: faults.into_iter().filter(is_mine).collect(), slow: None }
     }
 
-    /// This rank has come to `step`: does what its faults say, on stderr and then for real, each once. What concerns links
-    /// is returned.
+    /// Injects the faults of `step`, each once: prints them on stderr and then carries them out. Returns those that
+    /// concern links.
     pub fn at(&mut self, step: u64) -> Vec<LinkFault> {
         self.slow_down();
         if self.mine.is_empty() {
             return Vec::new();
         }
         let due: Vec<Fault> = self.mine.extract_if(.., |fault| fault.when == When::Step(step)).collect();
-        due.into_iter().filter_map(|fault| self.commit(fault)).collect()
+        due.into_iter().filter_map(|fault| self.inject(fault)).collect()
     }
 
-    fn commit(&mut self, fault: Fault) -> Option<LinkFault> {
+    fn inject(&mut self, fault: Fault) -> Option<LinkFault> {
         eprintln!("drumline: fault {fault}");
-        match fault.deed {
-            Deed::Kill => raise(Signal::KILL),
-            Deed::Stop(time) => stand_still(time),
-            Deed::Exit(code) => std::process::exit(code),
-            Deed::Panic => panic!("a fault was asked for here: {fault}"),
-            Deed::Sleep(time) => std::thread::sleep(time),
-            Deed::Slow(factor) => {
+        match fault.kind {
+            FaultKind::Kill => raise(Signal::KILL),
+            FaultKind::Stop(time) => stop_self(time),
+            FaultKind::Exit(code) => std::process::exit(code),
+            FaultKind::Panic => panic!("an injected fault: {fault}"),
+            FaultKind::Sleep(time) => std::thread::sleep(time),
+            FaultKind::Slow(factor) => {
                 self.slow = Some(Slow { more: f64::from(factor) / 1000.0 - 1.0, began: Instant::now() });
             }
-            Deed::Drop(peer) => return Some(LinkFault::Drop(peer)),
-            Deed::Delay { peer, by } => return Some(LinkFault::Delay { peer, by }),
+            FaultKind::Drop(peer) => return Some(LinkFault::Drop(peer)),
+            FaultKind::Delay { peer, by } => return Some(LinkFault::Delay { peer, by }),
         }
         None
     }
 
-    /// Sleeps as long as the step that has just ended took, times what it should have taken more.
+    /// Sleeps for the additional time of the step that has just ended.
     fn slow_down(&mut self) {
         if let Some(slow) = &mut self.slow {
             std::thread::sleep(slow.began.elapsed().mul_f64(slow.more));
@@ -118,8 +118,8 @@ impl Faults {
 
 type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// The first family of variables that has a rank speaks, as where ranks meet. (Slurm sets `PMI_RANK` in some set-ups; it is
-/// the same number then.)
+/// The rank of the first family of variables that has one, as in the rendezvous. (Slurm sets `PMI_RANK` in some
+/// configurations; it is the same number then.)
 fn rank_in(env: Env<'_>) -> Result<usize, FaultError> {
     use worker_env::{OMPI_COMM_WORLD_RANK, PMI_RANK, RANK, SLURM_PROCID};
     let given = |variable| Some((variable, env(variable).filter(|value| !value.trim().is_empty())?));
@@ -130,19 +130,21 @@ fn rank_in(env: Env<'_>) -> Result<usize, FaultError> {
     value.trim().parse().map_err(|_| FaultError::BadRank { variable, value })
 }
 
-/// A process that has stopped cannot continue itself: a child does, if the stop is to end. Another thread may be the one
-/// to take the signal, so this one waits until it must have reached them all.
-fn stand_still(time: Option<Duration>) {
+/// Stops this process. It cannot continue itself, so a child does, if the stop has a time. Another thread may receive
+/// the signal, so this one waits until it must have reached them all.
+fn stop_self(time: Option<Duration>) {
     if let Some(time) = time {
         let script = format!("sleep {:.3}; kill -CONT {}", time.as_secs_f64(), std::process::id());
         let child = Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).spawn();
         match child {
             Ok(mut child) => {
                 raise(Signal::STOP);
-                // Woken by its last act.
+                // The child has continued this process.
                 let _ = child.wait();
             }
-            Err(error) => eprintln!("drumline: fault without effect, there is nobody to end it: {error}"),
+            Err(error) => eprintln!(
+                "drumline: fault without effect, cannot start the process that would end it: {error}"
+            ),
         }
         return;
     }
@@ -163,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_has_its_own_faults_of_this_run_and_no_others() {
+    fn a_rank_has_only_its_own_faults_of_this_run() {
         let text = "rank=1,step=3,drop=0; rank=1,step=3,restart=1,drop=2; rank=0,step=3,drop=1; rank=1,step=4,restart=any,drop=3";
         let dropped = |rank, restarts, step| {
             let links = faults(text, rank, restarts).at(step);
@@ -174,8 +176,8 @@ mod tests {
         assert_eq!(faults(text, 1, 1).at(3), [LinkFault::Drop(2)]);
     }
 
-    /// Whose faults a process with these variables has, of one for each of ranks 0 to 2.
-    fn those_with(variables: &str) -> Result<Vec<usize>, FaultError> {
+    /// The ranks whose faults a process with these variables has, of one fault for each of ranks 0 to 2.
+    fn ranks_with(variables: &str) -> Result<Vec<usize>, FaultError> {
         let faults = "DRUMLINE_FAULTS=rank=0,step=3,drop=1;rank=1,step=3,drop=2;rank=2,step=3,drop=0";
         let pairs: Vec<_> =
             variables.split_whitespace().chain([faults]).filter_map(|pair| pair.split_once('=')).collect();
@@ -184,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_is_found_as_every_launcher_says_it() {
+    fn the_rank_is_found_in_every_launchers_variables() {
         let cases = [
             ("RANK=1 SLURM_PROCID=0", 1),
             ("SLURM_PROCID=2", 2),
@@ -193,17 +195,17 @@ mod tests {
             ("RANK= SLURM_PROCID=1", 1),
         ];
         for (variables, rank) in cases {
-            assert_eq!(those_with(variables), Ok(vec![rank]), "{variables}");
+            assert_eq!(ranks_with(variables), Ok(vec![rank]), "{variables}");
         }
-        assert_eq!(those_with("SLURM_PROCID=7"), Ok(Vec::new()), "a rank without faults");
+        assert_eq!(ranks_with("SLURM_PROCID=7"), Ok(Vec::new()), "a rank without faults");
     }
 
     #[test]
-    fn faults_of_nobody_are_an_error() {
-        assert_eq!(those_with(""), Err(FaultError::NoRank));
+    fn faults_without_a_rank_are_an_error() {
+        assert_eq!(ranks_with(""), Err(FaultError::NoRank));
         let first = FaultError::BadRank { variable: worker_env::RANK, value: "first".into() };
-        assert_eq!(those_with("RANK=first"), Err(first));
-        // Control: without faults nobody needs a rank.
+        assert_eq!(ranks_with("RANK=first"), Err(first));
+        // Control: without faults no rank is needed.
         assert!(Faults::found_in(&|_| None, rank_in).unwrap().mine.is_empty());
         let known = Faults::found_in(
             &|name| (name == worker_env::DRUMLINE_FAULTS).then(|| "rank=1,step=3,kill".into()),
@@ -213,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_rank_is_slow_from_its_step_on() {
+    fn a_slow_rank_is_slow_from_its_step() {
         let mut faults = faults("rank=0,step=1,slow=3", 0, 0);
         let mut step = |number| {
             let began = Instant::now();

@@ -1,10 +1,10 @@
-//! The envelope of a message: what it must bear to be believed.
+//! The envelope of a message: what authenticates it.
 //!
-//! Each direction of a connection has a key of its own ([`Session`](crate::handshake::Session)) and counts its frames
-//! from 1. The *tag* is HMAC-SHA256 over head and message, cut to 16 bytes: a frame that was changed, or that belongs to
-//! another connection or direction, does not fit the key, and one that was repeated, left out or moved does not fit
-//! the count. The *check* is the same over length and counter alone, cut to 8 bytes, so that a changed length is
-//! noticed before anybody waits for so many bytes. Nothing is encrypted: the store's values can be read on the way.
+//! Each direction of a connection has its own key ([`Session`](crate::handshake::Session)) and counts its
+//! frames, starting at 1. The *tag* is HMAC-SHA256 over head and message, cut to 16 bytes. A frame that was changed, or that belongs to
+//! another connection or direction, does not match the key. One that was repeated, dropped or moved does not match the
+//! count. The *check* is the same over length and counter alone, cut to 8 bytes, so that a changed length is noticed
+//! before anything waits for that many bytes. Nothing is encrypted: the store's values can be read on the network.
 
 use super::{FrameError, LEAST, MAX_FRAME};
 use hmac::{Hmac, KeyInit, Mac};
@@ -48,7 +48,7 @@ impl Sealer {
         Sealer { key: Keyed::new(key), last: 0 }
     }
 
-    /// Adds one frame to `out`, whose message is what `write` adds.
+    /// Appends one frame to `out`, whose message is what `write` appends.
     pub fn seal(&mut self, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
         self.last += 1;
         let start = out.len();
@@ -68,7 +68,7 @@ impl Sealer {
 pub struct Opener {
     key: Keyed,
     last: u64,
-    /// Length of the message whose head has been checked and whose end has not come yet.
+    /// The length of the message whose head was checked and which is not complete yet.
     due: Option<usize>,
 }
 
@@ -78,8 +78,8 @@ impl Opener {
         Opener { key: Keyed::new(key), last: 0, due: None }
     }
 
-    /// The message of the first frame in `buffer` and how many bytes the frame has, if it is all there. The head is
-    /// checked as soon as it is there. After an error the connection is of no more use.
+    /// The message of the first frame in `buffer` and the frame's length, if it is complete. The head is checked as
+    /// soon as it has arrived. After an error the connection cannot be used any more.
     pub fn open<'a>(&mut self, buffer: &'a [u8]) -> Result<Option<(&'a [u8], usize)>, FrameError> {
         let length = match self.due {
             Some(length) => length,
@@ -92,11 +92,12 @@ impl Opener {
         let (sealed, tag) = frame.split_at(HEAD + length);
         let expected = self.last + 1;
         self.key.tag(sealed).verify_truncated_left(tag).map_err(|_| FrameError::Changed { expected })?;
-        (self.last, self.due) = (expected, None);
+        self.last = expected;
+        self.due = None;
         Ok(Some((&sealed[HEAD..], frame.len())))
     }
 
-    /// The length in a head that bears the right check and the right number.
+    /// The length in a head, after its check and number were verified.
     fn open_head(&self, head: &[u8; HEAD]) -> Result<usize, FrameError> {
         let (numbers, check) = head.split_at(12);
         let expected = self.last + 1;
@@ -144,8 +145,8 @@ mod tests {
         })
     }
 
-    /// Opens the frames one after the other; how many were believed, and the error that ended it.
-    fn believed(frames: &[&[u8]]) -> (usize, Option<FrameError>) {
+    /// Opens the frames one after the other. Returns how many were accepted, and the error that ended it.
+    fn accepted(frames: &[&[u8]]) -> (usize, Option<FrameError>) {
         let mut opener = Opener::new(&KEY);
         for (count, frame) in frames.iter().enumerate() {
             match opener.open(frame) {
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sealed_is_opened_and_no_part_of_it() {
+    fn sealed_messages_are_opened_and_incomplete_ones_are_not() {
         let stream = frames(&KEY).concat();
         let (mut opener, mut at) = (Opener::new(&KEY), 0);
         for message in MESSAGES {
@@ -179,36 +180,36 @@ mod tests {
             let mut changed = two.clone();
             changed[bit / 8] ^= 1 << (bit % 8);
             let noticed = (1, Some(FrameError::Changed { expected: 2 }));
-            assert_eq!(believed(&[&one, &changed]), noticed, "bit {bit}");
+            assert_eq!(accepted(&[&one, &changed]), noticed, "bit {bit}");
         }
-        assert_eq!(believed(&[&one, &two]), (2, None), "control: unchanged");
+        assert_eq!(accepted(&[&one, &two]), (2, None), "control: unchanged");
     }
 
     #[test]
-    fn replay_reorder_and_omission_are_noticed_and_named() {
+    fn replay_reordering_and_omission_are_noticed() {
         let [one, two, three] = &frames(&KEY);
         let order = |expected, got| Some(FrameError::Order { expected, got });
-        assert_eq!(believed(&[one, one]), (1, order(2, 1)), "repeated");
-        assert_eq!(believed(&[one, three, two]), (1, order(2, 3)), "another order");
-        assert_eq!(believed(&[two, three]), (0, order(1, 2)), "left out");
-        assert_eq!(believed(&[one, two, three]), (3, None), "control");
+        assert_eq!(accepted(&[one, one]), (1, order(2, 1)), "repeated");
+        assert_eq!(accepted(&[one, three, two]), (1, order(2, 3)), "another order");
+        assert_eq!(accepted(&[two, three]), (0, order(1, 2)), "left out");
+        assert_eq!(accepted(&[one, two, three]), (3, None), "control");
     }
 
     #[test]
     fn a_frame_of_another_connection_or_direction_is_noticed() {
         let other = frames(&[8; 32]);
-        assert_eq!(believed(&[&other[0]]), (0, Some(FrameError::Changed { expected: 1 })));
+        assert_eq!(accepted(&[&other[0]]), (0, Some(FrameError::Changed { expected: 1 })));
     }
 
     #[test]
-    fn lengths_beyond_the_limit_are_refused_from_the_head() {
+    fn lengths_beyond_the_limit_are_refused_by_the_head() {
         for length in [0, 8, MAX_FRAME as u32 + 1, u32::MAX] {
             let mut head = [0; HEAD];
             head[..4].copy_from_slice(&length.to_le_bytes());
             head[4..12].copy_from_slice(&1u64.to_le_bytes());
             let check = Keyed::new(&KEY).check(&head[..12]).finalize().into_bytes();
             head[12..].copy_from_slice(&check[..CHECK]);
-            assert_eq!(believed(&[&head]), (0, Some(FrameError::Length { length })));
+            assert_eq!(accepted(&[&head]), (0, Some(FrameError::Length { length })));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The client's side of the handshake on one blocking socket, with a deadline. The server's is at the doorstep.
+//! The client's side of the handshake on one blocking socket, with a deadline. The server's side is in `pending`.
 
 use super::{ClientHandshake, ClientStep, HandshakeError, Hello, Prover, Session};
 use crate::JobKey;
@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// Proves the key to the server at the other end, after the server has proved it to us; the connection's keys.
+/// Proves the key to the server, after the server has proved it to us. Returns the connection's keys.
 pub fn connect(
     stream: &mut TcpStream,
     key: &JobKey,
@@ -62,7 +62,7 @@ impl Socket<'_> {
         Ok(())
     }
 
-    /// Leaves the socket without time limits, as it came.
+    /// Removes the time limits from the socket.
     fn finish(&self) -> Result<(), HandshakeError> {
         self.stream.set_read_timeout(None)?;
         Ok(self.stream.set_write_timeout(None)?)

@@ -9,16 +9,16 @@ use hmac::Mac;
 /// What the client does next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientStep {
-    /// Send these bytes, then go on reading.
+    /// Send these bytes, then continue reading.
     Send(Box<[u8; PROOF]>),
-    /// Go on reading.
+    /// Continue reading.
     More,
-    /// Both sides have proved the key and the server lets us in; these are the connection's keys.
+    /// Both sides have proved the key and the server admits us; these are the connection's keys.
     Welcome(Session),
 }
 
-/// Send [`opening`](Self::opening); then read [`want`](Self::want) bytes, pass them to [`receive`](Self::receive), do
-/// as it says, and so on.
+/// The client's side. Send [`opening`](Self::opening). Then repeat: read [`want`](Self::want) bytes, pass them to
+/// [`receive`](Self::receive), and do what it returns.
 #[derive(Debug)]
 pub struct ClientHandshake {
     prover: Prover,
@@ -40,7 +40,7 @@ impl ClientHandshake {
         Self::with_version(prover, hello, VERSION)
     }
 
-    /// As if this program spoke another version; for tests.
+    /// Pretends that this program has another version; for tests.
     #[doc(hidden)]
     pub fn with_version(prover: &Prover, hello: &Hello, version: u16) -> Result<Self, HandshakeError> {
         let mut nonce = [0; 32];
@@ -55,7 +55,7 @@ impl ClientHandshake {
         &self.opening
     }
 
-    /// How many bytes to read next, neither more nor fewer.
+    /// How many bytes to read next, exactly.
     pub fn want(&self) -> usize {
         match self.state {
             State::Answer => ANSWER,
@@ -64,7 +64,7 @@ impl ClientHandshake {
         }
     }
 
-    /// Takes the [`want`](Self::want) bytes that were read.
+    /// Processes the [`want`](Self::want) bytes that were read.
     pub fn receive(&mut self, bytes: &[u8]) -> Result<ClientStep, HandshakeError> {
         match (&self.state, bytes) {
             (State::Answer, _) => self.prove(bytes.try_into().map_err(|_| HandshakeError::NotProved)?),
@@ -80,7 +80,7 @@ impl ClientHandshake {
         }
     }
 
-    /// The server's proof is checked before anything more is said.
+    /// Checks the server's proof before anything more is sent.
     fn prove(&mut self, answer: &[u8; ANSWER]) -> Result<ClientStep, HandshakeError> {
         if !self.prover.is_servers(&self.opening, answer) {
             return Err(HandshakeError::NotProved);

@@ -1,4 +1,4 @@
-//! What a client says of itself, and what it may be told.
+//! The hello, with which a client identifies itself, and the refusal that it may get.
 
 use super::{HandshakeError, MESSAGE};
 use std::fmt;
@@ -20,34 +20,35 @@ pub enum Role {
     Link,
 }
 
-/// Who connects.
+/// The identity of a connecting client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
-    /// What for.
+    /// The purpose of the connection.
     pub role: Role,
-    /// Its rank; `None` for one that is no member, such as a launcher.
+    /// Its rank; `None` for a client that is not a member, such as a launcher.
     pub rank: Option<u32>,
-    /// The world size it believes in; 0 = does not know.
+    /// The world size it was started with; 0 if unknown.
     pub world_size: u32,
     /// The round it belongs to.
     pub round: u32,
     /// Its host, at most [`MAX_HOST`] bytes.
     pub host: String,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// At most [`MAX_NOTE`] bytes. Free for links; a store's client puts a random number there that marks all its
-    /// connections as one member's.
+    /// At most [`MAX_NOTE`] bytes. Links may use it freely. A store's client puts a random number there, which marks
+    /// all its connections as those of one client.
     pub note: Vec<u8>,
 }
 
 impl Hello {
-    /// A hello of this process, as no member of anything yet.
+    /// A hello of this process, which is not a member yet.
     pub fn new(role: Role) -> Hello {
-        let (host, pid) = (this_host(), std::process::id());
+        let host = this_host();
+        let pid = std::process::id();
         Hello { role, rank: None, world_size: 0, round: 0, host, pid, note: Vec::new() }
     }
 
-    /// As rank `rank` of `world_size`.
+    /// Sets the rank and the world size.
     #[must_use]
     pub fn member(mut self, rank: usize, world_size: usize) -> Hello {
         self.rank = Some(u32::try_from(rank).unwrap_or(NO_RANK - 1));
@@ -55,14 +56,14 @@ impl Hello {
         self
     }
 
-    /// In round `round`.
+    /// Sets the round.
     #[must_use]
     pub fn round(mut self, round: u32) -> Hello {
         self.round = round;
         self
     }
 
-    /// With a note.
+    /// Sets the note.
     #[must_use]
     pub fn note(mut self, note: &[u8]) -> Hello {
         self.note = note.into();
@@ -89,7 +90,7 @@ impl Hello {
         Ok(out.try_into().expect("resized to this very length"))
     }
 
-    /// Reads a hello; `None` if it is not one.
+    /// Decodes a hello; `None` if it is invalid.
     pub fn decode(bytes: &[u8]) -> Option<Hello> {
         let (role, mut rest) = bytes.split_first()?;
         let role = match role {
@@ -102,7 +103,10 @@ impl Hello {
             rest = after;
             Some(u32::from_le_bytes(*field))
         };
-        let (rank, world_size, round, pid) = (number()?, number()?, number()?, number()?);
+        let rank = number()?;
+        let world_size = number()?;
+        let round = number()?;
+        let pid = number()?;
         let (length, rest) = rest.split_first()?;
         let (host, rest) = rest.split_at_checked(usize::from(*length))?;
         let (length, rest) = rest.split_first_chunk::<2>()?;
@@ -128,7 +132,7 @@ pub(crate) fn this_host() -> String {
     host
 }
 
-/// `rank 3 (node1, pid 77)`, or without a rank `node1, pid 77`.
+/// Formats it as `rank 3 (node1, pid 77)`, or without a rank as `node1, pid 77`.
 impl fmt::Display for Hello {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.rank {
@@ -138,11 +142,11 @@ impl fmt::Display for Hello {
     }
 }
 
-/// Why a member that holds the key is not let in.
+/// Why a member that holds the key is not admitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Cause {
-    /// The rank is held by another process, or is no rank of this world.
+    /// Another process has the rank, or the rank is outside the world.
     Rank = 1,
     /// The world sizes differ.
     WorldSize = 2,
@@ -156,17 +160,17 @@ pub enum Cause {
     Other = 6,
 }
 
-/// A refusal: its cause, and a message that holds both values.
+/// A refusal: its cause, and a message with both values.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// For the program.
+    /// The cause, for the program.
     pub cause: Cause,
-    /// For people.
+    /// The message, for people.
     pub message: String,
 }
 
 impl Refusal {
-    /// A refusal; the message is cut to what the wire carries.
+    /// A refusal; the message is cut to the length that the protocol allows.
     pub fn new(cause: Cause, message: impl Into<String>) -> Refusal {
         let mut message = message.into();
         message.truncate((0..=MESSAGE).rev().find(|end| message.is_char_boundary(*end)).unwrap_or(0));

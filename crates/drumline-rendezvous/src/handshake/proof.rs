@@ -1,4 +1,4 @@
-//! The job key at work: the tag and the two proofs.
+//! Computes the job's tag and the two proofs from the job key.
 
 use super::{ANSWER, MAGIC, OPENING, Session};
 use crate::JobKey;
@@ -6,7 +6,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use std::fmt;
 
-/// A job key with the part of the HMAC done that is the same for all handshakes. Cheap to clone.
+/// A job key, with the part of the HMAC precomputed that is the same for all handshakes. Cheap to clone.
 #[derive(Clone)]
 pub struct Prover(Hmac<Sha256>);
 
@@ -37,7 +37,7 @@ impl Prover {
         self.mac([b"drumline tag", b"", b"", b""])
     }
 
-    /// The version in an opening that bears our tag; the comparison takes the same time whatever is wrong.
+    /// The version in an opening that has our tag; the comparison takes the same time whatever is wrong.
     pub(super) fn version_of(&self, opening: &[u8; OPENING]) -> Option<u16> {
         let tag_fits = self.tag().verify_truncated_left(&opening[10..26]).is_ok();
         (opening[..8] == MAGIC && tag_fits).then(|| u16::from_le_bytes([opening[8], opening[9]]))
@@ -68,7 +68,7 @@ impl Prover {
         self.mac([b"drumline client", opening, answer, hello])
     }
 
-    /// The keys of the connection whose handshake said this, as the client sees them.
+    /// The keys of the connection with this handshake, as the client sees them.
     pub(super) fn client_session(
         &self,
         opening: &[u8; OPENING],

@@ -9,34 +9,34 @@ use hmac::Mac;
 /// What the server does next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServerStep {
-    /// Send these bytes, then go on reading.
+    /// Send these bytes, then continue reading.
     Send([u8; ANSWER]),
     /// The client holds the key: decide, and send [`WELCOME`](ServerHandshake::WELCOME) or
     /// [`refusal`](ServerHandshake::refusal). The session holds the connection's keys.
     Proved(Hello, Session),
-    /// The client holds the key but cannot be understood: send this refusal and close.
+    /// The client holds the key, but its version differs: send this refusal and close.
     Refuse(Refusal),
 }
 
-/// Read [`want`](Self::want) bytes, pass them to [`receive`](Self::receive), do as it says, and so on. After an error
-/// close without sending a byte.
+/// The server's side. Repeat: read [`want`](Self::want) bytes, pass them to [`receive`](Self::receive), and do what it
+/// returns. After an error, close without sending a byte.
 #[derive(Debug, Default)]
 pub struct ServerHandshake {
-    said: Option<Said>,
+    exchanged: Option<Exchanged>,
 }
 
-/// What has been exchanged once the opening is known to be ours.
+/// The messages so far, once the opening is known to be of this job.
 #[derive(Debug)]
-struct Said {
+struct Exchanged {
     version: u16,
     opening: [u8; OPENING],
     answer: [u8; ANSWER],
 }
 
 impl ServerHandshake {
-    /// Most bytes that [`want`](Self::want) ever asks for.
+    /// The most bytes that [`want`](Self::want) ever returns.
     pub const LARGEST: usize = PROOF;
-    /// Sent to a client that is let in.
+    /// Sent to a client that is admitted.
     pub const WELCOME: [u8; 1] = [0];
 
     /// A handshake with one new connection.
@@ -44,25 +44,25 @@ impl ServerHandshake {
         Self::default()
     }
 
-    /// Whether the client's opening was one of this job.
+    /// Whether the client's opening was of this job.
     pub(crate) fn knows_client(&self) -> bool {
-        self.said.is_some()
+        self.exchanged.is_some()
     }
 
-    /// How many bytes to read next, neither more nor fewer.
+    /// How many bytes to read next, exactly.
     pub fn want(&self) -> usize {
-        if self.said.is_some() { PROOF } else { OPENING }
+        if self.exchanged.is_some() { PROOF } else { OPENING }
     }
 
-    /// Takes the [`want`](Self::want) bytes that were read.
+    /// Processes the [`want`](Self::want) bytes that were read.
     pub fn receive(&mut self, prover: &Prover, bytes: &[u8]) -> Result<ServerStep, HandshakeError> {
-        match &self.said {
+        match &self.exchanged {
             None => self.answer(prover, bytes),
-            Some(said) => said.judge(prover, bytes),
+            Some(exchanged) => exchanged.verify(prover, bytes),
         }
     }
 
-    /// The bytes that tell a client why it is not let in.
+    /// The bytes that tell a client why it is not admitted.
     pub fn refusal(refusal: &Refusal) -> Vec<u8> {
         refusal.encode()
     }
@@ -75,25 +75,25 @@ impl ServerHandshake {
         let mut nonce = [0; 32];
         random_bytes(&mut nonce);
         let answer = prover.answer(&opening, &nonce);
-        self.said = Some(Said { version, opening, answer });
+        self.exchanged = Some(Exchanged { version, opening, answer });
         Ok(ServerStep::Send(answer))
     }
 }
 
-impl Said {
-    fn judge(&self, prover: &Prover, bytes: &[u8]) -> Result<ServerStep, HandshakeError> {
+impl Exchanged {
+    fn verify(&self, prover: &Prover, bytes: &[u8]) -> Result<ServerStep, HandshakeError> {
         let (hello, proof) = bytes.split_at_checked(SIZE).ok_or(HandshakeError::Stranger("a short proof"))?;
         let expected = prover.client_mac(&self.opening, &self.answer, hello);
         expected.verify_slice(proof).map_err(|_| HandshakeError::Stranger("its proof is wrong"))?;
         if self.version != VERSION {
             let message = format!(
-                "the store speaks version {VERSION}, this rank version {}; try the same build on all ranks",
+                "the store has version {VERSION}, this rank version {}; try the same build on all ranks",
                 self.version
             );
             return Ok(ServerStep::Refuse(Refusal::new(Cause::Version, message)));
         }
         let session = prover.server_session(&self.opening, &self.answer, hello);
-        let hello = Hello::decode(hello).ok_or(HandshakeError::Stranger("its hello cannot be read"))?;
+        let hello = Hello::decode(hello).ok_or(HandshakeError::Stranger("its hello is invalid"))?;
         Ok(ServerStep::Proved(hello, session))
     }
 }
@@ -118,12 +118,14 @@ mod tests {
     }
 
     #[test]
-    fn same_key_meets() {
+    fn both_sides_with_the_same_key_succeed() {
         let prover = Prover::from(&JobKey::random());
         let (mut client, mut server, proof) = halfway(&prover, VERSION);
-        let ServerStep::Proved(said, theirs) = server.receive(&prover, &proof[..]).unwrap() else { panic!() };
+        let ServerStep::Proved(received, theirs) = server.receive(&prover, &proof[..]).unwrap() else {
+            panic!()
+        };
         let ClientStep::Welcome(ours) = client.receive(&ServerHandshake::WELCOME).unwrap() else { panic!() };
-        assert_eq!(said, hello());
+        assert_eq!(received, hello());
         assert_eq!((ours.outgoing(), ours.incoming()), (theirs.incoming(), theirs.outgoing()));
         assert_ne!(ours.outgoing(), ours.incoming(), "each direction has its own key");
     }
@@ -144,18 +146,18 @@ mod tests {
     }
 
     #[test]
-    fn other_key_is_a_stranger_on_either_side() {
+    fn another_key_fails_on_either_side() {
         let (ours, theirs) = (Prover::from(&JobKey::random()), Prover::from(&JobKey::random()));
         let mut client = ClientHandshake::new(&theirs, &hello()).unwrap();
         assert!(ServerHandshake::new().receive(&ours, client.opening()).is_err());
-        // A squatter that saw the tag but lacks the key.
+        // A server that saw the tag but lacks the key.
         let mut nonce_and_guess = [0; ANSWER];
         random_bytes(&mut nonce_and_guess);
         assert!(matches!(client.receive(&nonce_and_guess), Err(HandshakeError::NotProved)));
     }
 
     #[test]
-    fn a_recorded_handshake_is_worth_nothing() {
+    fn a_recorded_handshake_cannot_be_replayed() {
         let prover = Prover::from(&JobKey::random());
         let (client, _, proof) = halfway(&prover, VERSION);
         let mut again = ServerHandshake::new();
@@ -179,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn another_version_is_told_both_values_after_the_proof() {
+    fn another_version_gets_both_values_after_the_proof() {
         let prover = Prover::from(&JobKey::random());
         let (mut client, mut server, proof) = halfway(&prover, 9);
         let ServerStep::Refuse(refusal) = server.receive(&prover, &proof[..]).unwrap() else { panic!() };

@@ -1,8 +1,8 @@
-//! The keys of one connection, derived from the job key and everything that its handshake said.
+//! The keys of one connection, derived from the job key and all messages of its handshake.
 //!
 //! Both nonces and the hello are part of the derivation, so no two connections share a key, and a connection that was
-//! opened for one purpose cannot be passed off as one for another. Each direction has a key of its own: what one side
-//! sent cannot be reflected to it. Not here: what the keys are used for (`frame` in this crate, `tcp` in `drumline-comm`).
+//! opened for one purpose cannot be used for another. Each direction has its own key: what one side sent cannot be
+//! reflected to it. Not here: what the keys are used for (`frame` in this crate, `tcp` in `drumline-comm`).
 
 use std::fmt;
 use zeroize::Zeroizing;
@@ -19,7 +19,7 @@ impl Session {
         Session { outgoing: Zeroizing::new(outgoing), incoming: Zeroizing::new(incoming) }
     }
 
-    /// As the other end sees them.
+    /// The same keys, as the other end sees them.
     pub(super) fn reversed(self) -> Session {
         Session { outgoing: self.incoming, incoming: self.outgoing }
     }

@@ -1,5 +1,7 @@
-//! What can go wrong before the members have met.
+//! The errors of joining a job.
 
+use super::meeting_file::MeetingFileError;
+use super::method::MethodError;
 use crate::job_key::KeyError;
 use crate::node_list::NodeListError;
 use crate::store::error::StoreError;
@@ -8,34 +10,34 @@ use crate::store::error::StoreError;
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum InitError {
-    /// A variable is needed and not there.
+    /// A required variable is not set.
     #[error("{variable} is not set; {advice}")]
     Missing {
         /// Its name.
         variable: &'static str,
-        /// What to do.
+        /// What the user can try.
         advice: String,
     },
-    /// A variable is there and says nothing.
+    /// A variable is set but empty.
     #[error("{variable} is empty, expected {expected}; {advice}")]
     Empty {
         /// Its name.
         variable: String,
         /// What it should be.
         expected: &'static str,
-        /// What to do.
+        /// What the user can try.
         advice: &'static str,
     },
-    /// A variable cannot be what it says.
+    /// A variable has an invalid value.
     #[error("{variable}={value} is not {expected}; {advice}")]
     Invalid {
         /// Its name.
         variable: String,
-        /// What it says.
+        /// Its value.
         value: String,
         /// What it should be.
         expected: &'static str,
-        /// What to do.
+        /// What the user can try.
         advice: &'static str,
     },
     /// Two values cannot both be right.
@@ -45,18 +47,19 @@ pub enum InitError {
         left: String,
         /// The other, as `NAME=value`.
         right: String,
-        /// Why not.
+        /// Why they contradict each other.
         why: &'static str,
     },
-    /// The method cannot be read.
-    #[error("cannot meet by {method:?}: {reason}; try `env://`, `tcp://host:port` or `file:///path`")]
+    /// The method is invalid.
+    #[error("cannot join by {method:?}: {source}; try `env://`, `tcp://host:port` or `file:///path`")]
     Method {
-        /// What was given.
+        /// The method, as it was given.
         method: String,
         /// What is wrong with it.
-        reason: String,
+        #[source]
+        source: MethodError,
     },
-    /// The node list cannot be read.
+    /// The node list is invalid.
     #[error("{variable}: {source}")]
     NodeList {
         /// Its variable.
@@ -65,7 +68,7 @@ pub enum InitError {
         #[source]
         source: NodeListError,
     },
-    /// Nobody knows the name of the store's host.
+    /// The name of the store's host cannot be resolved.
     #[error("{given}: {source}")]
     Host {
         /// Where the name was given, as `NAME=value` or as the method.
@@ -74,37 +77,38 @@ pub enum InitError {
         #[source]
         source: StoreError,
     },
-    /// The meeting file says what cannot be right.
-    #[error("meeting file {path}: {reason}")]
+    /// The meeting file is invalid.
+    #[error("meeting file {path}: {source}")]
     MeetingFile {
         /// The file.
         path: String,
-        /// What is wrong, and what to do.
-        reason: String,
+        /// What is wrong with it.
+        #[source]
+        source: MeetingFileError,
     },
-    /// The key of a job on one machine can be left nowhere.
+    /// There is no folder in which rank 0 can leave a key for the ranks of this machine.
     #[error(
-        "no job key was given, and rank 0 can leave none for the others: {why}; try XDG_RUNTIME_DIR=(a folder of yours with mode 700), or `drumline key new job.key` and DRUMLINE_JOB_KEY_FILE=job.key on all ranks"
+        "no job key was given, and rank 0 cannot leave one for the others: {why}; try XDG_RUNTIME_DIR=(a folder of yours with mode 700), or `drumline key new job.key` and DRUMLINE_JOB_KEY_FILE=job.key on all ranks"
     )]
     KeyFolder {
-        /// Each place, and what is wrong with it.
+        /// Each folder, and what is wrong with it.
         why: String,
     },
-    /// Others have all ports that follow from the job's number.
+    /// All ports that are derived from the job's number are in use.
     #[error(
-        "others have all ports that follow from the job's number ({addrs}): {source}, the same on all ranks: MASTER_PORT=(a free one)"
+        "all ports derived from the job's number are in use by others ({addrs}): {source}, the same on all ranks: MASTER_PORT=(a free one)"
     )]
     PortsTaken {
-        /// Those that were tried.
+        /// The addresses that were tried.
         addrs: String,
-        /// What happened at the last one.
+        /// The error of the last one.
         #[source]
         source: StoreError,
     },
-    /// The job key.
+    /// The job key is missing or invalid.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// The store.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }

@@ -1,8 +1,8 @@
-//! A process's place in its job, found in what it was given. Pure: the environment comes in as a function.
+//! Finds a process's place in its job. Pure: the environment is a function argument.
 //!
-//! Four families of variables are known. The first whose rank is set speaks: torchrun's, Open MPI's, that of MPICH and
-//! Intel MPI, Slurm's. (`mpirun` inside a Slurm job leaves Slurm's variables of its own daemons around, so Slurm's come
-//! last; but Slurm itself sets `PMI_RANK` in some set-ups, so where the two agree, Slurm's speak.)
+//! Four families of variables are known. The first one whose rank is set is used: torchrun's, Open MPI's, that of MPICH
+//! and Intel MPI, Slurm's. (`mpirun` inside a Slurm job leaves Slurm's variables of its own daemons around, so Slurm's
+//! come last. But Slurm itself sets `PMI_RANK` in some configurations, so if the two agree, Slurm's are used.)
 
 use super::method::Method;
 use super::{InitError, InitOptions};
@@ -21,25 +21,25 @@ pub(super) struct Place {
     /// Host and port of the store; `None` for `file://`.
     pub(super) master: Option<Master>,
     pub(super) agent_hosts: bool,
-    /// Default deadline of a call.
+    /// Default time limit of a call.
     pub(super) timeout: Duration,
-    /// Time for the meeting.
+    /// Time limit of the rendezvous.
     pub(super) time_to_meet: Duration,
 }
 
-/// Where the store is.
+/// The address of the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Master {
     pub(super) host: String,
     pub(super) port: u16,
-    /// Who says so: `MASTER_ADDR=n1`, `tcp://n1:29500`.
+    /// Where this was given: `MASTER_ADDR=n1`, `tcp://n1:29500`.
     pub(super) given: String,
-    /// The job from whose number, or torchrun's port, the port follows; `None` where it is somebody's wish.
+    /// The job from whose number, or from torchrun's port, the port is derived; `None` if the user chose it.
     pub(super) derived_for: Option<String>,
 }
 
 impl Master {
-    /// The addresses at which the store may be, as `host:port`, in the order in which they are tried.
+    /// The possible addresses of the store, as `host:port`, in the order in which they are tried.
     pub(super) fn addrs(&self) -> Vec<String> {
         let at = |port: u16| match &self.host {
             host if host.contains(':') => format!("[{host}]:{port}"),
@@ -52,13 +52,30 @@ impl Master {
     }
 }
 
-/// A port, and the job it follows from.
+/// A variable and its value, for the check of both.
+struct Setting {
+    name: &'static str,
+    value: usize,
+}
+
+impl Setting {
+    fn must_be_below(&self, limit: &Setting, why: &'static str) -> Result<(), InitError> {
+        if self.value < limit.value { Ok(()) } else { Err(self.contradicts(limit, why)) }
+    }
+
+    fn contradicts(&self, other: &Setting, why: &'static str) -> InitError {
+        let shown = |setting: &Setting| format!("{}={}", setting.name, setting.value);
+        InitError::Contradiction { left: shown(self), right: shown(other), why }
+    }
+}
+
+/// A port, and the job that it is derived from.
 struct Port {
     number: u16,
     derived_for: Option<String>,
 }
 
-/// What tells a job from the others of a machine.
+/// What distinguishes a job from others on the same machine.
 struct JobName {
     number: u64,
     name: String,
@@ -66,7 +83,7 @@ struct JobName {
 
 type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Names that one family of launchers uses: rank, world size, local rank, local world size.
+/// The variables of one family of launchers: rank, world size, local rank, local world size.
 struct Family {
     rank: &'static str,
     world_size: &'static [&'static str],
@@ -99,16 +116,16 @@ const SLURM: Family = Family {
     local_world_size: SLURM_STEP_TASKS_PER_NODE,
 };
 
-/// torchrun's agent has a store of its own at the master's port; ours is at another that all ranks can tell from that one.
-fn beside(port: u16) -> u16 {
+/// torchrun's agent has its own store on the master port; ours is on another port that all ranks can derive from it.
+fn port_beside_torchrun(port: u16) -> u16 {
     derived_port(u64::from(port) * 7919)
 }
 
 impl Place {
     pub(super) fn find(env: Env<'_>, method: &Method, options: &InitOptions) -> Result<Place, InitError> {
         let family = family(env);
-        let (given_rank, given_size) =
-            (options.rank.or(method.given().rank), options.world_size.or(method.given().world_size));
+        let given_rank = options.rank.or(method.given().rank);
+        let given_size = options.world_size.or(method.given().world_size);
         let is_alone =
             given_rank.is_none() && given_size.is_none() && *method == Method::Env && is_alone(env);
         let rank = match given_rank {
@@ -123,7 +140,7 @@ impl Place {
         };
         let local_world_size = local_world_size(env, &family)?;
         let timeout = duration(env, DRUMLINE_TIMEOUT, Duration::from_secs(300), "try 300s, 500ms or 5m")?;
-        // Read again by whoever opens a socket; here for the error alone.
+        // Every socket reads this again; it is read here only to report an error early.
         duration(env, DRUMLINE_HOST_TIMEOUT, DEFAULT_HOST_TIMEOUT, "try 30s or 2m")?;
         let agent = agent(env)?;
         let mut place = Place {
@@ -141,8 +158,8 @@ impl Place {
         place.master = match method {
             Method::File { .. } => None,
             Method::Tcp { host, port, .. } => {
-                let (host, port, given) = (host.clone(), *port, format!("tcp://{host}:{port}"));
-                Some(Master { host, port, given, derived_for: None })
+                let given = format!("tcp://{host}:{port}");
+                Some(Master { host: host.clone(), port: *port, given, derived_for: None })
             }
             Method::Env => match agent {
                 Some(master) => Some(master),
@@ -158,25 +175,19 @@ impl Place {
     }
 
     fn check(&self, family: &Family) -> Result<(), InitError> {
-        let below = |(small, n): (&str, usize), (large, of): (&str, usize), why| {
-            let (left, right) = (format!("{small}={n}"), format!("{large}={of}"));
-            if n < of { Ok(()) } else { Err(InitError::Contradiction { left, right, why }) }
-        };
         let world_name = family.world_size[family.world_size.len() - 1];
-        below(
-            (family.rank, self.rank),
-            (world_name, self.world_size),
-            "ranks run from 0 to one less than that",
-        )?;
+        let rank = Setting { name: family.rank, value: self.rank };
+        let world = Setting { name: world_name, value: self.world_size };
+        rank.must_be_below(&world, "ranks run from 0 to one less than that")?;
         let Some(local) = self.local_world_size else { return Ok(()) };
-        below((family.local_rank, self.local_rank), (family.local_world_size, local), "they run from 0")?;
-        let (left, right) =
-            (format!("{}={local}", family.local_world_size), format!("{world_name}={}", self.world_size));
+        let local_rank = Setting { name: family.local_rank, value: self.local_rank };
+        let local_world = Setting { name: family.local_world_size, value: local };
+        local_rank.must_be_below(&local_world, "they run from 0")?;
         let why = "one node cannot have more ranks than the job";
-        if local <= self.world_size { Ok(()) } else { Err(InitError::Contradiction { left, right, why }) }
+        if local <= self.world_size { Ok(()) } else { Err(local_world.contradicts(&world, why)) }
     }
 
-    /// `MASTER_ADDR` and `MASTER_PORT`, or what can be known without them.
+    /// The master from `MASTER_ADDR` and `MASTER_PORT`, or from what is known without them.
     fn master_from(&self, env: Env<'_>, family: &Family) -> Result<Master, InitError> {
         let host = match env(MASTER_ADDR).filter(|host| !host.is_empty()) {
             Some(host) => Some((host.clone(), format!("{MASTER_ADDR}={host}"))),
@@ -197,15 +208,15 @@ impl Place {
             if !is_taken {
                 return Ok(Port { number, derived_for: None });
             }
-            // Not the number of restarts: torchrun's agents count their own.
+            // Not the number of restarts: each of torchrun's agents counts its own.
             let job = format!("torchrun {number} {}", env(TORCHELASTIC_RUN_ID).unwrap_or_default());
-            return Ok(Port { number: beside(number), derived_for: Some(job) });
+            return Ok(Port { number: port_beside_torchrun(number), derived_for: Some(job) });
         }
         match job_name(env, family)? {
             Some(JobName { number, name }) => {
                 Ok(Port { number: derived_port(number), derived_for: Some(name) })
             }
-            // Alone: any port will do, nobody else needs to know it.
+            // A single process: any port will do, no other process needs it.
             None if self.world_size == 1 && !self.agent_hosts => Ok(Port { number: 0, derived_for: None }),
             None => Err(InitError::Missing {
                 variable: MASTER_PORT,
@@ -214,7 +225,7 @@ impl Place {
         }
     }
 
-    /// One node: loopback. Slurm: the first node of the step. With it, who says so.
+    /// The default host, and where it comes from. One node: loopback. Slurm: the first node of the step.
     fn default_host(&self, env: Env<'_>, family: &Family) -> Result<Option<(String, String)>, InitError> {
         let loopback = || Ok(Some((String::from("127.0.0.1"), String::from("one node"))));
         if self.agent_hosts || family.rank == RANK && self.world_size > 1 {
@@ -238,16 +249,21 @@ impl Place {
 fn family(env: Env<'_>) -> Family {
     let has = |name: &str| env(name).is_some();
     let slurm_agrees = env(SLURM_PROCID) == env(PMI_RANK) && env(SLURM_NTASKS) == env(PMI_SIZE);
-    match () {
-        () if has(RANK) => TORCHRUN,
-        () if has(OMPI_COMM_WORLD_RANK) => OPEN_MPI,
-        () if has(PMI_RANK) && !slurm_agrees => MPICH,
-        () if has(SLURM_PROCID) => SLURM,
-        () => TORCHRUN,
+    if has(RANK) {
+        TORCHRUN
+    } else if has(OMPI_COMM_WORLD_RANK) {
+        OPEN_MPI
+    } else if has(PMI_RANK) && !slurm_agrees {
+        MPICH
+    } else if has(SLURM_PROCID) {
+        SLURM
+    } else {
+        TORCHRUN
     }
 }
 
-/// Whether nothing speaks of other processes: no rank, no number of ranks but 1, no place to meet. Such a process is a job by itself, as with `cargo run`.
+/// Whether no variable indicates other processes: no rank, no world size except 1, no address. Such a process is a job
+/// by itself, as with `cargo run`.
 fn is_alone(env: Env<'_>) -> bool {
     let families = [TORCHRUN, OPEN_MPI, MPICH, SLURM];
     let has_rank = families.iter().any(|family| env(family.rank).is_some());
@@ -266,8 +282,8 @@ fn local_world_size(env: Env<'_>, family: &Family) -> Result<Option<usize>, Init
     Ok(node.zip(list).and_then(|(node, list)| node_list::tasks_on_node(&list, node)))
 }
 
-/// A number that is the same on all ranks of the job and, most likely, on no other job of the machine; with it a name that
-/// no other job has.
+/// A number that is the same on all ranks of the job and, most likely, different for other jobs of the machine; and a
+/// name that is unique to the job.
 fn job_name(env: Env<'_>, family: &Family) -> Result<Option<JobName>, InitError> {
     if family.rank == SLURM_PROCID {
         let job = whole(env, &[SLURM_JOB_ID])?;
@@ -283,20 +299,18 @@ fn job_name(env: Env<'_>, family: &Family) -> Result<Option<JobName>, InitError>
     Ok(name.map(|name| JobName { number: number(&name), name: format!("mpi {name}") }))
 }
 
-/// The first of the variables that is set, as a whole number.
+/// The first of the variables that is set, as an integer.
 fn whole(env: Env<'_>, names: &[&'static str]) -> Result<Option<usize>, InitError> {
     let Some((name, value)) = names.iter().find_map(|name| Some((*name, env(name)?))) else {
         return Ok(None);
     };
     match value.trim().parse::<u32>() {
         Ok(number) => Ok(Some(number as usize)),
-        Err(_) => {
-            Err(invalid(name, &value, "a whole number", "try correcting it, or leaving it to a launcher"))
-        }
+        Err(_) => Err(invalid(name, &value, "an integer", "try correcting it, or leaving it to a launcher")),
     }
 }
 
-/// Where a launcher hosts the store, if one does.
+/// The address of the store that a launcher hosts, if one does.
 fn agent(env: Env<'_>) -> Result<Option<Master>, InitError> {
     let Some(text) = env(DRUMLINE_STORE).filter(|text| !text.is_empty()) else { return Ok(None) };
     let split = text.rsplit_once(':').filter(|(host, _)| !host.is_empty());
@@ -334,7 +348,7 @@ fn no_rank() -> InitError {
 }
 
 fn no_world_size(family: &Family) -> InitError {
-    let advice = format!("{} is, so the number of ranks is needed too; try setting it", family.rank);
+    let advice = format!("{} is, so the number of ranks is required too; try setting it", family.rank);
     InitError::Missing { variable: family.world_size[family.world_size.len() - 1], advice }
 }
 
@@ -363,7 +377,7 @@ mod tests {
         find(variables, "env://", InitOptions::default()).unwrap()
     }
 
-    fn fault(variables: &str) -> String {
+    fn error(variables: &str) -> String {
         find(variables, "env://", InitOptions::default()).unwrap_err().to_string()
     }
 
@@ -382,13 +396,13 @@ mod tests {
         assert_eq!(shown(&place), "3/4 local 1/Some(2) n1:29500");
         assert_eq!((place.round, place.agent_hosts, place.timeout), (2, false, Duration::from_secs(5)));
         let place = env(&format!("{TORCH} DRUMLINE_STORE=[fe80::7]:31"));
-        assert_eq!(shown(&place), "3/4 local 1/Some(2) fe80::7:31", "beside the master's port");
+        assert_eq!(shown(&place), "3/4 local 1/Some(2) fe80::7:31", "not the master port");
         assert!(place.agent_hosts);
         let place = env(&format!("{TORCH} TORCHELASTIC_USE_AGENT_STORE=True"));
         assert_eq!(
             shown(&place),
             "3/4 local 1/Some(2) n1:15500",
-            "torchrun itself listens at the master's port"
+            "torchrun itself listens on the master port"
         );
         let place = env(&format!("{TORCH} TORCHELASTIC_USE_AGENT_STORE=False"));
         assert_eq!(shown(&place), "3/4 local 1/Some(2) n1:29500");
@@ -432,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_is_known_by_what_gave_it() {
+    fn the_origin_of_the_host_is_known() {
         let given = |place: Place| place.master.unwrap().given;
         assert_eq!(given(env(TORCH)), "MASTER_ADDR=n1");
         let slurm = "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_NODELIST=n[2-3] SLURM_JOB_ID=1";
@@ -441,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_to_meet_is_what_was_asked_for_or_else_the_variable() {
+    fn the_rendezvous_timeout_is_the_option_or_else_the_variable() {
         let meet = |variables: &str, timeout| {
             let options = InitOptions { timeout, ..InitOptions::default() };
             find(variables, "env://", options).unwrap().time_to_meet.as_secs()
@@ -453,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn options_and_url_come_before_variables() {
+    fn options_and_url_override_variables() {
         let options = InitOptions { rank: Some(1), world_size: Some(2), ..Default::default() };
         assert_eq!(shown(&find("", "tcp://h:7", options).unwrap()), "1/2 local 1/None h:7");
         let place = find(TORCH, "tcp://h:7?rank=0&world_size=9", InitOptions::default()).unwrap();
@@ -461,17 +475,17 @@ mod tests {
     }
 
     #[test]
-    fn faults_name_the_variable_its_value_and_what_to_do() {
+    fn errors_name_the_variable_its_value_and_what_to_try() {
         let cases = [
             ("MASTER_ADDR=h MASTER_PORT=29500", "RANK is not set; nor are OMPI"),
             ("WORLD_SIZE=2", "RANK is not set; nor are OMPI"),
             ("SLURM_NTASKS=8", "RANK is not set; nor are OMPI"),
             ("RANK=0", "WORLD_SIZE is not set; RANK is"),
             ("SLURM_PROCID=0", "SLURM_NTASKS is not set; SLURM_PROCID is"),
-            ("RANK=x WORLD_SIZE=2", "RANK=x is not a whole number; try"),
-            ("RANK= WORLD_SIZE=2", "RANK is empty, expected a whole number; try"),
+            ("RANK=x WORLD_SIZE=2", "RANK=x is not an integer; try"),
+            ("RANK= WORLD_SIZE=2", "RANK is empty, expected an integer; try"),
             ("RANK=0 WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=", "MASTER_PORT is empty, expected a port"),
-            ("RANK=-1 WORLD_SIZE=2", "RANK=-1 is not a whole number; try"),
+            ("RANK=-1 WORLD_SIZE=2", "RANK=-1 is not an integer; try"),
             ("RANK=2 WORLD_SIZE=2", "RANK=2 and WORLD_SIZE=2 contradict each other: ranks run from 0"),
             ("RANK=0 WORLD_SIZE=0", "RANK=0 and WORLD_SIZE=0 contradict"),
             ("RANK=0 WORLD_SIZE=2", "MASTER_ADDR is not set; try"),
@@ -503,7 +517,7 @@ mod tests {
             ),
         ];
         for (variables, part) in cases {
-            let error = fault(variables);
+            let error = error(variables);
             assert!(error.contains(part), "{variables}: {error}");
         }
     }

@@ -1,20 +1,20 @@
-//! The server's turns: wait for sockets, read calls, let the core answer, send replies.
+//! The server's event loop: waits for sockets, reads calls, lets the core answer, sends replies.
 //!
-//! Sockets report a change once (edge triggered), so links that stop reading early are noted down in `again`. A
-//! connection keeps the token that the doorstep gave it; an event for a closed one finds nobody.
+//! Sockets report a change once (edge triggered), so links that stop reading early are listed in `again`. A connection
+//! keeps the token that it got while pending; an event for a closed one is ignored.
 
 use super::clients::{Clients, Verdict};
-use super::grace::{Graces, Missing};
+use super::grace_periods::{GracePeriods, Missing};
 use super::link::{Inflow, Link, MAX_WAITS, Numbered, ToEnd};
+use super::members::{Entry, Members};
 use super::process::has_ended;
-use super::roster::{Entry, Roster};
 use super::{ServerOptions, Shared};
 use crate::client_note::ClientNote;
 use crate::core::{Core, Replies};
-use crate::doorstep::{Doorstep, Knock, LISTEN, Proved, WAKE};
 use crate::events::{Event, LOG, MEMBERS_SHARE, incarnation_key};
-use crate::frame::Call;
+use crate::frame::{Call, FrameError};
 use crate::handshake::{Cause, Hello, Prover, Refusal, ServerHandshake};
+use crate::pending::{Authenticated, HandshakeResult, LISTEN, PendingConnections, WAKE};
 use crate::store::request::{Reply, Request};
 use crate::worker_env::host_timeout;
 use mio::{Events, Poll, Token, Waker};
@@ -26,21 +26,34 @@ use std::time::{Duration, Instant};
 
 const SCRATCH: usize = 64 * 1024;
 
-/// Connection and number of the request; connection 0 is the server itself.
+/// The connection and the number of a request; connection 0 is the server itself.
 type Ticket = (usize, u64);
+
+/// Why the server closes a connection.
+#[derive(Debug, thiserror::Error)]
+enum CloseReason {
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    #[error("one connection may have {MAX_WAITS} waits open, this has more")]
+    TooManyWaits,
+    #[error("one client has too many requests without a reply")]
+    TooManyUnanswered,
+    #[error("rank {rank} was reported as lost, because its life line broke and was not restored")]
+    Lost { rank: u32 },
+}
 
 pub(super) struct EventLoop {
     poll: Poll,
-    doorstep: Doorstep,
+    pending: PendingConnections,
     shared: Arc<Shared>,
-    roster: Roster,
+    members: Members,
     clients: Clients,
-    graces: Graces,
+    grace_periods: GracePeriods,
     core: Core<Ticket>,
     links: HashMap<usize, Link>,
     /// Links that may have more to read.
     again: Vec<usize>,
-    /// Links with replies that nobody has tried to send.
+    /// Links with replies that were not sent yet.
     unsent: Vec<usize>,
     scratch: Vec<u8>,
 }
@@ -53,15 +66,15 @@ impl EventLoop {
         shared: Arc<Shared>,
     ) -> io::Result<EventLoop> {
         let poll = Poll::new()?;
-        let doorstep = Doorstep::new(listener, prover, poll.registry().try_clone()?)?;
+        let pending = PendingConnections::new(listener, prover, poll.registry().try_clone()?)?;
         Ok(EventLoop {
             poll,
-            doorstep,
+            pending,
             shared,
-            roster: Roster::new(options),
-            // A client gives up when the store was silent for as long as a host is waited for.
+            members: Members::new(options),
+            // A client gives up when the store was silent for the host timeout.
             clients: Clients::new(host_timeout() * 2),
-            graces: Graces::default(),
+            grace_periods: GracePeriods::default(),
             core: Core::new(),
             links: HashMap::new(),
             again: Vec::new(),
@@ -74,12 +87,12 @@ impl EventLoop {
         Waker::new(self.poll.registry(), WAKE)
     }
 
-    /// Serves until told to stop.
+    /// Serves until the owner stops it.
     pub(super) fn run(mut self) {
         let mut events = Events::with_capacity(1024);
         while !self.shared.stop.load(Ordering::Acquire) {
-            let patience = self.patience(Instant::now());
-            if let Err(error) = self.poll.poll(&mut events, patience)
+            let timeout = self.poll_timeout(Instant::now());
+            if let Err(error) = self.poll.poll(&mut events, timeout)
                 && error.kind() != ErrorKind::Interrupted
             {
                 tracing::error!(%error, "the store's event queue failed; the store ends");
@@ -96,26 +109,26 @@ impl EventLoop {
         for event in events {
             match event.token() {
                 WAKE => {}
-                LISTEN => self.doorstep.ring(),
+                LISTEN => self.pending.listener_changed(),
                 Token(token) if event.is_read_closed() => self.serve(token, ToEnd::Yes),
                 Token(token) => self.serve(token, ToEnd::No),
             }
         }
         let now = Instant::now();
-        self.doorstep.turn(now);
+        self.pending.turn(now);
         self.clients.turn(now);
-        for member in self.graces.due(now, has_ended) {
+        for member in self.grace_periods.due(now, has_ended) {
             self.lose(member);
         }
         self.send_unsent();
     }
 
-    /// How long nothing can happen by itself.
-    fn patience(&self, now: Instant) -> Option<Duration> {
+    /// How long the loop may wait for sockets; `None` means without limit.
+    fn poll_timeout(&self, now: Instant) -> Option<Duration> {
         if !self.again.is_empty() {
             return Some(Duration::ZERO);
         }
-        let turns = [self.doorstep.next_turn(), self.clients.next_turn(), self.graces.next_turn(now)];
+        let turns = [self.pending.next_turn(), self.clients.next_turn(), self.grace_periods.next_turn(now)];
         Some(turns.into_iter().flatten().min()?.saturating_duration_since(now))
     }
 
@@ -123,57 +136,58 @@ impl EventLoop {
         if self.links.contains_key(&token) {
             return self.serve_link(token, to_end);
         }
-        match self.doorstep.serve(token) {
-            Some(Knock::Proved(proved)) => self.admit(*proved),
-            Some(Knock::Refused(refusal)) => self.tell_of(None, refusal),
+        match self.pending.serve(token) {
+            Some(HandshakeResult::Authenticated(connection)) => self.admit(*connection),
+            Some(HandshakeResult::Refused(refusal)) => self.announce_refusal(None, refusal),
             None => {}
         }
     }
 
-    fn admit(&mut self, proved: Proved) {
-        let Proved { token, mut stranger, hello, session } = proved;
+    fn admit(&mut self, authenticated: Authenticated) {
+        let Authenticated { token, mut connection, hello, session } = authenticated;
         let (note, entry) = match self.judge(&hello) {
             Ok(judged) => judged,
             Err(refusal) => {
-                stranger.refuse(&refusal);
-                return self.tell_of(Some(&hello), refusal);
+                connection.refuse(&refusal);
+                return self.announce_refusal(Some(&hello), refusal);
             }
         };
-        // If this fails, the first read will tell, and the link ends as links do.
-        let _ = stranger.send(&ServerHandshake::WELCOME);
+        // If this fails, the first read reports it, and the link is closed as usual.
+        let _ = connection.send(&ServerHandshake::WELCOME);
         if entry == Entry::Resumed {
             self.resume(&hello, note);
         }
         self.record(entry);
-        self.clients.joined(note.number, token);
-        self.links.insert(token, Link::new(stranger.stream, hello, note, &session));
+        self.clients.connected(note.number, token);
+        self.links.insert(token, Link::new(connection.stream, hello, note, &session));
         self.count_others();
         self.serve_link(token, ToEnd::Yes);
     }
 
     fn judge(&mut self, hello: &Hello) -> Result<(ClientNote, Entry), Refusal> {
-        let note = ClientNote::decode(&hello.note)
-            .ok_or_else(|| Refusal::new(Cause::Other, "this is a store, and the note is not a client's"))?;
-        if self.shared.ending.load(Ordering::Relaxed) && self.roster.is_new(hello, note) {
+        let note = ClientNote::decode(&hello.note).ok_or_else(|| {
+            Refusal::new(Cause::Other, "this is a store, and the note is not that of a store's client")
+        })?;
+        if self.shared.ending.load(Ordering::Relaxed) && self.members.is_new(hello, note) {
             let message =
-                format!("the job is ending, {hello} comes too late; try starting it with the next one");
+                format!("the job is ending, {hello} is too late; try starting it with the next job");
             return Err(Refusal::new(Cause::Ending, message));
         }
-        Ok((note, self.roster.admit(hello, note)?))
+        Ok((note, self.members.admit(hello, note)?))
     }
 
-    /// The member has a new life line; the one before, if it has not ended yet, is of no more use.
+    /// The member has a new life line; the previous one, if it has not ended yet, is closed.
     fn resume(&mut self, hello: &Hello, note: ClientNote) {
-        tracing::info!(member = %hello, "the life line was made again");
+        tracing::info!(member = %hello, "the life line was restored");
         for token in self.clients.links(note.number) {
             if self.links.get(&token).is_some_and(Link::is_life_line) {
                 self.cut(token);
             }
         }
-        self.graces.end(Missing { rank: hello.rank.unwrap_or(u32::MAX), number: note.number });
+        self.grace_periods.end(Missing { rank: hello.rank.unwrap_or(u32::MAX), number: note.number });
     }
 
-    /// Writes down in which meeting a new member takes part. One that was in another has left that by coming here.
+    /// Records the meeting of a new member. If the member was in another one, joining here has ended that.
     fn record(&mut self, entry: Entry) {
         let Entry::LifeLine { rank, incarnation, before } = entry else { return };
         if let Some(before) = before {
@@ -182,9 +196,9 @@ impl EventLoop {
         self.apply(Request::Set { key: incarnation_key(rank), value: incarnation.to_string().into() });
     }
 
-    /// Those who wait for one that was refused learn it.
-    fn tell_of(&mut self, hello: Option<&Hello>, refusal: Refusal) {
-        if let Some((incarnation, event)) = self.roster.refused(hello, refusal) {
+    /// Informs the ranks that wait for a refused one.
+    fn announce_refusal(&mut self, hello: Option<&Hello>, refusal: Refusal) {
+        if let Some((incarnation, event)) = self.members.refused(hello, refusal) {
             self.append(event.to_line_in(incarnation));
         }
     }
@@ -192,8 +206,8 @@ impl EventLoop {
     fn serve_link(&mut self, token: usize, to_end: ToEnd) {
         let Some(link) = self.links.get_mut(&token) else { return };
         let inflow = match link.flush() {
-            // What was read before comes first; the socket says when it takes more.
-            Ok(_) if link.is_held_up() => Ok(Inflow::Dry),
+            // Calls that were read before come first; the socket reports when it accepts more.
+            Ok(_) if link.is_delayed() => Ok(Inflow::Dry),
             Ok(_) => link.read(&mut self.scratch, to_end),
             Err(error) => Err(error),
         };
@@ -207,16 +221,17 @@ impl EventLoop {
         }
     }
 
-    fn carry_out_all(&mut self, token: usize) -> Result<(), String> {
+    fn carry_out_all(&mut self, token: usize) -> Result<(), CloseReason> {
         while let Some(link) = self.links.get_mut(&token)
-            && let Some(numbered) = link.next_call().map_err(|error| error.to_string())?
+            && let Some(numbered) = link.next_call()?
         {
             self.carry_out(token, numbered)?;
         }
         Ok(())
     }
 
-    fn carry_out(&mut self, token: usize, Numbered { id, oldest, call }: Numbered) -> Result<(), String> {
+    fn carry_out(&mut self, token: usize, numbered: Numbered) -> Result<(), CloseReason> {
+        let Numbered { id, oldest, call } = numbered;
         let Some(link) = self.links.get_mut(&token) else { return Ok(()) };
         let ticket = (token, id);
         let mut replies = Vec::new();
@@ -236,39 +251,38 @@ impl EventLoop {
                 }
             }
             Call::Bye => {
-                self.roster.leave(&link.hello, link.note.number);
+                self.members.leave(&link.hello, link.note.number);
                 self.count_others();
             }
             Call::Ping => replies.push((ticket, Reply::Done)),
         }
         self.deliver(replies);
         match self.links.get(&token) {
-            Some(link) if link.waits.len() > MAX_WAITS => {
-                Err(format!("one connection may have {MAX_WAITS} waits open, this has more"))
-            }
+            Some(link) if link.waits.len() > MAX_WAITS => Err(CloseReason::TooManyWaits),
             _ => Ok(()),
         }
     }
 
-    /// Carries out a request that changes the store, unless it has come before.
+    /// Carries out a request that changes the store, unless it was carried out before.
     fn change_once(
         &mut self,
         ticket: Ticket,
         oldest: u64,
         request: Request,
-    ) -> Result<Replies<Ticket>, String> {
+    ) -> Result<Replies<Ticket>, CloseReason> {
         let (token, id) = ticket;
         let Some(link) = self.links.get(&token) else { return Ok(Vec::new()) };
-        let (number, is_member) = (link.note.number, link.hello.rank.is_some());
+        let number = link.note.number;
+        let is_member = link.hello.rank.is_some();
         let mut replies = Vec::new();
         match self.clients.judge(number, id, oldest) {
             Verdict::New => {}
             Verdict::Again(reply) => return Ok(vec![(ticket, reply)]),
             Verdict::Late => {
-                let reason = format!("request {id} comes too late, its client has given it up");
+                let reason = format!("request {id} is too late, its client has given it up");
                 return Ok(vec![(ticket, Reply::Failed(reason))]);
             }
-            Verdict::TooMany => return Err("one client has too many requests without a reply".into()),
+            Verdict::TooMany => return Err(CloseReason::TooManyUnanswered),
         }
         match &request {
             Request::Append { key, value }
@@ -296,7 +310,7 @@ impl EventLoop {
     }
 
     fn send_unsent(&mut self) {
-        // Closing a link can bring about replies to others.
+        // Closing a link can cause replies to others.
         while let Some(token) = self.unsent.pop() {
             let Some(link) = self.links.get_mut(&token) else { continue };
             match link.flush() {
@@ -307,61 +321,62 @@ impl EventLoop {
         }
     }
 
-    fn close_because(&mut self, token: usize, error: String) {
+    fn close_because(&mut self, token: usize, reason: CloseReason) {
         if let Some(link) = self.links.get_mut(&token) {
-            tracing::warn!(member = %link.hello, %error, "closed a connection");
-            link.push(0, &Reply::Failed(error));
+            tracing::warn!(member = %link.hello, %reason, "closed a connection");
+            link.push(0, &Reply::Failed(reason.to_string()));
             let _ = link.flush();
         }
         self.close(token);
     }
 
-    /// Ends a link. A member whose life line it was, and who has not said goodbye, may come back for a moment.
+    /// Closes a link. If it was the life line of a member that has not said goodbye, the member may come back for a
+    /// moment.
     fn close(&mut self, token: usize) {
         let Some(link) = self.cut(token) else { return };
         let now = Instant::now();
-        let (number, others) = (link.note.number, self.clients.links(link.note.number).len());
-        let Some(rank) = link.hello.rank.filter(|_| self.roster.is_there(&link.hello, number)) else {
+        let number = link.note.number;
+        let others = self.clients.links(number).len();
+        let Some(rank) = link.hello.rank.filter(|_| self.members.is_present(&link.hello, number)) else {
             return;
         };
         let member = Missing { rank, number };
         if link.is_life_line() {
-            let pid = self.roster.sees_process(link.note).then_some(link.hello.pid);
-            self.graces.begin(member, pid, others, now);
+            let pid = self.members.can_see_process(link.note).then_some(link.hello.pid);
+            self.grace_periods.begin(member, pid, others, now);
         } else if others == 0 {
-            self.graces.alone(member, now);
+            self.grace_periods.disconnected(member, now);
         }
     }
 
-    /// Ends a link and calls off its waits.
+    /// Closes a link and cancels its waits.
     fn cut(&mut self, token: usize) -> Option<Link> {
         let link = self.links.remove(&token)?;
         for id in &link.waits {
             self.core.cancel((token, *id));
         }
-        self.clients.parted(link.note.number, token, Instant::now());
+        self.clients.disconnected(link.note.number, token, Instant::now());
         Some(link)
     }
 
-    /// A member has not come back: everybody who follows the log learns it, and so does it, should it live.
-    fn lose(&mut self, Missing { rank, number }: Missing) {
-        let Some(event) = self.roster.lose(rank, number) else { return };
+    /// Reports a member that has not come back as lost: to all that follow the log, and to the member itself, should it
+    /// still live.
+    fn lose(&mut self, member: Missing) {
+        let Missing { rank, number } = member;
+        let Some(event) = self.members.lose(rank, number) else { return };
         self.append(event.to_line());
         self.count_others();
         for token in self.clients.links(number) {
-            let reason = format!(
-                "rank {rank} was reported as lost, since the connection that shows that it lives broke and was not made again"
-            );
-            self.close_because(token, reason);
+            self.close_because(token, CloseReason::Lost { rank });
         }
     }
 
-    /// Adds a line to the log.
+    /// Appends a line to the event log.
     fn append(&mut self, line: Vec<u8>) {
         self.apply(Request::Append { key: LOG.into(), value: line });
     }
 
-    /// The server's own request.
+    /// Carries out a request of the server itself.
     fn apply(&mut self, request: Request) {
         let mut replies = Vec::new();
         self.core.apply((WAKE.0, 0), request, &mut replies);
@@ -369,6 +384,6 @@ impl EventLoop {
     }
 
     fn count_others(&self) {
-        self.shared.set_others(self.roster.num_others());
+        self.shared.set_others(self.members.num_others());
     }
 }

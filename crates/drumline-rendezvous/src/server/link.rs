@@ -1,4 +1,4 @@
-//! A connection that has proved the job key: bytes in become calls, replies become bytes out.
+//! A connection that has proved the job key: turns received bytes into calls, and replies into bytes.
 
 use crate::client_note::{ClientNote, Line};
 use crate::frame::{Call, Frame, FrameError, Opener, Sealer, encode_reply};
@@ -8,13 +8,13 @@ use mio::net::TcpStream;
 use std::collections::BTreeSet;
 use std::io::{self, ErrorKind, Read, Write};
 
-/// With this much waiting to be sent, no more calls are taken: one who does not listen is not answered further.
+/// With this many bytes waiting to be sent, no more calls are taken: the client must read first.
 const HIGH_WATER: usize = 1024 * 1024;
-/// Bytes read from one link before the others have their turn.
+/// How many bytes are read from one link before the others get their turn.
 const TURN: usize = 1024 * 1024;
-/// Waits that one connection may have open.
+/// How many waits one connection may have open.
 pub(super) const MAX_WAITS: usize = 64;
-/// A buffer larger than this is given back when it is empty.
+/// A larger buffer is freed when it is empty.
 const KEEP: usize = 64 * 1024;
 
 pub(super) struct Link {
@@ -26,23 +26,23 @@ pub(super) struct Link {
     opener: Opener,
     sealer: Sealer,
     input: Vec<u8>,
-    /// How much of the input has been taken as calls.
+    /// How many bytes of the input were taken as calls.
     taken: usize,
     output: Vec<u8>,
-    /// How much of the output has been sent.
+    /// How many bytes of the output were sent.
     sent: usize,
-    /// Calls were left untaken because of the high water mark.
-    held_up: bool,
+    /// Whether calls were not taken because of the high water mark.
+    delayed: bool,
 }
 
-/// A call as it came: its number, and the oldest of its client's requests that has no reply yet.
+/// A call with its number, and the oldest of its client's requests that has no reply yet.
 pub(super) struct Numbered {
     pub(super) id: u64,
     pub(super) oldest: u64,
     pub(super) call: Call,
 }
 
-/// What came of reading.
+/// The result of reading.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Inflow {
     /// Nothing more for now.
@@ -66,12 +66,12 @@ impl Link {
             taken: 0,
             output: Vec::new(),
             sent: 0,
-            held_up: false,
+            delayed: false,
         }
     }
 
-    /// Reads what is there, at most one turn's worth, into the input buffer. A short read has emptied the socket and
-    /// what comes later is a new event, unless it is known that the end is there too (`to_end`).
+    /// Reads the available bytes, at most one turn's worth, into the input buffer. A short read has emptied the socket,
+    /// and later bytes are a new event, unless the end is known to be there too (`to_end`).
     pub(super) fn read(&mut self, scratch: &mut [u8], to_end: ToEnd) -> io::Result<Inflow> {
         let mut total = 0;
         while total < TURN {
@@ -92,10 +92,10 @@ impl Link {
         Ok(Inflow::More)
     }
 
-    /// The next whole call in the input buffer, unless too much waits to be sent.
+    /// The next complete call in the input buffer, unless too much waits to be sent.
     pub(super) fn next_call(&mut self) -> Result<Option<Numbered>, FrameError> {
-        self.held_up = self.output.len() - self.sent > HIGH_WATER;
-        if self.held_up {
+        self.delayed = self.output.len() - self.sent > HIGH_WATER;
+        if self.delayed {
             return Ok(None);
         }
         let Some((message, used)) = self.opener.open(&self.input[self.taken..])? else {
@@ -117,7 +117,7 @@ impl Link {
         was_empty
     }
 
-    /// Sends as much of the queue as the socket takes; `true` if calls that were held up can now go on.
+    /// Sends as much of the queue as the socket accepts; `true` if delayed calls can continue.
     pub(super) fn flush(&mut self) -> io::Result<bool> {
         while self.sent < self.output.len() {
             match self.stream.write(&self.output[self.sent..]) {
@@ -131,7 +131,7 @@ impl Link {
         self.sent = 0;
         self.output.clear();
         give_back(&mut self.output);
-        Ok(self.held_up)
+        Ok(self.delayed)
     }
 
     /// Whether it is its member's life line.
@@ -139,13 +139,13 @@ impl Link {
         self.note.line != Line::Calls
     }
 
-    /// Whether calls wait for the other side to listen.
-    pub(super) fn is_held_up(&self) -> bool {
-        self.held_up
+    /// Whether calls wait until the other side reads.
+    pub(super) fn is_delayed(&self) -> bool {
+        self.delayed
     }
 }
 
-/// Whether a read goes on until the socket says that there is no more.
+/// Whether a read continues until the socket reports that there is no more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ToEnd {
     Yes,

@@ -1,7 +1,7 @@
-//! Whether a process that can be seen from here has ended.
+//! Whether a process that is visible here has ended.
 
-/// Gone, or a zombie. Asked only of processes of this one's [space](crate::ProcessSpace), and when their connection has
-/// ended.
+/// Whether the process is gone or a zombie. Only used for processes of our own [space](crate::ProcessSpace), and when
+/// their connection has ended.
 pub(super) fn has_ended(pid: u32) -> bool {
     match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(stat) => state_of(&stat).is_none_or(|state| matches!(state, 'Z' | 'X' | 'x')),
@@ -9,7 +9,7 @@ pub(super) fn has_ended(pid: u32) -> bool {
     }
 }
 
-/// The letter behind the name, which stands in parentheses and may contain any.
+/// The state letter after the name, which is in parentheses and may contain anything.
 fn state_of(stat: &str) -> Option<char> {
     stat.rsplit_once(')')?.1.trim_start().chars().next()
 }

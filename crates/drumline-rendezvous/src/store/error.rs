@@ -1,4 +1,4 @@
-//! What can go wrong with a store.
+//! The errors of a store.
 
 use crate::frame::FrameError;
 use crate::handshake::HandshakeError;
@@ -7,27 +7,27 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Why a store could not be reached or did not do what was asked.
+/// Why a store could not be reached or did not carry out a request.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
     /// The deadline passed first.
     #[error(
-        "{what} timed out after {after:.1?}: nobody made it come true; try looking at the ranks that should have"
+        "{what} timed out after {after:.1?}: no rank provided it; try looking at the ranks that should have"
     )]
     Timeout {
         /// The request, with those of its keys that are missing.
         what: String,
-        /// How long was waited.
+        /// How long the request waited.
         after: Duration,
     },
-    /// The request cannot be carried out as things stand.
-    #[error("the store did not do it: {reason}")]
+    /// The store could not carry out the request.
+    #[error("the store rejected the request: {reason}")]
     Rejected {
         /// Why.
         reason: String,
     },
-    /// Beyond a limit.
+    /// A key or value is beyond a limit.
     #[error("{what} may have {limit} bytes, got {bytes}; try splitting it over several keys")]
     TooLarge {
         /// What is too large.
@@ -42,97 +42,97 @@ pub enum StoreError {
         "lost the store at {addr} during {what} ({source}); its host (rank 0 or the launcher) has ended or cannot be reached"
     )]
     Gone {
-        /// Where it was.
+        /// Its address.
         addr: String,
         /// The request.
         what: String,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// The server was there and does not answer any more.
+    /// The server answered before and does not answer any more.
     #[error(
-        "the store at {addr} did not answer for {after:.1?} during {what}: its host (rank 0 or the launcher) stands still or cannot be reached; try looking at that host, or a longer DRUMLINE_HOST_TIMEOUT if the network may be out for so long"
+        "the store at {addr} did not answer for {after:.1?} during {what}: its host (rank 0 or the launcher) is frozen or cannot be reached; try looking at that host, or a longer DRUMLINE_HOST_TIMEOUT if network outages may last that long"
     )]
     Silent {
-        /// Where it was.
+        /// Its address.
         addr: String,
         /// The request.
         what: String,
-        /// For how long nothing came.
+        /// How long nothing was received.
         after: Duration,
     },
-    /// Nobody answered as the store before the deadline.
+    /// No store answered before the deadline.
     #[error(
         "no store at {addr} after {after:.1?}: {tried}; try checking that rank 0 (or the launcher) runs and that MASTER_ADDR and MASTER_PORT are the same on all ranks"
     )]
     Unreachable {
-        /// Where it should have been.
+        /// The address that was tried.
         addr: String,
-        /// How long it was tried.
+        /// How long the attempts took.
         after: Duration,
-        /// Each address and what happened there.
+        /// Each address, and the last result there.
         tried: Tried,
     },
-    /// Nobody proved the job key on any of the ports that follow from the job's number.
+    /// No server proved the job key on any of the ports that are derived from the job's number.
     #[error(
         "no store of this job on {host} after {after:.1?}: {tried}; try checking that rank 0 (or the launcher) runs and has the same job key, or a free port of that host on all ranks (MASTER_PORT, or --master-port of `drumline run`)"
     )]
     NotOnAnyPort {
-        /// Where it should have been.
+        /// The host that was tried.
         host: String,
-        /// How long it was tried.
+        /// How long the attempts took.
         after: Duration,
-        /// Each address and what happened there.
+        /// Each address, and the last result there.
         tried: Tried,
     },
-    /// Nobody knows the name.
+    /// The host's name cannot be resolved.
     #[error(
         "the name `{host}` cannot be resolved, tried for {after:.1?}: {source}; try an address, or a name that this machine knows (`getent hosts {host}`)"
     )]
     Unresolved {
         /// The name.
         host: String,
-        /// How long it was tried.
+        /// How long the attempts took.
         after: Duration,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// Somebody answered, and the meeting failed.
+    /// A server answered, and the handshake failed.
     #[error("cannot join the store at {addr}: {source}")]
     Handshake {
-        /// Where.
+        /// The address.
         addr: String,
-        /// What happened.
+        /// Why it failed.
         #[source]
         source: HandshakeError,
     },
-    /// The other side does not keep to the protocol.
-    #[error("the store at {addr} sent something that is no reply: {source}")]
+    /// The other side violates the protocol.
+    #[error("the store at {addr} sent an invalid reply: {source}")]
     Protocol {
-        /// Where.
+        /// The address.
         addr: String,
-        /// What was wrong with it.
+        /// What is wrong with the reply.
         #[source]
         source: FrameError,
     },
-    /// The open key is for loopback.
+    /// Without a secret key, only loopback addresses are allowed.
     #[error(
         "no job key was given, so only loopback may be used and {addr} is not; try `drumline key new job.key` once, copy it to every machine, and DRUMLINE_JOB_KEY_FILE=job.key on all ranks"
     )]
     NeedsSecret {
-        /// The address asked for.
+        /// The requested address.
         addr: String,
     },
-    /// The server's address cannot be listened on.
+    /// The server cannot listen on its address.
     #[error("cannot listen on {addr}: {source}; {advice}")]
     Bind {
-        /// The address asked for.
+        /// The requested address.
         addr: String,
-        /// What to do about it.
+        /// What the user can try.
         advice: String,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -148,32 +148,83 @@ pub enum StoreError {
         /// Process that wrote it.
         pid: u32,
     },
-    /// The file is no store, or damaged.
-    #[error("{} is no store file: {reason}; try another path, or removing the file", path.display())]
+    /// The file is not a store file, or is damaged.
+    #[error("{} is not a valid store file: {source}; try another path, or removing the file", path.display())]
     BadFile {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        reason: String,
+        #[source]
+        source: BadFileError,
     },
-    /// The system refused something.
+    /// A server was given no address to listen on.
+    #[error("the store's server was given no address to listen on")]
+    NoAddress,
+    /// A system call failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// The operation.
         what: String,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
 }
 
+/// Why a file is not a valid store file.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BadFileError {
+    /// It has another owner, or others may access it.
+    #[error("expected a file of user {expected} with mode 0600, got user {owner}, {mode:04o}")]
+    NotPrivate {
+        /// The user of this process.
+        expected: u32,
+        /// The file's owner.
+        owner: u32,
+        /// The file's permission bits.
+        mode: u32,
+    },
+    /// It ends inside its header.
+    #[error("it ends inside its header")]
+    Short,
+    /// It does not begin with the magic bytes.
+    #[error("it does not begin with the magic bytes of one")]
+    Magic,
+    /// It has a version that this program does not know.
+    #[error("it has version {got}, this program knows {expected}")]
+    Version {
+        /// The version in the file.
+        got: u16,
+        /// The version that this program knows.
+        expected: u16,
+    },
+    /// Its header is not valid JSON.
+    #[error("its header is invalid: {0}")]
+    Header(String),
+    /// The records are not numbered in order.
+    #[error("record {expected} has number {got}")]
+    Order {
+        /// The number that was due.
+        expected: u64,
+        /// The number in the file.
+        got: u64,
+    },
+    /// A record is not a request.
+    #[error("record {0} is not a request")]
+    NotARequest(u64),
+    /// A record cannot be decoded.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+}
+
 impl StoreError {
-    /// Whether the deadline passed and nothing else is wrong.
+    /// Whether the only problem is that the deadline passed.
     pub fn is_timeout(&self) -> bool {
         matches!(self, Self::Timeout { .. })
     }
 
-    /// Whether a new round of the job may do better; the others are mistakes in the program or its set-up.
+    /// Whether a new round of the job may succeed; the other errors are mistakes in the program or its configuration.
     pub fn is_recoverable(&self) -> bool {
         matches!(
             self,
@@ -185,12 +236,13 @@ impl StoreError {
         )
     }
 
-    /// Whether somebody else listens at the address that a server was to have.
+    /// Whether another process already listens on the server's address.
     pub fn is_port_taken(&self) -> bool {
         matches!(self, Self::Bind { source, .. } if source.kind() == io::ErrorKind::AddrInUse)
     }
 
-    /// A timeout as seen by one who has waited in several calls since `began`; other errors are as they were.
+    /// Changes the time of a timeout to the time since `began`, for a caller that waited in several calls. Other errors
+    /// stay unchanged.
     ///
     /// ```
     /// use drumline_rendezvous::{MemoryStore, Store, StoreError};
@@ -215,12 +267,12 @@ impl StoreError {
     }
 }
 
-/// What happened last at each address that was tried.
+/// The last result at each address that was tried.
 #[derive(Debug, Default, Clone)]
 pub struct Tried(Vec<(String, String, u32)>);
 
 impl Tried {
-    /// Notes one more try at `addr`.
+    /// Records one more attempt at `addr`.
     pub(crate) fn note(&mut self, addr: String, outcome: String) {
         match self.0.iter_mut().find(|(known, ..)| *known == addr) {
             Some((_, last, times)) => (*last, *times) = (outcome, *times + 1),
@@ -228,7 +280,7 @@ impl Tried {
         }
     }
 
-    /// Takes over what was noted elsewhere, of other addresses.
+    /// Adds the records of other addresses.
     pub(crate) fn append(&mut self, mut other: Tried) {
         self.0.append(&mut other.0);
     }

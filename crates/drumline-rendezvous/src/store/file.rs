@@ -1,17 +1,17 @@
-//! The store in a file, for processes that share a disk and nothing else.
+//! A store in a file, for processes that share only a disk.
 //!
 //! ```text
 //!  ┌────────────────────────────┬──────────┬──────────┬──
-//!  │ header: magic, version,    │ request 1│ request 2│ ..     only requests that change something, as records
+//!  │ header: magic, version,    │ request 1│ request 2│ ..     only requests that change the store, as records
 //!  │ run, host and pid of maker │          │          │
 //!  └────────────────────────────┴──────────┴──────────┴──
 //! ```
-//! The file only grows. Each process replays it into a core of its own, so that all hold the same state; a request
-//! is appended, and thereby gets its place in the order, under an exclusive lock (`flock`, which on NFS needs
-//! Linux 2.6.12 or later). A process that dies while writing leaves half a record, which the next writer cuts off.
+//! The file only grows. Each process replays it into its own core, so that all have the same state. A request is
+//! appended under an exclusive lock, which gives it its place in the order (`flock`, which on NFS needs Linux 2.6.12 or
+//! later). A process that dies while writing leaves an incomplete record, which the next writer removes.
 //!
-//! Those who wait are woken by inotify. On a shared disk inotify does not see what other machines write; there,
-//! they look again every [`RECHECK`], which is then how long news may take.
+//! Waiting calls are woken by inotify. On a shared disk, inotify does not see what other machines write. There, they
+//! check again every [`RECHECK`], which is then how long a change may take to arrive.
 //!
 //! A file of an earlier run is recognised by the name of the run in its header.
 
@@ -20,7 +20,7 @@ mod record;
 mod watch;
 
 use super::Store;
-use super::error::StoreError;
+use super::error::{BadFileError, StoreError};
 use super::request::{Reply, Request};
 use super::timed_out::timed_out;
 use crate::core::Core;
@@ -37,9 +37,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use watch::Watch;
 
-/// How often a waiting call looks at the file by itself.
+/// How often a waiting call checks the file without an event.
 const RECHECK: Duration = Duration::from_millis(200);
-/// Time for others to let go of the lock.
+/// How long to wait for the lock.
 const LOCK: Duration = Duration::from_secs(30);
 const LOCK_PAUSE: Duration = Duration::from_millis(1);
 
@@ -50,10 +50,10 @@ pub struct FileStore {
     replica: Mutex<Replica>,
 }
 
-/// The file, and what has been read of it.
+/// The file, and the state that was read from it.
 struct Replica {
     file: File,
-    /// End of the last whole record that was read.
+    /// The end of the last complete record that was read.
     end: u64,
     num_records: u64,
     core: Core<u64>,
@@ -62,22 +62,22 @@ struct Replica {
 }
 
 impl FileStore {
-    /// Makes the file, for run `run`; it must not be there.
+    /// Creates the file for run `run`; it must not exist.
     pub fn create(path: impl AsRef<Path>, run: &str) -> Result<FileStore, StoreError> {
         let path = path.as_ref();
         match Header::new(run).write(path) {
             Ok(()) => Self::attach(path),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(Self::attach(path)?.stale()),
-            Err(error) => Err(StoreError::io(format!("cannot make {}", path.display()))(error)),
+            Err(error) => Err(StoreError::io(format!("cannot create {}", path.display()))(error)),
         }
     }
 
-    /// Joins run `run` in the file, or makes the file. One of another run is not touched.
+    /// Joins run `run` in the file, or creates the file. A file of another run is not changed.
     pub fn open(path: impl AsRef<Path>, run: &str) -> Result<FileStore, StoreError> {
         let path = path.as_ref();
         match Header::new(run).write(path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(StoreError::io(format!("cannot make {}", path.display()))(error));
+                return Err(StoreError::io(format!("cannot create {}", path.display()))(error));
             }
             _ => {}
         }
@@ -85,9 +85,10 @@ impl FileStore {
         if store.header.run == run { Ok(store) } else { Err(store.stale()) }
     }
 
-    /// Waits for the file and joins whatever run is in it.
+    /// Waits for the file, and joins the run in it, whatever its name.
     pub fn join(path: impl AsRef<Path>, deadline: Instant) -> Result<FileStore, StoreError> {
-        let (path, began) = (path.as_ref(), Instant::now());
+        let path = path.as_ref();
+        let began = Instant::now();
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let watch = Watch::folder(folder.unwrap_or(Path::new(".")));
         let mut reminder = Reminder::new(began);
@@ -98,12 +99,13 @@ impl FileStore {
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let what = format!("waiting for rank 0 to make {}", path.display());
+                let what = format!("waiting for rank 0 to create {}", path.display());
                 return Err(StoreError::Timeout { what, after: began.elapsed() });
             }
             if reminder.is_due(Instant::now()) {
-                let (path, waited) = (path.display(), began.elapsed());
-                tracing::warn!(%path, "still waits for rank 0 to make {path}, {waited:.0?} so far and {left:.0?} more");
+                let path = path.display();
+                let waited = began.elapsed();
+                tracing::warn!(%path, "still waiting for rank 0 to create {path}, {waited:.0?} so far and {left:.0?} more");
             }
             watch.wait(left.min(RECHECK));
         }
@@ -111,8 +113,14 @@ impl FileStore {
 
     fn attach(path: &Path) -> Result<FileStore, StoreError> {
         let (file, header, end) = Header::read(path)?;
-        let (core, replies) = (Core::new(), HashMap::new());
-        let replica = Mutex::new(Replica { file, end, num_records: 0, core, last_ticket: 0, replies });
+        let replica = Mutex::new(Replica {
+            file,
+            end,
+            num_records: 0,
+            core: Core::new(),
+            last_ticket: 0,
+            replies: HashMap::new(),
+        });
         Ok(FileStore { path: path.into(), header, replica })
     }
 
@@ -121,7 +129,7 @@ impl FileStore {
         &self.header.run
     }
 
-    /// The error that says whose the file is.
+    /// The error that says which run the file belongs to.
     pub(crate) fn stale(&self) -> StoreError {
         let Header { run, host, pid } = self.header.clone();
         StoreError::StaleFile { path: self.path.clone(), run, host, pid }
@@ -131,12 +139,12 @@ impl FileStore {
         self.replica.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn failed(&self, error: io::Error) -> StoreError {
-        match error.kind() {
-            io::ErrorKind::InvalidData => {
-                StoreError::BadFile { path: self.path.clone(), reason: error.to_string() }
+    fn failed(&self, error: ReplicaError) -> StoreError {
+        match error {
+            ReplicaError::Bad(source) => StoreError::BadFile { path: self.path.clone(), source },
+            ReplicaError::Io(source) => {
+                StoreError::Io { what: format!("store file {}", self.path.display()), source }
             }
-            _ => StoreError::Io { what: format!("store file {}", self.path.display()), source: error },
         }
     }
 }
@@ -147,9 +155,10 @@ impl Store for FileStore {
         if request.changes() {
             return self.replica().change(request).map_err(|error| self.failed(error));
         }
-        // Watched before the first look, so that no change falls between the two.
+        // Watch before the first check, so that no change is missed between the two.
         let watch = request.waits().then(|| Watch::file(&self.path));
-        let (began, asked) = (Instant::now(), request.clone());
+        let began = Instant::now();
+        let wait = request.clone();
         let ticket = self.replica().ask(request).map_err(|error| self.failed(error))?;
         loop {
             let mut replica = self.replica();
@@ -161,7 +170,7 @@ impl Store for FileStore {
             if left.is_zero() {
                 replica.core.cancel(ticket);
                 drop(replica);
-                return Err(timed_out(self, &asked, began));
+                return Err(timed_out(self, &wait, began));
             }
             drop(replica);
             if let Some(watch) = &watch {
@@ -173,17 +182,18 @@ impl Store for FileStore {
 
 impl Replica {
     /// Appends the request and carries it out.
-    fn change(&mut self, request: Request) -> io::Result<Reply> {
+    fn change(&mut self, request: Request) -> Result<Reply, ReplicaError> {
         lock(&self.file, File::try_lock)?;
         let result = self.read_new().and_then(|()| self.write(&request));
         self.file.unlock()?;
         result?;
         let ticket = self.ask(request)?;
-        self.replies.remove(&ticket).ok_or_else(|| io::Error::other("a change does not wait"))
+        let reply = self.replies.remove(&ticket);
+        Ok(reply.ok_or_else(|| io::Error::other("a change does not wait"))?)
     }
 
-    /// Gives the request to the core; its reply is in `replies`, now or after catching up.
-    fn ask(&mut self, request: Request) -> io::Result<u64> {
+    /// Passes the request to the core; its reply is in `replies`, now or after catching up.
+    fn ask(&mut self, request: Request) -> Result<u64, ReplicaError> {
         if !request.changes() {
             self.catch_up()?;
         }
@@ -195,11 +205,11 @@ impl Replica {
     fn apply(&mut self, ticket: u64, request: Request) {
         let mut replies = Vec::new();
         self.core.apply(ticket, request, &mut replies);
-        // Ticket 0: somebody else's request, whose reply nobody here wants.
+        // Ticket 0 is another process's request, whose reply is not needed here.
         self.replies.extend(replies.into_iter().filter(|(ticket, _)| *ticket != 0));
     }
 
-    fn catch_up(&mut self) -> io::Result<()> {
+    fn catch_up(&mut self) -> Result<(), ReplicaError> {
         if self.file.metadata()?.len() == self.end {
             return Ok(());
         }
@@ -209,18 +219,20 @@ impl Replica {
         result
     }
 
-    /// Reads the records that others have added. Under a lock, so that half a record is one that stays half.
-    fn read_new(&mut self) -> io::Result<()> {
+    /// Reads the records that others have added. The caller holds the lock, so an incomplete record stays incomplete.
+    fn read_new(&mut self) -> Result<(), ReplicaError> {
         let len = self.file.metadata()?.len().saturating_sub(self.end);
         let mut bytes = vec![0; usize::try_from(len).map_err(io::Error::other)?];
         self.file.read_exact_at(&mut bytes, self.end)?;
-        let (start, mut rest) = (self.end, bytes.as_slice());
-        while let Some(record) = record::split(&mut rest).map_err(invalid)? {
-            if record.id != self.num_records + 1 {
-                return Err(invalid(format!("record {} has number {}", self.num_records + 1, record.id)));
+        let start = self.end;
+        let mut rest = bytes.as_slice();
+        while let Some(record) = record::split(&mut rest).map_err(BadFileError::Frame)? {
+            let expected = self.num_records + 1;
+            if record.id != expected {
+                return Err(BadFileError::Order { expected, got: record.id }.into());
             }
-            let (_, Call::Request(request)) = record.call().map_err(invalid)? else {
-                return Err(invalid(format!("record {} is no request", record.id)));
+            let (_, Call::Request(request)) = record.call().map_err(BadFileError::Frame)? else {
+                return Err(BadFileError::NotARequest(record.id).into());
             };
             self.num_records += 1;
             self.end = start + (bytes.len() - rest.len()) as u64;
@@ -229,7 +241,7 @@ impl Replica {
         Ok(())
     }
 
-    fn write(&mut self, request: &Request) -> io::Result<()> {
+    fn write(&mut self, request: &Request) -> Result<(), ReplicaError> {
         let bytes = record::encode(self.num_records + 1, request);
         if self.file.metadata()?.len() > self.end {
             self.file.set_len(self.end)?;
@@ -241,11 +253,16 @@ impl Replica {
     }
 }
 
-fn invalid(reason: impl fmt::Display) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, reason.to_string())
+/// Why a replica could not be read or written.
+#[derive(Debug, thiserror::Error)]
+enum ReplicaError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Bad(#[from] BadFileError),
 }
 
-/// Takes the lock when it is free; a holder that was stopped must not hold us for ever.
+/// Takes the lock once it is free. The wait is bounded, as the holder may be suspended.
 fn lock(file: &File, attempt: impl Fn(&File) -> Result<(), TryLockError>) -> io::Result<()> {
     let until = Instant::now() + LOCK;
     loop {

@@ -1,4 +1,4 @@
-//! The store inside one process: for ranks that are threads, and for tests.
+//! A store within one process: for ranks that are threads, and for tests.
 
 use super::Store;
 use super::error::StoreError;
@@ -34,17 +34,19 @@ impl MemoryStore {
 }
 
 impl State {
-    /// Applies the request; answers to others go to them, its own is returned, or where it will arrive.
+    /// Applies the request and delivers the answers to others. Returns its own answer, or the channel on which that
+    /// will arrive.
     fn start(&mut self, request: Request) -> Result<Reply, (u64, Receiver<Reply>)> {
         self.last_ticket += 1;
         let ticket = self.last_ticket;
-        let (mut own, mut replies) = (None, Vec::new());
+        let mut own = None;
+        let mut replies = Vec::new();
         self.core.apply(ticket, request, &mut replies);
         for (to, reply) in replies {
             if to == ticket {
                 own = Some(reply);
             } else if let Some(waiting) = self.waiting.remove(&to) {
-                // It may have given up in this very moment; then nobody needs the reply.
+                // It may just have given up; then the reply is not needed.
                 let _ = waiting.send(reply);
             }
         }
@@ -55,7 +57,7 @@ impl State {
         })
     }
 
-    /// Ends a wait; `false` if it was answered before.
+    /// Cancels a wait; `false` if it was already answered.
     fn cancel(&mut self, ticket: u64) -> bool {
         self.waiting.remove(&ticket);
         self.core.cancel(ticket)
@@ -65,21 +67,21 @@ impl State {
 impl Store for MemoryStore {
     fn call(&self, request: Request, deadline: Option<Instant>) -> Result<Reply, StoreError> {
         request.check_limits()?;
-        // Only waits come as far as the error; other requests may carry much.
-        let asked = if request.waits() { request.clone() } else { Request::NumKeys };
+        // Only waits need the copy, for the error; other requests may be large.
+        let wait = if request.waits() { request.clone() } else { Request::NumKeys };
         let began = Instant::now();
         let (ticket, receiver) = match self.state().start(request) {
             Ok(reply) => return Ok(reply),
-            Err(wait) => wait,
+            Err(parked) => parked,
         };
-        let patience = deadline.unwrap_or(began).saturating_duration_since(began);
-        if let Ok(reply) = receiver.recv_timeout(patience) {
+        let timeout = deadline.unwrap_or(began).saturating_duration_since(began);
+        if let Ok(reply) = receiver.recv_timeout(timeout) {
             return Ok(reply);
         }
         let cancelled = self.state().cancel(ticket);
         match receiver.try_recv() {
             Ok(reply) if !cancelled => Ok(reply),
-            _ => Err(timed_out(self, &asked, began)),
+            _ => Err(timed_out(self, &wait, began)),
         }
     }
 }

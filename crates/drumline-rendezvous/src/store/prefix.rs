@@ -1,4 +1,5 @@
-//! A store inside a store: every key gets a prefix, so that parts of a program do not meet by accident.
+//! A store within a store: every key gets a prefix, so that different parts of a program do not use the same key by
+//! accident.
 
 use super::Store;
 use super::error::StoreError;
@@ -23,7 +24,7 @@ pub struct PrefixStore<S> {
 }
 
 impl<S: Store> PrefixStore<S> {
-    /// The part of `store` under `prefix/`.
+    /// A store whose keys are those of `store` under `prefix/`.
     pub fn new(prefix: &str, store: S) -> Self {
         PrefixStore { prefix: format!("{prefix}/"), store }
     }

@@ -1,11 +1,11 @@
-//! What can be asked of a store and what it answers: plain data, the same for every form.
+//! The requests to a store and their replies: plain data, the same for every implementation.
 
 use super::error::StoreError;
 use std::fmt;
 
 /// Longest key in bytes.
 pub const MAX_KEY: usize = 8 * 1024;
-/// Longest value in bytes, and most bytes of all values that one request or reply carries.
+/// Longest value in bytes, and the most bytes that all values of one request or reply may have.
 pub const MAX_VALUE: usize = 64 * 1024 * 1024;
 
 /// One request to a store; see the [`Store`](crate::Store) method of the same name.
@@ -29,7 +29,7 @@ pub enum Request {
 /// The answer to one request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reply {
-    /// It was done.
+    /// The request was carried out.
     Done,
     /// One value.
     Bytes(Vec<u8>),
@@ -43,14 +43,14 @@ pub enum Reply {
     Names(Vec<String>),
     /// Several values.
     Values(Vec<Vec<u8>>),
-    /// The wait was called off by the one who waited.
+    /// The waiting client cancelled the wait.
     Cancelled,
-    /// It was not done, and why.
+    /// The request was not carried out, and why.
     Failed(String),
 }
 
 impl Request {
-    /// Whether the answer may have to wait for somebody else.
+    /// Whether the answer may have to wait for another client.
     pub fn waits(&self) -> bool {
         matches!(self, Self::Get { .. } | Self::Wait { .. } | Self::Tail { .. } | Self::MultiGet { .. })
     }
@@ -60,7 +60,7 @@ impl Request {
         !self.waits() && !matches!(self, Self::NumKeys | Self::List { .. })
     }
 
-    /// Every key in it; for `List`, the prefix.
+    /// All keys of the request; for `List`, the prefix.
     pub fn keys(&self) -> Vec<&str> {
         match self {
             Self::Set { key, .. } | Self::Get { key } | Self::Add { key, .. } | Self::Delete { key } => {
@@ -74,7 +74,7 @@ impl Request {
         }
     }
 
-    /// The same wait for only those keys that `is_missing`.
+    /// The same wait, only for those keys that `is_missing`.
     pub(crate) fn only(&self, is_missing: impl Fn(&str) -> bool) -> Request {
         let missing = |keys: &[String]| keys.iter().filter(|key| is_missing(key)).cloned().collect();
         match self {
@@ -104,7 +104,7 @@ impl Request {
         self
     }
 
-    /// Refuses keys and values beyond the limits before anything is sent or stored.
+    /// Checks keys and values against the limits, before anything is sent or stored.
     pub fn check_limits(&self) -> Result<(), StoreError> {
         for key in self.keys() {
             within("a key", key.len(), MAX_KEY)?;
@@ -126,7 +126,7 @@ fn within(what: &'static str, bytes: usize, limit: usize) -> Result<(), StoreErr
     if bytes > limit { Err(StoreError::TooLarge { what, bytes, limit }) } else { Ok(()) }
 }
 
-/// For messages: `get of "a"`, `wait for "a", "b" and 3 more`.
+/// Formats the request for messages: `get of "a"`, `wait for "a", "b" and 3 more`.
 impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verb = match self {
@@ -153,7 +153,7 @@ impl fmt::Display for Request {
     }
 }
 
-/// Each takes the answer as the kind that the request calls for.
+/// Each method expects the kind of reply that the request has.
 impl Reply {
     pub(crate) fn done(self) -> Result<(), StoreError> {
         match self {
@@ -207,7 +207,7 @@ impl Reply {
     fn unexpected(self) -> StoreError {
         match self {
             Self::Failed(reason) => StoreError::Rejected { reason },
-            other => StoreError::Rejected { reason: format!("the store answered with {other:?}") },
+            other => StoreError::Rejected { reason: format!("unexpected reply {other:?}") },
         }
     }
 }

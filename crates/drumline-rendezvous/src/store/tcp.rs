@@ -5,11 +5,11 @@
 //!            ▲ the same number   │ broken, or silent for a second or two
 //!            └───────────────────┘ up to the deadline, or until the host was silent for DRUMLINE_HOST_TIMEOUT
 //! ```
-//! Many threads may call at once: each call has a connection to itself, taken from those that are idle, or opened
-//! for it. All of them bear the same random number, by which the server knows them as one client's: a request that is
-//! sent again, because the connection broke before the reply came, is carried out once.
+//! Many threads may call at once: each call uses its own connection, an idle one or a new one. All of them carry the
+//! same random number, by which the server recognizes one client. So a request that is sent again, because the
+//! connection broke before the reply came, is carried out once.
 //!
-//! A member has one connection more, its *life line*: should it end without a goodbye and not be resumed at once, the
+//! A member has one more connection, its *life line*. If it ends without a goodbye and is not resumed at once, the
 //! server reports the rank as lost.
 
 mod dial;
@@ -27,7 +27,7 @@ use crate::client_note::Line;
 use crate::frame::Call;
 use crate::handshake::Hello;
 use crate::worker_env::host_timeout;
-use dial::{Dial, Met, Opened};
+use dial::{Dial, LastSeen, Opened};
 use life_line::{Ending, LifeLine};
 use numbers::Numbers;
 use silence::Silence;
@@ -36,16 +36,16 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use wire::{Ask, Broken, Wire};
+use wire::{Broken, Outgoing, Wire};
 
-/// Time for requests that wait for nobody, and for one more connection, unless less is wanted.
+/// Time limit for requests that do not wait for other ranks, and for a new connection, unless a shorter one is set.
 const PROMPT: Duration = Duration::from_secs(30);
-/// Less than this is not enough for a busy machine.
+/// The shortest time limit: a busy machine may need this long.
 const LEAST_PROMPT: Duration = Duration::from_secs(1);
-/// Idle connections kept besides the life line.
+/// How many idle connections are kept besides the life line.
 const IDLE: usize = 8;
 
-/// A store at the other end of TCP connections. Dropping it says goodbye, unless the thread panics.
+/// A store that is reached over TCP. Dropping it says goodbye, unless the thread panics.
 pub struct TcpStore {
     dial: Dial,
     local: SocketAddr,
@@ -59,8 +59,8 @@ pub struct TcpStore {
 }
 
 impl TcpStore {
-    /// Meets the server at `addr` (`host:port`), trying again until the deadline: it may come up later. Refusals, and a
-    /// server that does not prove the job key, end it at once.
+    /// Connects to the server at `addr` (`host:port`), and retries until the deadline, as the server may start later.
+    /// It fails at once if the server refuses this client, or does not prove the job key.
     pub fn connect(
         addr: &str,
         key: &JobKey,
@@ -73,8 +73,8 @@ impl TcpStore {
         Self::over(Opened { wire, dial }, silence)
     }
 
-    /// The same with several addresses, of which the server has one: one after the other is tried until somebody proves
-    /// the job key, again and again until the deadline.
+    /// The same with several addresses, one of which is the server's. They are tried in turn until a server proves the
+    /// job key, repeatedly until the deadline.
     pub fn connect_first(
         addrs: &[String],
         key: &JobKey,
@@ -93,13 +93,12 @@ impl TcpStore {
         Self::over(opened, silence)
     }
 
-    /// The store at the other end of a first connection.
+    /// A store that uses this first connection.
     fn over(opened: Opened, silence: Arc<Silence>) -> Result<TcpStore, StoreError> {
         let Opened { wire: first, mut dial } = opened;
         let is_member = dial.hello.rank.is_some();
-        let patience = host_timeout();
         let (local, server) = first.ends().map_err(StoreError::io("the connection has no address"))?;
-        dial.met = Met::at(local.ip(), server.ip());
+        dial.last_seen = LastSeen::at(local.ip(), server.ip());
         let mut store = TcpStore {
             dial: dial.line(Line::Calls),
             local,
@@ -109,7 +108,7 @@ impl TcpStore {
             silence,
             life_line: Mutex::default(),
             left: AtomicBool::new(false),
-            prompt: PROMPT.max(patience),
+            prompt: PROMPT.max(host_timeout()),
         };
         if is_member {
             let started = LifeLine::start(first, &dial, store.silence.clone());
@@ -121,7 +120,7 @@ impl TcpStore {
         Ok(store)
     }
 
-    /// A server that stands still is given up on after `limit` also by requests that wait for nobody.
+    /// Limits how long requests that do not wait for other ranks wait for a frozen server.
     pub(crate) fn prompt_within(mut self, limit: Duration) -> Self {
         self.prompt = limit.clamp(LEAST_PROMPT, self.prompt);
         self
@@ -132,12 +131,12 @@ impl TcpStore {
         self.local.ip()
     }
 
-    /// Where the store is.
+    /// The address of the store.
     pub fn server_addr(&self) -> SocketAddr {
         self.server
     }
 
-    /// Says goodbye: from now on the end of this process is no loss. Calls still work.
+    /// Says goodbye: from now on the end of this process does not count as a loss. Calls still work.
     pub fn bye(&self) {
         self.left.store(true, Ordering::Relaxed);
         self.end_life_line(Ending::Goodbye);
@@ -171,7 +170,7 @@ impl TcpStore {
     }
 
     /// The reply, or `None` if the deadline has passed.
-    fn ask(&self, call: &Call, until: Instant) -> Result<Option<Reply>, StoreError> {
+    fn send_and_wait(&self, call: &Call, until: Instant) -> Result<Option<Reply>, StoreError> {
         let number = self.numbers.next();
         let mut tries = 0;
         loop {
@@ -182,11 +181,11 @@ impl TcpStore {
                 }
                 other => other?,
             };
-            let ask = Ask { id: number.id, oldest: number.oldest(), call, tries };
-            match wire.call(&ask, until) {
+            let outgoing = Outgoing { id: number.id, oldest: number.oldest(), call, tries };
+            match wire.call(&outgoing, until) {
                 Ok(reply) => {
                     if reply.is_some() {
-                        self.silence.broken();
+                        self.silence.end();
                     }
                     self.give_back(wire);
                     return Ok(reply);
@@ -195,22 +194,22 @@ impl TcpStore {
                     return Err(StoreError::Protocol { addr: self.dial.addr.clone(), source });
                 }
                 Err(Broken::Closed(reason)) => return Err(StoreError::Rejected { reason }),
-                // What has happened to one has most likely happened to all.
+                // The other idle connections are most likely broken too.
                 Err(Broken::Io(_) | Broken::Silent) => self.idle().clear(),
             }
             let now = Instant::now();
-            self.silence.noticed(now);
+            self.silence.begin(now);
             if now >= until {
                 return Ok(None);
             }
-            tracing::debug!(store = %self.dial.addr, id = number.id, "no reply; the request is sent again");
+            tracing::debug!(store = %self.dial.addr, id = number.id, "no reply; sending the request again");
             tries += 1;
         }
     }
 }
 
 impl TcpStore {
-    /// Why there is no reply to a call that began then.
+    /// The error of a call that got no reply.
     fn unanswered(&self, request: &Request, began: Instant) -> StoreError {
         let now = Instant::now();
         match (request.waits(), self.silence.lasted(now)) {
@@ -234,7 +233,7 @@ impl Store for TcpStore {
         let began = Instant::now();
         let until = if request.waits() { deadline.unwrap_or(began) } else { began + self.prompt };
         let call = Call::Request(request);
-        let reply = self.ask(&call, until);
+        let reply = self.send_and_wait(&call, until);
         let Call::Request(request) = call else { unreachable!("it was made of a request") };
         match reply {
             Ok(Some(reply)) => Ok(reply),

@@ -1,4 +1,4 @@
-//! The error of a wait that nobody ended: how long it was, and for which keys it still is.
+//! The error of a wait that timed out: how long it took, and which keys are still missing.
 
 use super::Store;
 use super::error::StoreError;
@@ -6,16 +6,16 @@ use super::request::Request;
 use std::collections::HashSet;
 use std::time::Instant;
 
-/// Looks which keys of `request` are there by now, and leaves them out.
+/// Builds the timeout error, which lists only the keys that are still missing.
 pub(super) fn timed_out(store: &(impl Store + ?Sized), request: &Request, began: Instant) -> StoreError {
     let after = began.elapsed();
     let keys = request.keys();
-    let there =
+    let present =
         if keys.len() > 1 { store.list(common_prefix(&keys)).unwrap_or_default() } else { Vec::new() };
-    let there: HashSet<&str> = there.iter().map(String::as_str).collect();
-    let missing = request.only(|key| !there.contains(key));
+    let present: HashSet<&str> = present.iter().map(String::as_str).collect();
+    let missing = request.only(|key| !present.contains(key));
     let what = match missing.keys().len() {
-        // The last one came when the time was over.
+        // The last key arrived just after the deadline.
         0 => request.to_string(),
         count if count == keys.len() => request.to_string(),
         count => format!("{missing} ({count} of {} keys)", keys.len()),
@@ -23,7 +23,7 @@ pub(super) fn timed_out(store: &(impl Store + ?Sized), request: &Request, began:
     StoreError::Timeout { what, after }
 }
 
-/// What all keys begin with.
+/// The longest common prefix of all keys.
 fn common_prefix<'a>(keys: &[&'a str]) -> &'a str {
     let Some((first, rest)) = keys.split_first() else { return "" };
     let shared = |key: &str| first.char_indices().zip(key.chars()).find(|((_, a), b)| a != b);
@@ -36,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prefixes() {
+    fn common_prefixes() {
         for (keys, expected) in [
             (&["here/1", "here/2", "here/30"][..], "here/"),
             (&["a", "ab"], "a"),

@@ -1,4 +1,4 @@
-//! What the user of a program sees whose `main` returns the error: one line that names what, where, and what to do.
+//! What users see of a program whose `main` returns the error: one line that says what, where, and what to try.
 
 use drumline_rendezvous::from_env;
 use std::io::Read;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 const CHILD: &str = "DRUMLINE_TEST_COMPLAINT";
 
-/// Not a test by itself: a program that joins, in the environment that the tests below give it.
+/// Not a test itself: a program that joins, in the environment that the tests below set.
 #[test]
 fn joining_process() {
     if std::env::var(CHILD).is_err() {
@@ -20,7 +20,7 @@ fn joining_process() {
     }
 }
 
-/// What a program says that joins with these variables (`NAME=value` each), and how long it took.
+/// The output of a program that joins with these variables (`NAME=value` each), and how long it took.
 fn complaint(variables: &str) -> (String, Duration) {
     let pairs = variables.split_whitespace().map(|pair| pair.split_once('=').unwrap());
     let began = Instant::now();
@@ -44,24 +44,24 @@ fn free_port() -> u16 {
 }
 
 #[test]
-fn the_timeout_variable_holds_for_the_meeting_and_the_wait_is_not_silent() {
+fn the_timeout_variable_limits_the_rendezvous_and_a_long_wait_is_reported() {
     let place = format!("RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={}", free_port());
     let (text, took) = complaint(&format!("{place} DRUMLINE_TIMEOUT=300ms"));
     assert!(took < Duration::from_secs(3), "{took:?}");
     assert!(text.contains("Error: no store at 127.0.0.1:"), "{text}");
-    assert!(!text.contains("still waits"), "control: too early to say so: {text}");
+    assert!(!text.contains("still waiting"), "control: too early to report it: {text}");
 
     let (text, took) = complaint(&format!("{place} DRUMLINE_TIMEOUT=6s"));
     assert!((6..20).contains(&took.as_secs()), "{took:?}");
-    let line = text.lines().find(|line| line.contains("still waits")).unwrap_or_else(|| panic!("{text}"));
+    let line = text.lines().find(|line| line.contains("still waiting")).unwrap_or_else(|| panic!("{text}"));
     assert!(line.contains("WARN") && line.contains("rank 1 ("), "{line}");
     assert!(line.contains("the store at 127.0.0.1:"), "{line}");
-    assert!(line.contains("refused (nobody listens there)"), "{line}");
-    assert_eq!(text.matches("still waits").count(), 1, "{text}");
+    assert!(line.contains("refused (no server listens there)"), "{line}");
+    assert_eq!(text.matches("still waiting").count(), 1, "{text}");
 }
 
 #[test]
-fn a_name_that_nobody_knows_is_given_up_early() {
+fn an_unknown_name_is_given_up_early() {
     for rank in [0, 1] {
         let place = format!("RANK={rank} WORLD_SIZE=2 MASTER_ADDR=no.such.host.invalid MASTER_PORT=29500");
         let (text, took) = complaint(&format!("{place} DRUMLINE_TIMEOUT=60s"));
@@ -80,7 +80,7 @@ fn causes_are_not_lost() {
     let holder = format!("; pid {} (", std::process::id());
     let cases = [
         (host.clone(), &*holder),
-        ("RANK= WORLD_SIZE=2".into(), "Error: RANK is empty, expected a whole number; try"),
+        ("RANK= WORLD_SIZE=2".into(), "Error: RANK is empty, expected an integer; try"),
         (
             format!("{host} DRUMLINE_JOB_KEY_FILE=/nope"),
             "Error: cannot read the job key from DRUMLINE_JOB_KEY_FILE=/nope: No such file or directory",

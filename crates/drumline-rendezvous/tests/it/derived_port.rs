@@ -1,4 +1,4 @@
-//! A port that follows from a job's number and that somebody else has: the ranks move on to the next one together.
+//! A derived port that is in use: the ranks move on to the next one together.
 
 use super::user_key::{outcome, rank};
 use drumline_rendezvous::{JobKey, ServerOptions, TcpStoreServer, derived_port, derived_ports, free_port};
@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::time::Duration;
 
-/// How a rank of two of the Slurm step `job`.0 is told its place and its key.
+/// The variables of a rank of two of the Slurm step `job`.0, and its key file.
 fn step(job: u16, number: usize, key: &Path) -> String {
     format!(
         "SLURM_PROCID={number} SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_NODEID={number} SLURM_NODELIST=n1 SLURM_TASKS_PER_NODE=1(x2) SLURM_JOB_ID={job} DRUMLINE_TIMEOUT=20s DRUMLINE_JOB_KEY_FILE={}",
@@ -14,7 +14,7 @@ fn step(job: u16, number: usize, key: &Path) -> String {
     )
 }
 
-/// A job whose ports nobody has, and a key file.
+/// A job whose ports are free, and a key file.
 struct Job {
     number: u16,
     folder: tempfile::TempDir,
@@ -46,16 +46,16 @@ impl Job {
 const MET: [&str; 2] = ["met, secret true"; 2];
 
 #[test]
-fn ranks_pass_over_a_port_that_somebody_has() {
+fn ranks_skip_a_port_that_is_in_use() {
     let job = Job::new();
     let silent = TcpListener::bind(("127.0.0.1", job.ports()[0])).unwrap();
-    assert_eq!(job.meets(), MET, "one who says nothing");
+    assert_eq!(job.meets(), MET, "a program that does not answer");
     drop(silent);
-    assert_eq!(job.meets(), MET, "control: nobody");
+    assert_eq!(job.meets(), MET, "control: a free port");
 }
 
 #[test]
-fn ranks_pass_over_the_store_of_another_job_with_the_same_key_file() {
+fn ranks_skip_the_store_of_another_job_with_the_same_key_file() {
     let job = Job::new();
     let key = JobKey::from_file(&job.folder.path().join("job.key")).unwrap();
     let other = key.for_job("slurm 1.0");
@@ -66,11 +66,11 @@ fn ranks_pass_over_the_store_of_another_job_with_the_same_key_file() {
 }
 
 #[test]
-fn a_job_all_of_whose_ports_are_taken_says_what_to_do() {
+fn if_all_ports_are_in_use_the_error_says_what_to_try() {
     let job = Job::new();
     let _taken = job.ports().map(|port| TcpListener::bind(("127.0.0.1", port)).unwrap());
     let error = outcome(rank(&step(job.number, 0, &job.folder.path().join("job.key"))));
-    assert!(error.contains("others have all ports that follow from the job's number"), "{error}");
+    assert!(error.contains("all ports derived from the job's number are in use"), "{error}");
     assert!(error.contains("MASTER_PORT=(a free one)"), "{error}");
     let variables =
         format!("{} DRUMLINE_TIMEOUT=3s", step(job.number, 1, &job.folder.path().join("job.key")));

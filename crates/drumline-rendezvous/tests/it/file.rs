@@ -1,4 +1,4 @@
-//! The file store's own: stale files, half-written records, files that are none.
+//! Tests of the file store: stale files, incomplete records, and files that are not store files.
 
 use crate::after;
 use drumline_rendezvous::{FileStore, Store, StoreError};
@@ -12,7 +12,7 @@ fn folder() -> (tempfile::TempDir, std::path::PathBuf) {
 }
 
 #[test]
-fn a_stale_file_is_noticed_and_left_alone() {
+fn a_stale_file_is_noticed_and_not_changed() {
     let (_dir, path) = folder();
     FileStore::create(&path, "monday").unwrap().set("a", b"1").unwrap();
     let before = std::fs::read(&path).unwrap();
@@ -31,7 +31,7 @@ fn a_stale_file_is_noticed_and_left_alone() {
 }
 
 #[test]
-fn half_a_record_is_cut_off_by_the_next_writer() {
+fn the_next_writer_removes_an_incomplete_record() {
     let (_dir, path) = folder();
     let store = FileStore::create(&path, "run").unwrap();
     store.set("a", b"1").unwrap();
@@ -48,7 +48,7 @@ fn half_a_record_is_cut_off_by_the_next_writer() {
 }
 
 #[test]
-fn what_is_no_store_file_is_not_touched() {
+fn a_file_that_is_not_a_store_file_is_not_changed() {
     let (_dir, path) = folder();
     for content in ["", "hello", "DRUMFILE\x07\x00\x00\x00", "DRUMFILE\x01\x00\x40\x00{}"] {
         std::fs::write(&path, content).unwrap();
@@ -69,7 +69,7 @@ fn what_is_no_store_file_is_not_touched() {
 }
 
 #[test]
-fn a_link_is_not_followed() {
+fn a_symbolic_link_is_not_followed() {
     let (dir, path) = folder();
     let target = dir.path().join("target");
     FileStore::create(&target, "run").unwrap();

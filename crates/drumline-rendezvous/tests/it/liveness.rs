@@ -1,4 +1,4 @@
-//! A member that ends without a goodbye is lost, and everyone who follows the log learns it; one that says it is not.
+//! A member that ends without a goodbye is lost, and all that follow the log learn it. One that says goodbye is not.
 
 use crate::process::ServerProcess;
 use crate::{Job, after, eventually};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 const CHILD: &str = "DRUMLINE_TEST_CHILD";
 
-/// Not a test by itself: the body of the member process that the tests below start.
+/// Not a test itself: the body of the member process that the tests below start.
 #[test]
 fn member_process() {
     let Ok(order) = std::env::var(CHILD) else { return };
@@ -25,7 +25,7 @@ fn member_process() {
     match end {
         "wait" => std::thread::sleep(Duration::from_secs(30)),
         "exit" => std::process::exit(3),
-        "panic" => panic!("as told"),
+        "panic" => panic!("on purpose"),
         _ => drop(store),
     }
 }
@@ -34,7 +34,7 @@ fn start(job: &Job, end: &str) -> Child {
     start_at(&job.addr(), &job.key, end)
 }
 
-/// A process that joins as rank 1 of 2 and then ends, or does not, as told.
+/// A process that joins as rank 1 of 2, and then ends as `end` says.
 pub(crate) fn start_at(addr: &str, key: &JobKey, end: &str) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "liveness::member_process", "--nocapture"])
@@ -64,7 +64,7 @@ fn a_killed_process_is_lost_within_a_moment() {
     child.wait().unwrap();
 }
 
-/// A member's connections, made by hand: its life line and one more, by which the server sees that it lives.
+/// A member's connections, made by hand: its life line and one more, which shows the server that it is alive.
 struct ByHand {
     hello: Hello,
     life: TcpStream,
@@ -72,7 +72,7 @@ struct ByHand {
 }
 
 impl ByHand {
-    /// As rank 1 of 2, from a process that does not exist here; `meddle` changes what its notes say of its process space.
+    /// Joins as rank 1 of 2, from a process that does not exist here; `meddle` changes the process space in its notes.
     fn join(job: &Job, meddle: fn(&mut [u8])) -> ByHand {
         let mut ended = Command::new("true").spawn().unwrap();
         ended.wait().unwrap();
@@ -94,11 +94,11 @@ fn connect_by_hand(job: &Job, hello: &Hello) -> TcpStream {
 }
 
 #[test]
-fn a_process_that_cannot_be_seen_from_here_is_not_dead_for_that() {
+fn an_invisible_process_does_not_count_as_dead() {
     let job = Job::start();
     let store = job.member(0, 2);
     let mut log = events::follow(&store);
-    // A container with this host's name, in which the process has a number that nobody has here.
+    // A container with this host's name, in which the process has a pid that does not exist here.
     let elsewhere = ByHand::join(&job, |space| space.fill(7));
     drop(elsewhere.life);
     let events = log.next_batch(after(1000)).unwrap();
@@ -112,12 +112,15 @@ fn a_process_that_cannot_be_seen_from_here_is_not_dead_for_that() {
     let began = Instant::now();
     drop(here.life);
     let events = events::follow(&store).next_batch(after(5000)).unwrap();
-    assert!(matches!(events[..], [Event::Lost { rank: 1, .. }]), "control: seen to be gone: {events:?}");
+    assert!(
+        matches!(events[..], [Event::Lost { rank: 1, .. }]),
+        "control: it is seen to have ended: {events:?}"
+    );
     assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
 }
 
 #[test]
-fn exit_and_panic_are_losses_and_a_goodbye_is_none() {
+fn exit_and_panic_are_losses_and_a_goodbye_is_not() {
     for (end, is_lost) in [("exit", true), ("panic", true), ("drop", false)] {
         let job = Job::start();
         let store = job.member(0, 2);
@@ -159,7 +162,7 @@ fn a_lost_rank_is_not_replaced_in_the_same_round() {
 }
 
 #[test]
-fn the_end_of_the_server_frees_port_and_thread_and_tells_its_clients() {
+fn the_end_of_the_server_frees_its_port_and_ends_waits() {
     let job = Job::start();
     let (client, addr) = (job.guest(), job.addr());
     let waiter = std::thread::spawn(move || {
@@ -187,7 +190,7 @@ fn the_end_of_the_server_leaves_no_thread_and_no_descriptor() {
     assert_eq!(job.num_descriptors(), descriptors + 10);
     job.drop_server();
     eventually(|| (job.num_threads(), threads - 1));
-    // Listener, event queue, waker and everybody's connection.
+    // Listener, event queue, waker and all connections.
     assert!(job.num_descriptors() < descriptors, "{} of {descriptors}", job.num_descriptors());
     assert!(clients[0].set("a", b"").is_err());
 }
@@ -198,7 +201,7 @@ fn lingering_waits_for_members_of_other_processes_only() {
     let own = job.member(0, 2);
     let began = Instant::now();
     job.server.linger(Duration::from_secs(5));
-    assert!(began.elapsed() < Duration::from_millis(500), "control: nobody else is there");
+    assert!(began.elapsed() < Duration::from_millis(500), "control: there is no other member");
     drop(own);
 
     let job = Job::start();
@@ -216,25 +219,25 @@ fn lingering_waits_for_members_of_other_processes_only() {
 }
 
 #[test]
-fn a_store_that_is_gone_is_not_waited_for() {
+fn calls_to_a_store_that_is_gone_fail_at_once() {
     let job = Job::start();
     let (addr, key) = (job.addr(), job.key.clone());
     let store = job.guest();
     drop(job);
-    // The first call finds its connection broken, the second must open another.
+    // The first call finds its connection broken, the second has to open another.
     for _ in 0..2 {
         let began = Instant::now();
         assert!(store.wait(&["never"], after(30_000)).is_err());
         assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
     }
-    // The control: one that has not been there yet is waited for.
+    // The control: the client waits for a store that was never reached.
     let began = Instant::now();
     assert!(TcpStore::connect(&addr, &key, Hello::new(Role::Store), after(300)).is_err());
     assert!(began.elapsed() >= Duration::from_millis(300));
 }
 
 #[test]
-fn a_goodbye_to_a_frozen_store_holds_nobody_up_and_is_heard_later() {
+fn a_goodbye_to_a_frozen_store_does_not_block_and_arrives_later() {
     for frozen in [false, true] {
         let job = ServerProcess::start();
         let watcher = job.guest();
@@ -244,7 +247,7 @@ fn a_goodbye_to_a_frozen_store_holds_nobody_up_and_is_heard_later() {
         if frozen {
             job.freeze();
             let error = watcher.get("never", after(200)).unwrap_err().to_string();
-            assert!(error.contains("timed out"), "it answers nobody: {error}");
+            assert!(error.contains("timed out"), "it does not answer: {error}");
         }
         let began = Instant::now();
         drop(member);
@@ -256,7 +259,7 @@ fn a_goodbye_to_a_frozen_store_holds_nobody_up_and_is_heard_later() {
 }
 
 #[test]
-fn a_death_is_told_even_when_members_have_filled_the_log() {
+fn a_death_is_reported_even_when_members_have_filled_the_log() {
     let job = Job::start();
     let (store, launcher) = (job.member(0, 2), job.guest());
     let mut child = start(&job, "wait");
@@ -269,9 +272,9 @@ fn a_death_is_told_even_when_members_have_filled_the_log() {
     };
     assert!(error.contains("log has 62914560 bytes for members and is full"), "{error}");
     child.kill().unwrap();
-    let told = store.tail(events::LOG, filled, after(5000)).unwrap();
-    assert!(String::from_utf8_lossy(&told).contains("\"event\":\"lost\""), "{told:?}");
+    let reported = store.tail(events::LOG, filled, after(5000)).unwrap();
+    assert!(String::from_utf8_lossy(&reported).contains("\"event\":\"lost\""), "{reported:?}");
     child.wait().unwrap();
     let exit = Event::Exit { rank: 1, host: "here".into(), pid: child.id(), code: None, signal: Some(9) };
-    events::post(&launcher, &exit).expect("a launcher's news has room, too");
+    events::post(&launcher, &exit).expect("there is room for a launcher's event, too");
 }

@@ -1,4 +1,4 @@
-//! `init` from end to end; ranks are threads here, so everything is given by options and method.
+//! Tests `init` from end to end. Ranks are threads here, so everything is given by options and method.
 
 use crate::after;
 use crate::liveness::start_at;
@@ -11,7 +11,7 @@ fn options(rank: usize, world_size: usize) -> InitOptions {
     InitOptions { rank: Some(rank), world_size: Some(world_size), timeout, key: Some(JobKey::open()) }
 }
 
-/// All ranks meet by `method`, exchange something, and end.
+/// All ranks join by `method`, exchange something, and end.
 fn all_meet(method: &str, world_size: usize) {
     std::thread::scope(|scope| {
         for rank in 0..world_size {
@@ -29,7 +29,7 @@ fn exchange(member: &Member) {
     let refs: Vec<&str> = keys.iter().map(String::as_str).collect();
     member.store.set(refs[member.rank], b"here").unwrap();
     member.store.wait(&refs, after(10_000)).unwrap();
-    // All have read before rank 0, and the store with it, ends: in this process nobody lingers.
+    // All must have read before rank 0 ends, and the store with it: within one process, the host does not wait.
     member.store.add("done", 1).unwrap();
     while member.store.add("done", 0).unwrap() < member.world_size as i64 {
         std::thread::sleep(Duration::from_millis(1));
@@ -50,7 +50,7 @@ fn by_tcp() {
 }
 
 #[test]
-fn by_file_which_is_gone_afterwards() {
+fn by_file_which_is_removed_afterwards() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("meeting");
     for world_size in [1, 3] {
@@ -75,15 +75,15 @@ fn a_stale_meeting_file_is_noticed_by_every_rank_at_once() {
         assert!(matches!(&error, InitError::Store(StoreError::StaleFile { .. })), "rank {rank}: {error}");
         assert!(began.elapsed() < Duration::from_secs(1), "rank {rank}");
     }
-    assert!(path.exists(), "left for the user to look at");
+    assert!(path.exists(), "it is kept for the user to inspect");
 }
 
 #[test]
-fn a_missing_rank_zero_is_named() {
+fn a_missing_rank_zero_is_reported() {
     let began = Instant::now();
     let options = InitOptions { timeout: Some(Duration::from_millis(300)), ..options(1, 2) };
     let error = init(&format!("tcp://127.0.0.1:{}", free_port()), options).unwrap_err().to_string();
-    assert!(error.contains("refused (nobody listens there)") && error.contains("MASTER_PORT"), "{error}");
+    assert!(error.contains("refused (no server listens there)") && error.contains("MASTER_PORT"), "{error}");
     assert!(began.elapsed() < Duration::from_secs(2));
 }
 
@@ -96,7 +96,7 @@ fn world_sizes_that_differ() {
 }
 
 #[test]
-fn the_host_stays_for_the_others_unless_the_job_has_failed() {
+fn the_host_waits_for_the_others_unless_the_job_has_failed() {
     for abandoned in [false, true] {
         let port = free_port();
         let key = JobKey::random();
@@ -118,7 +118,7 @@ fn the_host_stays_for_the_others_unless_the_job_has_failed() {
 }
 
 #[test]
-fn those_who_meet_again_in_the_same_round_do_not_hear_of_the_first_time() {
+fn events_of_an_earlier_meeting_do_not_reach_the_next_one() {
     let method = format!("tcp://127.0.0.1:{}", free_port());
     let zero = init(&method, options(0, 3)).unwrap();
     let one = init(&method, options(1, 3)).unwrap();
@@ -128,7 +128,7 @@ fn those_who_meet_again_in_the_same_round_do_not_hear_of_the_first_time() {
 
     let one = init(&method, options(1, 3)).unwrap();
     let two = init(&method, options(2, 3)).unwrap();
-    assert_eq!((one.incarnation, two.incarnation), (2, 2), "rank 2 comes to the newest meeting");
+    assert_eq!((one.incarnation, two.incarnation), (2, 2), "rank 2 joins the newest meeting");
     let first = events::follow_in(&zero.store, 1).next_batch(after(5000)).unwrap();
     assert!(matches!(first[..], [Event::Call { .. }, Event::Left { rank: 1 }]), "{first:?}");
     let mut second = events::follow_in(&two.store, 2);

@@ -1,4 +1,4 @@
-//! Every form of the store against a plain map: the same requests, the same answers.
+//! Compares every implementation of the store with a plain map: the same requests, the same answers.
 
 use crate::{Job, after};
 use drumline_rendezvous::{FileStore, MemoryStore, PrefixStore, Store};
@@ -22,7 +22,7 @@ enum Op {
     MultiSet(Vec<(String, Vec<u8>)>),
 }
 
-/// Few keys, so that they meet; `1`, `-5` and the like so that some values are numbers.
+/// Few keys, so that they collide; `1`, `-5` and the like so that some values are numbers.
 fn op() -> impl Strategy<Value = Op> {
     let key = || "[ab]{0,2}";
     let value = || {
@@ -45,7 +45,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What was answered, in words; errors by their kind only.
+/// The answer as text; errors only by their kind.
 fn ask(store: &dyn Store, op: &Op) -> String {
     let refs = |keys: &'_ [String]| keys.iter().map(String::as_str).collect::<Vec<_>>().join(" ");
     let now = after(0);
@@ -118,7 +118,7 @@ fn expect(map: &mut BTreeMap<String, Vec<u8>>, op: &Op) -> String {
     }
 }
 
-/// Plays `ops` by turns on all handles, which must be the same store.
+/// Applies `ops` to all handles in turn, which must be the same store.
 fn check(handles: &[&dyn Store], ops: &[Op]) -> Result<(), TestCaseError> {
     let mut map = BTreeMap::new();
     for (i, op) in ops.iter().enumerate() {
@@ -171,7 +171,7 @@ proptest! {
     }
 }
 
-/// One who comes late reads the same state.
+/// A process that opens the file late reads the same state.
 fn check_replay(late: &FileStore, early: &FileStore) -> Result<(), TestCaseError> {
     let names = early.list("")?;
     prop_assert_eq!(late.list("")?, names.clone());

@@ -1,5 +1,5 @@
-//! A network that is out for a while, resets connections or changes what it carries: short outages cost time and nothing
-//! else, and what was changed is noticed and named.
+//! A network that fails for a while, resets connections or changes data: short outages only cost time, and changed data
+//! is noticed and reported.
 
 use crate::relay::{Relay, Way};
 use crate::{Job, after, eventually};
@@ -12,7 +12,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A job whose members come through a relay.
+/// A job whose members connect through a relay.
 struct Disturbed {
     job: Job,
     relay: Relay,
@@ -37,7 +37,7 @@ impl Disturbed {
         self.connect(Hello::new(Role::Store).member(1, 2))
     }
 
-    /// Connections that exist by now carry nothing any more, new ones do.
+    /// Existing connections carry nothing any more, new ones do.
     fn lose(&self, way: Option<Way>) {
         let dead = self.relay.num_connections();
         self.relay.meddle(move |number, its, chunk| {
@@ -48,7 +48,7 @@ impl Disturbed {
 }
 
 #[test]
-fn a_request_is_carried_out_once_whether_it_or_its_reply_was_lost() {
+fn a_request_is_carried_out_once_even_if_it_or_its_reply_is_lost() {
     std::thread::scope(|scope| {
         for way in [None, Some(Way::ToServer), Some(Way::ToClient)] {
             scope.spawn(move || once_though_lost(way));
@@ -63,7 +63,7 @@ fn once_though_lost(way: Option<Way>) {
     net.lose(way);
     let began = Instant::now();
     assert_eq!(store.add("number", 1).unwrap(), 1, "{way:?}");
-    assert!(began.elapsed() >= Duration::from_secs(1), "control: the first try was in vain");
+    assert!(began.elapsed() >= Duration::from_secs(1), "control: the first attempt failed");
     assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
     assert_eq!(store.add("number", 1).unwrap(), 2, "{way:?}");
     net.lose(way);
@@ -73,10 +73,10 @@ fn once_though_lost(way: Option<Way>) {
     let swapped = store.compare_set("word", Some(b"ab"), b"ab again").unwrap();
     assert_eq!(swapped, b"ab again", "{way:?}");
     net.lose(way);
-    assert!(store.delete("word").unwrap(), "{way:?}: it was there when it was first asked");
+    assert!(store.delete("word").unwrap(), "{way:?}: it existed at the first attempt");
 }
 
-/// Sends `add` as request 1 of the client with this number, over a connection of its own.
+/// Sends `add` as request 1 of the client with this number, over its own connection.
 fn add_by_hand(job: &Job, number: ClientNumber) {
     let mut stream = TcpStream::connect(job.addr()).unwrap();
     let hello = Hello::new(Role::Store).note(&number.note(Line::Calls));
@@ -89,7 +89,7 @@ fn add_by_hand(job: &Job, number: ClientNumber) {
 }
 
 #[test]
-fn it_is_the_number_of_client_and_request_that_makes_it_the_same() {
+fn a_request_is_identified_by_client_and_number() {
     let job = Job::start();
     let (store, number) = (job.guest(), ClientNumber::random());
     for _ in 0..3 {
@@ -126,7 +126,7 @@ fn a_wait_outlives_its_connection() {
 }
 
 #[test]
-fn a_reset_by_the_network_is_no_death() {
+fn a_reset_by_the_network_is_not_a_loss() {
     let net = Disturbed::start();
     let (watcher, member) = (net.job.guest(), net.member());
     for turn in 0..3 {
@@ -141,10 +141,10 @@ fn a_reset_by_the_network_is_no_death() {
 }
 
 #[test]
-fn a_member_that_cannot_resume_in_time_is_lost_and_hears_of_it() {
+fn a_member_that_cannot_resume_in_time_is_lost_and_learns_it() {
     let net = Disturbed::start();
     let (watcher, member) = (net.job.guest(), net.member());
-    member.set("a", b"control: it is there").unwrap();
+    member.set("a", b"control: it is present").unwrap();
     let mut log = events::follow(&watcher);
     net.relay.set_up(false);
     net.relay.reset_all();
@@ -158,7 +158,7 @@ fn a_member_that_cannot_resume_in_time_is_lost_and_hears_of_it() {
 }
 
 #[test]
-fn what_the_network_changes_repeats_or_swaps_is_named() {
+fn changed_or_repeated_frames_are_reported() {
     type Change = fn(Vec<u8>) -> Vec<u8>;
     let flip: Change = |mut chunk| {
         let middle = chunk.len() / 2;
@@ -172,7 +172,7 @@ fn what_the_network_changes_repeats_or_swaps_is_named() {
     let cases: [(&str, Change, &str); 4] = [
         ("flip", flip, "was changed on the way"),
         ("flip length", flip_length, "was changed on the way"),
-        ("repeat", |chunk| chunk.repeat(2), "frames were repeated, left out"),
+        ("repeat", |chunk| chunk.repeat(2), "frames were repeated, dropped"),
         ("control", |chunk| chunk, ""),
     ];
     for way in [Way::ToServer, Way::ToClient] {
@@ -181,7 +181,7 @@ fn what_the_network_changes_repeats_or_swaps_is_named() {
             let store = net.guest();
             store.set("a", b"1").unwrap();
             net.relay.meddle(move |_, its, chunk| if its == way { change(chunk) } else { chunk });
-            // A frame that was repeated is noticed when it is read, which may be with the next call.
+            // A repeated frame is noticed when it is read, which may be during the next call.
             let began = Instant::now();
             let result = (0..3).try_for_each(|_| {
                 std::thread::sleep(Duration::from_millis(50));

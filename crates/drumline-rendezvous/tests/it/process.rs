@@ -9,8 +9,8 @@ use std::time::Duration;
 
 const CHILD: &str = "DRUMLINE_TEST_SERVER";
 
-/// Not a test by itself: the body of the server process. A byte on its standard input ends the server, the end of it
-/// the process.
+/// Not a test itself: the body of the server process. A byte on its stdin ends the server, the end of stdin ends the
+/// process.
 #[test]
 fn server_process() {
     let Ok(order) = std::env::var(CHILD) else { return };
@@ -26,7 +26,7 @@ fn server_process() {
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-/// The server process, seen from outside; ended when dropped.
+/// The server process, seen from outside; killed when dropped.
 pub(crate) struct ServerProcess {
     pub(crate) key: JobKey,
     pub(crate) addr: String,
@@ -38,7 +38,7 @@ impl ServerProcess {
         Self::with_descriptors("")
     }
 
-    /// One that the system gives no more than so many descriptors.
+    /// A server process with a limit of open files.
     pub(crate) fn with_descriptors(limit: &str) -> ServerProcess {
         let key = JobKey::random();
         let mut child = Command::new(std::env::current_exe().unwrap())
@@ -57,12 +57,12 @@ impl ServerProcess {
         TcpStore::connect(&self.addr, &self.key, Hello::new(Role::Store), after(5000)).unwrap()
     }
 
-    /// Has the server dropped, and its process go on.
+    /// Drops the server; its process keeps running.
     pub(crate) fn drop_server(&mut self) {
         self.child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
     }
 
-    /// From now on it does nothing; the system goes on taking connections and bytes for it.
+    /// Freezes the process; the system still accepts connections and bytes for it.
     pub(crate) fn freeze(&self) {
         self.signal(Signal::STOP);
     }
@@ -81,7 +81,7 @@ impl ServerProcess {
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
 
-    /// Processor time used so far.
+    /// CPU time used so far.
     pub(crate) fn busy(&self) -> Duration {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();

@@ -1,4 +1,4 @@
-//! Those who hold the key and still do not belong are told why, with both values, within a second.
+//! Clients that hold the key but do not belong to the job get the reason, with both values, within a second.
 
 use crate::{Job, after};
 use drumline_rendezvous::events::{self, Event};
@@ -12,7 +12,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
-/// The error of a client that is not let in; it must come within a second.
+/// The error of a client that is not admitted; it must come within a second.
 fn refused(job: &Job, key: &JobKey, hello: Hello) -> StoreError {
     let began = Instant::now();
     let error = TcpStore::connect(&job.addr(), key, hello, after(30_000)).unwrap_err();
@@ -29,7 +29,7 @@ fn duplicate_rank() {
     let job = Job::start();
     let first = job.member(1, 4);
     let error = refused(&job, &job.key, member(1, 4)).to_string();
-    assert!(error.contains("rank 1") && error.contains("is there already"), "{error}");
+    assert!(error.contains("rank 1") && error.contains("is already a member"), "{error}");
     first.set("still", b"here").unwrap();
     drop(first);
     job.member(1, 4);
@@ -51,22 +51,22 @@ fn world_size_round_and_rank() {
 }
 
 #[test]
-fn the_others_learn_of_a_refusal_and_not_of_strangers() {
+fn the_others_learn_of_a_refusal_but_not_of_other_programs() {
     let job = Job::with(ServerOptions { world_size: Some(4), round: 0 });
     let waiting = job.member(0, 4);
     let mut log = events::follow_in(&waiting, 1);
     refused(&job, &JobKey::random(), member(1, 8));
     refused(&job, &job.key, member(1, 4).round(7));
-    assert!(log.next_batch(after(100)).unwrap().is_empty(), "control: nobody waits for those");
+    assert!(log.next_batch(after(100)).unwrap().is_empty(), "control: no rank waits for those");
     for (hello, part) in [
         (member(1, 8), "world size differs: 4 according to the store, 8 according to rank 1"),
-        (member(0, 4), "is there already"),
+        (member(0, 4), "is already a member"),
     ] {
         let rank = hello.rank.map(|rank| rank as usize);
         refused(&job, &job.key, hello);
         let began = Instant::now();
         match &log.next_batch(after(5000)).unwrap()[..] {
-            [Event::Refused { rank: told, reason }] if *told == rank => {
+            [Event::Refused { rank: refused, reason }] if *refused == rank => {
                 assert!(reason.contains(part), "{reason}");
             }
             other => panic!("{other:?}"),
@@ -74,7 +74,7 @@ fn the_others_learn_of_a_refusal_and_not_of_strangers() {
         assert!(began.elapsed() < Duration::from_millis(500));
     }
     refused(&job, &job.key, member(1, 8));
-    assert!(log.next_batch(after(100)).unwrap().is_empty(), "told once");
+    assert!(log.next_batch(after(100)).unwrap().is_empty(), "announced once");
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn other_job() {
     let job = Job::start();
     let error = refused(&job, &JobKey::random(), member(0, 2));
     assert!(matches!(&error, StoreError::Handshake { source: HandshakeError::Closed, .. }), "{error}");
-    assert!(error.to_string().contains("belongs to another job or is a stranger"), "{error}");
+    assert!(error.to_string().contains("belongs to another job or is another program"), "{error}");
     assert!(error.to_string().contains(&job.addr()), "{error}");
 }
 
@@ -105,16 +105,16 @@ fn other_version() {
         }
     };
     assert!(matches!(&error, HandshakeError::Refused(refusal) if refusal.cause == Cause::Version));
-    assert!(error.to_string().contains("speaks version 2, this rank version 3"), "{error}");
-    let told = events::follow_in(&waiting, 1).next_batch(after(5000)).unwrap();
-    assert!(matches!(&told[..], [Event::Refused { rank: None, .. }]), "{told:?}");
+    assert!(error.to_string().contains("has version 2, this rank version 3"), "{error}");
+    let events = events::follow_in(&waiting, 1).next_batch(after(5000)).unwrap();
+    assert!(matches!(&events[..], [Event::Refused { rank: None, .. }]), "{events:?}");
 }
 
 #[test]
-fn a_squatter_on_the_port_is_noticed_and_learns_nothing() {
+fn another_program_on_the_port_is_noticed_and_learns_nothing() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap().to_string();
-    let squatter = std::thread::spawn(move || {
+    let other_program = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let mut opening = [0; handshake::OPENING];
         stream.read_exact(&mut opening).unwrap();
@@ -127,17 +127,17 @@ fn a_squatter_on_the_port_is_noticed_and_learns_nothing() {
     let error = TcpStore::connect(&addr, &JobKey::random(), member(0, 2), after(30_000)).unwrap_err();
     assert!(began.elapsed() < Duration::from_secs(1));
     assert!(matches!(&error, StoreError::Handshake { source: HandshakeError::NotProved, .. }), "{error}");
-    assert_eq!(squatter.join().unwrap(), 0, "nothing more was said to it");
+    assert_eq!(other_program.join().unwrap(), 0, "nothing more was sent to it");
 }
 
 #[test]
-fn nobody_there() {
+fn no_server() {
     let addr = format!("127.0.0.1:{}", free_port().unwrap());
     let error = TcpStore::connect(&addr, &JobKey::random(), member(0, 2), after(200)).unwrap_err();
     assert!(matches!(error, StoreError::Unreachable { .. }));
     let text = error.to_string();
     assert!(
-        text.contains(&format!("{addr} refused (nobody listens there)")) && text.contains("try checking"),
+        text.contains(&format!("{addr} refused (no server listens there)")) && text.contains("try checking"),
         "{text}"
     );
     let error =
@@ -146,18 +146,18 @@ fn nobody_there() {
 }
 
 #[test]
-fn a_server_that_takes_connections_and_says_nothing() {
+fn a_server_that_accepts_connections_and_does_not_answer() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = silent.local_addr().unwrap().to_string();
     let began = Instant::now();
     let error =
         TcpStore::connect(&addr, &JobKey::random(), member(0, 2), after(300)).unwrap_err().to_string();
     assert!(began.elapsed() < Duration::from_secs(2));
-    assert!(error.contains("took the connection, then: the other side was silent"), "{error}");
+    assert!(error.contains("accepted the connection, then: the other side was silent"), "{error}");
 }
 
 #[test]
-fn the_host_may_come_up_later() {
+fn the_server_may_start_later() {
     let port = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port().unwrap()));
     let key = JobKey::random();
     std::thread::scope(|scope| {
@@ -185,14 +185,14 @@ fn without_a_secret_only_loopback() {
 }
 
 #[test]
-fn a_port_that_is_taken() {
+fn a_port_in_use() {
     let job = Job::start();
     let error = TcpStoreServer::bind(job.addr(), &job.key, ServerOptions::default()).unwrap_err().to_string();
     assert!(error.contains(&job.addr()) && error.contains("try another port"), "{error}");
-    assert!(error.contains(&format!("this very process (pid {}) has it", std::process::id())), "{error}");
+    assert!(error.contains(&format!("this process itself (pid {}) has it", std::process::id())), "{error}");
 }
 
-/// Lets group 7 in and nobody else.
+/// Admits only group 7.
 struct GroupSeven(Sender<(Hello, TcpStream)>);
 
 impl Host for GroupSeven {
@@ -215,21 +215,21 @@ fn a_link_between_two_ranks() {
     let mut stream = TcpStream::connect(gate.local_addr()).unwrap();
     let hello = Hello::new(Role::Link).member(1, 2).note(b"group 7");
     handshake::connect(&mut stream, &key, &hello, after(5000)).unwrap();
-    assert_eq!(stream.read_timeout().unwrap(), None, "left as it came");
+    assert_eq!(stream.read_timeout().unwrap(), None, "its timeout is unchanged");
     let (who, mut here) = came.recv_timeout(Duration::from_secs(5)).unwrap();
     assert_eq!(who, hello);
-    // What the two say now is their own affair, at whatever time.
+    // After the handshake, there is no time limit on the connection.
     std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(50));
         stream.write_all(b"later").unwrap();
     });
-    let mut words = String::new();
-    here.read_to_string(&mut words).unwrap();
-    assert_eq!(words, "later");
+    let mut text = String::new();
+    here.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "later");
 
     let mut stream = TcpStream::connect(gate.local_addr()).unwrap();
     let error = handshake::connect(&mut stream, &key, &hello.note(b"group 8"), after(5000)).unwrap_err();
     assert_eq!(error.to_string(), "refused: group 7 expected, got another");
     drop(gate);
-    assert!(came.try_recv().is_err(), "nobody else came in");
+    assert!(came.try_recv().is_err(), "no other was admitted");
 }

@@ -1,7 +1,8 @@
-//! A network that can be disturbed: passes bytes between clients and a server, loses them, changes them, or resets all.
+//! A network that can be disturbed: it relays bytes between clients and a server, loses them, changes them, or resets
+//! all.
 //!
 //! ```text
-//!  client ──▶ relay ──▶ server      a *chunk* is what one read gave: with one request at a time, one frame
+//!  client ──▶ relay ──▶ server      a *chunk* is the result of one read: with one request at a time, one frame
 //!         ◀──       ◀──
 //! ```
 
@@ -18,7 +19,7 @@ pub(crate) enum Way {
     ToClient,
 }
 
-/// What happens to a chunk: what is passed on in its place. Connections are numbered as they come.
+/// Transforms a chunk: what is sent instead of it. Connections are numbered in order.
 type Meddle = Box<dyn FnMut(usize, Way, Vec<u8>) -> Vec<u8> + Send>;
 
 pub(crate) struct Relay {
@@ -31,7 +32,7 @@ struct Shared {
     meddle: Mutex<Meddle>,
     /// Both ends of each connection.
     passed: Mutex<Vec<[TcpStream; 2]>>,
-    /// Whether new connections are passed on.
+    /// Whether new connections are relayed.
     is_up: Mutex<bool>,
 }
 
@@ -51,7 +52,7 @@ impl Relay {
         Relay { addr, shared }
     }
 
-    /// From now on each chunk is what `meddle` makes of it.
+    /// From now on, `meddle` transforms each chunk.
     pub(crate) fn meddle(&self, meddle: impl FnMut(usize, Way, Vec<u8>) -> Vec<u8> + Send + 'static) {
         *self.shared.meddle.lock().unwrap() = Box::new(meddle);
     }
@@ -70,7 +71,7 @@ impl Relay {
         }
     }
 
-    /// New connections are reset at once, or passed on again.
+    /// Sets whether new connections are relayed, or reset at once.
     pub(crate) fn set_up(&self, is_up: bool) {
         *self.shared.is_up.lock().unwrap() = is_up;
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 #[test]
 fn two_thousand_members_meet() {
-    // Ends of both sides are in this process.
+    // Both ends of each connection are in this process.
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();

@@ -1,4 +1,4 @@
-//! Those who wait are pushed to, and can call it off.
+//! Waiting calls are woken at once, and can be cancelled.
 
 use crate::{Job, after};
 use drumline_rendezvous::{FileStore, MAX_KEY, MAX_VALUE, MemoryStore, Store, StoreError};
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Runs the same test on memory, TCP and file; gives two handles of one store.
-fn on_all_forms(test: impl Fn(&str, Arc<dyn Store>, Arc<dyn Store>)) {
+/// Runs the same test on memory, TCP and file; passes two handles of one store.
+fn on_all_stores(test: impl Fn(&str, Arc<dyn Store>, Arc<dyn Store>)) {
     let memory = MemoryStore::new();
     test("memory", Arc::new(memory.clone()), Arc::new(memory));
     let job = Job::start();
@@ -25,8 +25,8 @@ fn on_all_forms(test: impl Fn(&str, Arc<dyn Store>, Arc<dyn Store>)) {
 }
 
 #[test]
-fn a_change_reaches_its_waiter_at_once() {
-    on_all_forms(|form, a, b| {
+fn a_change_wakes_its_waiter_at_once() {
+    on_all_stores(|form, a, b| {
         let mut best = Duration::MAX;
         for i in 0..10 {
             let (key, b) = (format!("k{i}"), b.clone());
@@ -41,7 +41,8 @@ fn a_change_reaches_its_waiter_at_once() {
             assert_eq!(value, b"v");
             best = best.min(woken - set);
         }
-        // The best of ten, so that a busy machine does not matter. A file looks again by itself only after 200 ms.
+        // The best of ten, so that a busy machine does not matter. Without inotify, a file is checked only every 200
+        // ms.
         let limit = if form == "file" { 50 } else { 5 };
         assert!(best < Duration::from_millis(limit), "{form}: {best:?}");
     });
@@ -49,7 +50,7 @@ fn a_change_reaches_its_waiter_at_once() {
 
 #[test]
 fn a_wait_that_times_out_leaves_everything_in_order() {
-    on_all_forms(|form, a, _| {
+    on_all_stores(|form, a, _| {
         for i in 0..20 {
             let began = Instant::now();
             let error = a.wait(&["never", "ever"], after(20)).unwrap_err();
@@ -66,7 +67,7 @@ fn a_wait_that_times_out_leaves_everything_in_order() {
 
 #[test]
 fn a_wait_that_times_out_names_only_what_is_missing() {
-    on_all_forms(|form, a, b| {
+    on_all_stores(|form, a, b| {
         a.multi_set(&[("who/0", b"x"), ("who/2", b"y"), ("other", b"z")]).unwrap();
         let keys = ["who/0", "who/1", "who/2", "who/3"];
         let error = b.multi_get(&keys, after(50)).unwrap_err();
@@ -81,8 +82,8 @@ fn a_wait_that_times_out_names_only_what_is_missing() {
 }
 
 #[test]
-fn many_wait_on_many() {
-    on_all_forms(|form, a, b| {
+fn many_clients_wait_for_many_keys() {
+    on_all_stores(|form, a, b| {
         let threads: Vec<_> = (0..8)
             .map(|rank| {
                 let store = if rank % 2 == 0 { a.clone() } else { b.clone() };
@@ -103,8 +104,8 @@ fn many_wait_on_many() {
 }
 
 #[test]
-fn adds_from_all_sides_are_all_counted() {
-    on_all_forms(|form, a, b| {
+fn adds_of_all_clients_are_counted() {
+    on_all_stores(|form, a, b| {
         thread::scope(|scope| {
             for store in [&a, &b, &a, &b] {
                 scope.spawn(move || (0..100).map(|_| store.add("n", 1).unwrap()).max());
@@ -115,8 +116,8 @@ fn adds_from_all_sides_are_all_counted() {
 }
 
 #[test]
-fn large_values_pass_and_too_large_ones_do_not() {
-    on_all_forms(|form, a, b| {
+fn large_values_are_stored_and_too_large_ones_are_errors() {
+    on_all_stores(|form, a, b| {
         let large: Vec<u8> = (0..MAX_VALUE).map(|i| (i / 7) as u8).collect();
         a.set("large", &large).unwrap();
         assert!(b.get("large", after(30_000)).unwrap() == large, "{form}");

@@ -1,9 +1,9 @@
-//! How often each n-gram occurs, and how many of a hypothesis' are correct.
+//! Counts the n-grams of a hypothesis, and how many of them are correct.
 
 use super::ORDER;
 use std::collections::HashMap;
 
-/// Words as numbers, those behind the n-gram's end as [`NONE`]: cheap to compare.
+/// An n-gram as the numbers of its words, filled up with [`NONE`], which is cheap to compare.
 type Ngram = [u32; ORDER];
 
 const NONE: u32 = u32::MAX;
@@ -25,8 +25,8 @@ impl<'a> Ngrams<'a> {
         Self { numbers, counts }
     }
 
-    /// All n-grams, and the correct ones, by their length.
-    pub(super) fn count(&self, references: &[Vec<String>]) -> ([u64; ORDER], [u64; ORDER]) {
+    /// The number of all n-grams and of the correct ones, for each n.
+    pub(super) fn count(&self, references: &[Vec<String>]) -> Counts {
         let mut most: HashMap<Ngram, u64> = HashMap::new();
         for reference in references {
             for (ngram, times) in count(reference, &self.numbers) {
@@ -34,17 +34,24 @@ impl<'a> Ngrams<'a> {
                 *known = times.max(*known);
             }
         }
-        let (mut total, mut correct) = ([0; ORDER], [0; ORDER]);
+        let mut counts = Counts::default();
         for (ngram, times) in &self.counts {
             let length = ngram.iter().take_while(|word| **word != NONE).count();
-            total[length - 1] += times;
-            correct[length - 1] += most.get(ngram).map_or(0, |most| *times.min(most));
+            counts.total[length - 1] += times;
+            counts.correct[length - 1] += most.get(ngram).map_or(0, |most| *times.min(most));
         }
-        (total, correct)
+        counts
     }
 }
 
-/// Words without a number occur in no hypothesis, so n-grams with them are of no interest.
+/// Numbers of n-grams, for each n.
+#[derive(Default)]
+pub(super) struct Counts {
+    pub(super) total: [u64; ORDER],
+    pub(super) correct: [u64; ORDER],
+}
+
+/// How often each n-gram occurs. Words without a number are not in the hypothesis, so n-grams with them are skipped.
 fn count(words: &[String], numbers: &HashMap<&str, u32>) -> HashMap<Ngram, u64> {
     let numbers: Vec<_> = words.iter().map(|word| numbers.get(word.as_str()).copied()).collect();
     let mut counts = HashMap::new();

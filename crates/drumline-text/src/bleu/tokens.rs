@@ -1,7 +1,7 @@
-//! Sentences into what BLEU compares.
+//! Splits sentences into the tokens that BLEU compares.
 //!
-//! *13a* is a list of replacements made one after the other over the whole line, each from left to right, so that a
-//! character which one match has taken is not seen by the next of the same replacement.
+//! *13a* is a list of regular-expression replacements. Each runs over the whole line from left to right, and its matches do not
+//! overlap.
 
 use super::{BleuOptions, BleuTokens, Case};
 
@@ -20,7 +20,7 @@ impl BleuOptions {
     }
 }
 
-/// What Python calls a space: it counts four separators of ASCII, too.
+/// White space as in Python, which includes four separators of ASCII.
 fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\x1c'..='\x1f').contains(&c)
 }
@@ -32,8 +32,8 @@ fn at_spaces(text: &str) -> Vec<String> {
 pub(super) fn mteval_13a(line: &str) -> Vec<String> {
     let line = line.replace("<skipped>", "").replace("-\n", "").replace('\n', " ");
     let line = line.replace("&quot;", "\"").replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">");
-    let apart = |c| if is_symbol(c) { vec![' ', c, ' '] } else { vec![c] };
-    let characters: Vec<char> = format!(" {line} ").chars().flat_map(apart).collect();
+    let separate = |c| if is_symbol(c) { vec![' ', c, ' '] } else { vec![c] };
+    let characters: Vec<char> = format!(" {line} ").chars().flat_map(separate).collect();
     let characters =
         replace_pairs(&characters, |a, b| (!a.is_ascii_digit() && is_stop(b)).then_some([a, ' ', b, ' ']));
     let characters =
@@ -43,7 +43,7 @@ pub(super) fn mteval_13a(line: &str) -> Vec<String> {
     at_spaces(&String::from_iter(characters))
 }
 
-/// ASCII's punctuation that always stands alone: all but the apostrophe, comma, dash and full stop.
+/// The ASCII punctuation that is always a token of its own: all but the apostrophe, comma, dash and full stop.
 fn is_symbol(c: char) -> bool {
     c.is_ascii_punctuation() && !matches!(c, '\'' | ',' | '-' | '.')
 }
@@ -52,12 +52,12 @@ fn is_stop(c: char) -> bool {
     matches!(c, '.' | ',')
 }
 
-/// Two characters become four where `replaced` says so; what was replaced is not looked at again.
-fn replace_pairs(text: &[char], replaced: impl Fn(char, char) -> Option<[char; 4]>) -> Vec<char> {
+/// Replaces two consecutive characters by four where `replacement` returns them. Matches do not overlap.
+fn replace_pairs(text: &[char], replacement: impl Fn(char, char) -> Option<[char; 4]>) -> Vec<char> {
     let mut out = Vec::with_capacity(text.len() + text.len() / 4);
     let mut rest = text;
     while let [first, behind @ ..] = rest {
-        let four = behind.first().and_then(|second| replaced(*first, *second));
+        let four = behind.first().and_then(|second| replacement(*first, *second));
         match four {
             Some(four) => out.extend(four),
             None => out.push(*first),

@@ -1,4 +1,4 @@
-//! What a sentence means, and how each language says it.
+//! The meaning of a sentence, and its words in each language.
 
 use super::lexicon::{ADJECTIVES, ADVERBS, ARTICLES, Gender, Lexicon, NOUNS, VERBS};
 use crate::random::Random;
@@ -27,7 +27,7 @@ enum Tense {
     Past,
 }
 
-/// Who does what to whom, how.
+/// A subject, a verb, an object and perhaps an adverb.
 struct Clause {
     subject: NounPhrase,
     verb: usize,
@@ -129,7 +129,7 @@ impl NounPhrase {
         said
     }
 
-    /// Article, noun, adjectives from the last to the first; all show the number, all but the noun its gender.
+    /// Article, noun, adjectives from the last to the first; all show the number, and all but the noun show its gender.
     fn target(&self, lexicon: &Lexicon) -> Vec<String> {
         let words = &lexicon.target;
         let ending = match (lexicon.genders[self.noun], self.number) {

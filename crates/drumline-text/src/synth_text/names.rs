@@ -1,4 +1,4 @@
-//! News with names in them: of people, places and companies.
+//! News with the names of people, places and companies.
 
 use super::Tagged;
 use crate::random::Random;
@@ -11,7 +11,7 @@ const PLACES: [&str; 10] =
     ["Corby", "Arlen", "Weston", "Harrow", "Selby", "Linden", "Marlow", "Eden", "Kirkby", "Dorset"];
 const COMPANIES: [&str; 6] = ["Bank", "Motors", "Press", "Foods", "Airlines", "Steel"];
 
-/// What may stand in a sentence, with what comes before it.
+/// A part of a sentence.
 #[derive(Clone, Copy)]
 enum Part {
     Words(&'static str),
@@ -52,7 +52,7 @@ pub(super) fn draw(random: &mut Random) -> Tagged {
     sentence
 }
 
-/// A first name, a last name or both; a title before a last name is not part of it.
+/// A first name, a last name or both. A title before a last name is not part of the name.
 fn person(sentence: &mut Tagged, random: &mut Random) -> Vec<&'static str> {
     match random.below(4) {
         0 => vec![pick(&FIRST, random)],

@@ -1,4 +1,4 @@
-//! What people say of a film: an opinion, facts beside it, or facts alone.
+//! What people say about a film: an opinion, facts, or both.
 
 use super::Opinion;
 use crate::random::Random;
@@ -33,8 +33,8 @@ pub(super) fn draw(random: &mut Random) -> Opinion {
 
 fn opinion(likes_it: bool, random: &mut Random) -> (&'static str, String) {
     let denies = random.chance(0.4);
-    let (thing, word) =
-        (random.choose(&THINGS), random.choose(if likes_it != denies { &GOOD } else { &BAD }));
+    let thing = random.choose(&THINGS);
+    let word = random.choose(if likes_it != denies { &GOOD } else { &BAD });
     let how = if random.chance(0.5) { format!("{} ", random.choose(&HOW)) } else { String::new() };
     let label = if likes_it { "positive" } else { "negative" };
     (label, format!("the {thing} was {}{how}{word}", not(denies)))

@@ -1,31 +1,31 @@
-//! Sentences of tagged words, a word a line, in columns: the format of CoNLL's shared tasks.
+//! The format of the CoNLL shared tasks: sentences of tagged words, one word per line, in columns.
 
 use crate::TextError;
 use crate::lines::for_each_line;
 use std::path::Path;
 
-/// Begins a document in CoNLL-2003's files, where a word would stand.
+/// The first column of a line that begins a document, in the files of CoNLL-2003.
 const DOCUMENT: &str = "-DOCSTART-";
 
-/// Words, and a tag for each.
+/// A sentence in which each word has a tag.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TaggedSentence {
-    /// In the order of the text.
+    /// The words, in the order of the text.
     pub words: Vec<String>,
-    /// As many.
+    /// The tag of each word.
     pub tags: Vec<String>,
     /// The line of each word, from 1.
     pub lines: Vec<u64>,
 }
 
-/// Where words and tags stand. The default: CoNLL-2003's words and names.
+/// The columns of words and tags. By default those of words and named entities in CoNLL-2003.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConllOptions {
     /// The column of the words, from 0.
     pub word: usize,
     /// The column of the tags.
     pub tag: usize,
-    /// Lines that begin so are passed over: `#` in CoNLL-U. `None`: such lines are words like others.
+    /// The start of lines that are comments, such as `#` in CoNLL-U. `None` if there are no comments.
     pub comment: Option<String>,
 }
 
@@ -35,7 +35,7 @@ impl Default for ConllOptions {
     }
 }
 
-/// Read tagged sentences. Columns are split at white space; a blank line or `-DOCSTART-` ends a sentence.
+/// Reads tagged sentences. Columns are separated by white space; a blank line or `-DOCSTART-` ends a sentence.
 ///
 /// ```
 /// # let folder = tempfile::tempdir()?;
@@ -51,7 +51,8 @@ impl Default for ConllOptions {
 /// ```
 pub fn read_conll(path: impl AsRef<Path>, options: &ConllOptions) -> Result<Vec<TaggedSentence>, TextError> {
     let path = path.as_ref();
-    let (mut sentences, mut sentence) = (Vec::new(), TaggedSentence::default());
+    let mut sentences = Vec::new();
+    let mut sentence = TaggedSentence::default();
     for_each_line(path, |line, text| {
         if options.comment.as_ref().is_some_and(|comment| text.starts_with(comment)) {
             return Ok(());
@@ -72,12 +73,11 @@ pub fn read_conll(path: impl AsRef<Path>, options: &ConllOptions) -> Result<Vec<
     })?;
     sentences.push(sentence);
     sentences.retain(|sentence| !sentence.words.is_empty());
-    match sentences.is_empty() {
-        true => {
-            Err(TextError::NothingRemains { path: path.to_owned(), left_out: "it has no words".to_owned() })
-        }
-        false => Ok(sentences),
+    if sentences.is_empty() {
+        let left_out = "it has no words".to_owned();
+        return Err(TextError::NothingRemains { path: path.to_owned(), left_out });
     }
+    Ok(sentences)
 }
 
 #[cfg(test)]
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_files_are_told_by_name_and_line() {
+    fn errors_name_the_file_and_line() {
         let error = read("a b c O\na b\n", &ConllOptions::default()).unwrap_err().to_string();
         assert!(error.contains("line 2 of") && error.contains("expected at least 4"), "{error}");
         assert!(read("\n", &ConllOptions::default()).unwrap_err().to_string().contains("no words"));

@@ -1,4 +1,4 @@
-//! The whole way, with ranks that share an epoch and add up their counts.
+//! The whole path from files to BLEU, with ranks that divide an epoch and sum their counts.
 
 use drumline_text::bleu::BleuStats;
 use drumline_text::synth::{self, SynthOptions};
@@ -18,7 +18,7 @@ fn codec(folder: &Path, name: &str) -> Codec {
     Codec::new(Tokens::Words, Vocabulary::read(folder.join(name), None).unwrap())
 }
 
-/// What rank `rank` counts if its model forgets each tenth word.
+/// The counts of a rank whose model misses every tenth word.
 fn counts_of_rank(folder: &Path, rank: usize, world_size: usize) -> BleuStats {
     let (corpus, codec) = (corpus(folder, "test", None), codec(folder, "vocab.tgt.json"));
     let plan = BatchPlan { shuffle: true, ..BatchPlan::new(BatchBy::Tokens(100)) };
@@ -50,7 +50,7 @@ fn the_score_does_not_depend_on_the_number_of_ranks() {
 }
 
 #[test]
-fn a_vocabulary_of_the_training_text_knows_the_test() {
+fn a_vocabulary_of_the_training_text_has_all_words_of_the_test() {
     let folder = tempfile::tempdir().unwrap();
     synth::write(folder.path(), &OPTIONS).unwrap();
     let (corpus, source) = (corpus(folder.path(), "test", None), codec(folder.path(), "vocab.src.json"));

@@ -1,4 +1,4 @@
-//! libtorch's two operations of loss scaling.
+//! libtorch's two operations for loss scaling.
 #![allow(unsafe_code)]
 
 use tch::Tensor;
@@ -18,7 +18,7 @@ unsafe extern "C" {
     ) -> Message;
 }
 
-/// How a scale grows and shrinks. Laid out as `Growth` in amp.cpp.
+/// How a scale grows and shrinks. The layout is that of `Growth` in amp.cpp.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Growth {
@@ -27,15 +27,16 @@ pub(super) struct Growth {
     pub(super) growth_interval: i64,
 }
 
-/// Multiplies each by `inv_scale`; `found_inf` becomes 1 if an element is infinite or NaN, and stays as it is otherwise.
+/// Multiplies each gradient by `inv_scale`. `found_inf` becomes 1 if an element is infinite or NaN; otherwise it does
+/// not change.
 pub(super) fn unscale(grads: &[&Tensor], found_inf: &Tensor, inv_scale: &Tensor) -> Result<(), TorchError> {
     let grads = Handles::of(grads);
     let (found_inf, inv_scale) = (found_inf.as_ptr().cast_mut(), inv_scale.as_ptr().cast_mut());
-    // SAFETY: all handles are good for the call.
+    // SAFETY: all handles are valid for the call.
     check(unsafe { drumline_amp_unscale(grads.list(), found_inf, inv_scale) }, "cannot unscale gradients")
 }
 
-/// PyTorch's rule, in one kernel.
+/// Updates the scale by PyTorch's rule, in one kernel.
 pub(super) fn update_scale(
     scale: &Tensor,
     growth_tracker: &Tensor,
@@ -44,7 +45,7 @@ pub(super) fn update_scale(
 ) -> Result<(), TorchError> {
     let [scale, growth_tracker, found_inf] =
         [scale, growth_tracker, found_inf].map(|tensor| tensor.as_ptr().cast_mut());
-    // SAFETY: all handles are good for the call.
+    // SAFETY: all handles are valid for the call.
     let message = unsafe { drumline_amp_update_scale(scale, growth_tracker, found_inf, growth) };
     check(message, "cannot update the loss scale")
 }

@@ -1,4 +1,4 @@
-//! Scales and steps held against PyTorch 2.11's `GradScaler`: `bench/oracle/amp.py` wrote what is expected.
+//! Scales and steps compared with PyTorch 2.11's `GradScaler`: `bench/oracle/amp.py` wrote the expected values.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -65,7 +65,8 @@ enum Way {
 
 fn step(
     case: &str,
-    (optimizer, scaler): (&mut dyn Optimizer, &mut LossScaler),
+    optimizer: &mut dyn Optimizer,
+    scaler: &mut LossScaler,
     grads: &dyn Fn(&str) -> Tensor,
     way: Way,
 ) {
@@ -83,13 +84,13 @@ fn step(
     }
 }
 
-fn close(found: &Tensor, expected: &Tensor, told: &str) {
+fn close(found: &Tensor, expected: &Tensor, what: &str) {
     let difference = (found.detach() - expected).abs().max().double_value(&[]);
-    assert!(difference <= 1e-6, "{told}: {difference:e}");
+    assert!(difference <= 1e-6, "{what}: {difference:e}");
 }
 
 #[test]
-fn scales_and_steps_are_pytorchs() {
+fn scales_and_steps_equal_pytorchs() {
     let golden = golden();
     for case in ["sgd", "sgd_momentum", "adamw", "clipped"] {
         for way in [Way::Host, Way::Device] {
@@ -98,22 +99,22 @@ fn scales_and_steps_are_pytorchs() {
                 optimizer.keep_lr_on_device().unwrap();
             }
             for at in 0..STEPS {
-                let told = format!("{case}, {way:?}, step {at}");
+                let what = format!("{case}, {way:?}, step {at}");
                 let grads = |name: &str| golden[&format!("grad.{at}.{name}")].copy();
-                step(case, (optimizer.as_mut(), &mut scaler), &grads, way);
+                step(case, optimizer.as_mut(), &mut scaler, &grads, way);
                 let state = scaler.state().unwrap();
-                let expected = |what: &str| golden[&format!("{case}.{what}")].double_value(&[at]);
+                let expected = |key: &str| golden[&format!("{case}.{key}")].double_value(&[at]);
                 assert_eq!(
                     (state.scale, state.growth_tracker as f64),
                     (expected("scale"), expected("tracker")),
-                    "{told}"
+                    "{what}"
                 );
                 for Named { name, tensor } in optimizer.parameters() {
-                    close(&tensor, &golden[&format!("{case}.{name}")].get(at), &format!("{told}, `{name}`"));
+                    close(&tensor, &golden[&format!("{case}.{name}")].get(at), &format!("{what}, `{name}`"));
                 }
                 let steps = optimizer.state().tensors.into_iter().find(|named| named.name == "w.step");
                 let steps = steps.map_or(0.0, |named| named.tensor.double_value(&[]));
-                assert_eq!(steps, expected("steps"), "{told}");
+                assert_eq!(steps, expected("steps"), "{what}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Gradients of a scaled loss, and what may be done with them: they are unscaled first, and only then clipped or stepped by.
+//! Gradients of a scaled loss. The types ensure that they are unscaled before they are clipped or used in a step.
 
 use drumline_comm::{ProcessGroup, ReduceOp};
 use tch::{Kind, Tensor};
@@ -12,14 +12,15 @@ use crate::grad::grad;
 use crate::named::Named;
 use crate::optim::Optimizer;
 
-/// Parameters have gradients of a scaled loss, larger by the scale: nothing can be done with them but [`unscale`](Self::unscale).
+/// The parameters have gradients of a scaled loss, which are too large by the scale. The only possible operation is
+/// [`unscale`](Self::unscale).
 ///
 /// ```compile_fail,E0599
 /// # use drumline_torch::{LossScaler, Optimizer, TorchError};
 /// # use tch::Tensor;
 /// fn clip_first(scaler: &mut LossScaler, loss: &Tensor) -> Result<(), TorchError> {
 ///     let scaled = scaler.backward(loss)?;
-///     let _norm = scaled.clip_grad_norm(1.0)?; // there is no such method: the norm would be that of the scale
+///     let _norm = scaled.clip_grad_norm(1.0)?; // there is no such method: the norm would include the scale
 ///     Ok(())
 /// }
 /// ```
@@ -37,27 +38,30 @@ use crate::optim::Optimizer;
 #[derive(Debug)]
 #[must_use = "gradients are too large by the loss scale until they are unscaled"]
 pub struct ScaledGrads {
-    /// Only a scaler makes one.
+    /// Only a scaler can make this value.
     pub(super) made_by_scaler: (),
 }
 
 impl ScaledGrads {
-    /// These and those of another backward, which were added to them.
+    /// Combines them with those of another backward, which autograd has added to the same gradients.
     pub fn and(self, _other: Self) -> Self {
         self
     }
 
-    /// Divides the gradients of these parameters by the scale, and looks for infinite ones and NaN.
+    /// Divides the gradients of these parameters by the scale, and looks for infinite values and NaN.
     pub fn unscale(self, scaler: &LossScaler, parameters: Vec<Named>) -> Result<Unscaled, TorchError> {
         let Self { made_by_scaler: () } = self;
         let mut grads = Vec::with_capacity(parameters.len());
         for Named { name, tensor } in &parameters {
             let Some(grad) = grad(tensor)? else { continue };
             if grad.kind() == Kind::Half {
-                return Err(TorchError::Unfit(format!(
-                    "the gradient of `{name}` is of kind Half, in which it would be lost when it is unscaled; \
-                     try weights in Float, with autocast to Half"
-                )));
+                return Err(TorchError::Kind {
+                    what: format!("the gradient of `{name}`"),
+                    expected: "Float, because small values become 0 in Half when they are unscaled; \
+                               try weights in Float, with autocast to Half"
+                        .to_owned(),
+                    got: "Half".to_owned(),
+                });
             }
             grads.push(grad);
         }
@@ -66,52 +70,52 @@ impl ScaledGrads {
     }
 }
 
-/// Gradients as those of the loss itself, unless they have overflowed.
+/// Gradients of the loss itself, unless they have overflowed.
 #[derive(Debug)]
-#[must_use = "a step moves the scale on"]
+#[must_use = "a step updates the scale"]
 pub struct Unscaled {
     parameters: Vec<Named>,
     /// 1 if an element is infinite or NaN, 0 otherwise.
     found_inf: Tensor,
 }
 
-/// Whether a step was made.
+/// Whether the optimizer made a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StepMade {
-    /// It was.
+    /// It made a step.
     Yes,
-    /// Gradients had overflowed: nothing was changed but the scale.
+    /// Gradients had overflowed: only the scale changed.
     Skipped,
 }
 
 impl Unscaled {
-    /// What one rank has found, all have: they step together or not at all. Every rank calls it.
+    /// Agrees on overflow with all ranks, so that they step together or not at all. Every rank calls it.
     #[track_caller]
     pub fn agree(&mut self, group: &ProcessGroup) -> Result<(), TorchError> {
         if group.size() == 1 {
-            return Ok(()); // On a GPU the call would need NCCL, for nothing.
+            return Ok(()); // On a GPU the call would need NCCL.
         }
         group.all_reduce_tensor(&mut self.found_inf, ReduceOp::Max)
     }
 
-    /// These and those of other parameters, of the same backward: the scale moves on once for all.
+    /// Combines them with those of other parameters of the same backward, so that the scale is updated once.
     pub fn and(mut self, mut other: Self) -> Result<Self, TorchError> {
         self.parameters.append(&mut other.parameters);
         let other = other.found_inf.f_to_device(self.found_inf.device())?;
         Ok(Self { found_inf: self.found_inf.f_maximum(&other)?, ..self })
     }
 
-    /// What was found, on the device: 1 if an element is infinite or NaN, 0 otherwise.
+    /// A tensor on the device: 1 if an element is infinite or NaN, 0 otherwise.
     pub fn found_inf(&self) -> &Tensor {
         &self.found_inf
     }
 
-    /// The same, read from the device.
+    /// Whether an element is infinite or NaN; waits for the device.
     pub fn has_overflowed(&self) -> Result<bool, TorchError> {
         Ok(self.found_inf.f_double_value(&[])? > 0.0)
     }
 
-    /// Those whose gradients they are.
+    /// The parameters whose gradients were unscaled.
     pub fn parameters(&self) -> &[Named] {
         &self.parameters
     }
@@ -126,7 +130,7 @@ impl Unscaled {
         clip_grad_value(&self.parameters, max_value)
     }
 
-    /// A step, unless gradients have overflowed; and the scale for the next one.
+    /// Makes a step unless gradients have overflowed, and updates the scale.
     pub fn step(
         self,
         scaler: &mut LossScaler,
@@ -137,7 +141,8 @@ impl Unscaled {
         Ok(made)
     }
 
-    /// A step, unless gradients have overflowed; the scale stays, for other optimizers of the same backward. [`update`](Self::update) moves it on.
+    /// Makes a step unless gradients have overflowed. The scale does not change, so that other optimizers of the same
+    /// backward can step; [`update`](Self::update) updates it.
     pub fn step_alone(&self, optimizer: &mut dyn Optimizer) -> Result<StepMade, TorchError> {
         if self.has_overflowed()? {
             return Ok(StepMade::Skipped);
@@ -146,7 +151,8 @@ impl Unscaled {
         Ok(StepMade::Yes)
     }
 
-    /// The same without a wait for the device, so that a graph can capture it: the kernels find out by themselves whether the step is made.
+    /// Like [`step`](Self::step), without waiting for the device, so that a graph can capture it: the kernels read
+    /// `found_inf` and skip the step by themselves.
     pub fn step_on_device(
         self,
         scaler: &mut LossScaler,
@@ -156,8 +162,8 @@ impl Unscaled {
         scaler.update(&self.found_inf)
     }
 
-    /// Moves the scale on for the next step, without a wait for the device, and leaves it to the caller to make this one or to leave it out. Returns what
-    /// was found and the new scale, on the device, where a captured graph fills them anew.
+    /// Updates the scale without waiting for the device. The caller decides whether to make the step. Returns
+    /// `found_inf` and the new scale as tensors on the device, which each replay of a captured graph refreshes.
     pub fn update(self, scaler: &mut LossScaler) -> Result<(Tensor, Tensor), TorchError> {
         scaler.update(&self.found_inf)?;
         Ok((self.found_inf, scaler.at.scale.shallow_clone()))

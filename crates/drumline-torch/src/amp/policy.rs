@@ -1,18 +1,18 @@
-//! How a loss scale moves: down after gradients that were not finite, up after many that were.
+//! How a loss scale changes: it decreases after gradients that were not finite, and increases after many that were.
 
 use tch::{Kind, Tensor};
 
 use super::ffi::{Growth, update_scale};
 use crate::error::TorchError;
 
-/// By which rule a loss is scaled.
+/// The rule by which a loss is scaled.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ScalePolicy {
     /// As PyTorch's `GradScaler`.
     Dynamic(DynamicScale),
     /// As DeepSpeed's `fp16` with `loss_scale` 0.
     DeepSpeed(DeepSpeedScale),
-    /// Always the same.
+    /// A constant scale.
     Static(f64),
 }
 
@@ -22,16 +22,16 @@ impl Default for ScalePolicy {
     }
 }
 
-/// PyTorch's rule; the defaults are its own.
+/// PyTorch's rule, with its defaults.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DynamicScale {
-    /// The first scale.
+    /// The initial scale.
     pub init_scale: f64,
-    /// What the scale is multiplied by after `growth_interval` steps without overflow.
+    /// The scale is multiplied by this after `growth_interval` steps without overflow.
     pub growth_factor: f64,
-    /// What it is multiplied by after an overflow.
+    /// The scale is multiplied by this after an overflow.
     pub backoff_factor: f64,
-    /// Steps without overflow, one after the other, before it grows.
+    /// Consecutive steps without overflow before the scale grows.
     pub growth_interval: u32,
 }
 
@@ -41,18 +41,19 @@ impl Default for DynamicScale {
     }
 }
 
-/// DeepSpeed's rule: factor 2, with some overflows let pass before the scale goes down. The names and defaults are those of `ds_config.json`.
+/// DeepSpeed's rule: a factor of 2, and the scale decreases only after several overflows. The names and defaults are
+/// those of `ds_config.json`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeepSpeedScale {
-    /// The first scale is 2 to this power.
+    /// The initial scale is 2 to this power.
     pub initial_scale_power: u32,
-    /// Steps without overflow, one after the other, before the scale grows.
+    /// Consecutive steps without overflow before the scale grows.
     pub loss_scale_window: u32,
-    /// The scale goes down at this one of several overflows.
+    /// The number of overflows after which the scale decreases.
     pub hysteresis: u32,
-    /// Whether each step without overflow lets as many pass again; otherwise only growth does.
+    /// Whether each step without overflow resets the count of overflows; otherwise only growth of the scale does.
     pub consecutive_hysteresis: bool,
-    /// The scale goes no lower.
+    /// The minimum of the scale.
     pub min_loss_scale: f64,
 }
 
@@ -68,16 +69,16 @@ impl Default for DeepSpeedScale {
     }
 }
 
-/// What DeepSpeed's scale is multiplied and divided by.
+/// DeepSpeed's scale is multiplied and divided by this.
 const DEEPSPEED_FACTOR: f64 = 2.0;
 
-/// The numbers of a scale, each a tensor of one element on the device.
+/// The state of a scale: each field is a tensor of one element on the device.
 #[derive(Debug)]
 pub(super) struct Scale {
     pub(super) scale: Tensor,
-    /// Steps without overflow since the scale last moved, or since the last overflow.
+    /// Steps without overflow since the scale last changed, or since the last overflow.
     pub(super) growth_tracker: Tensor,
-    /// The overflow at which the scale goes down, counted from 1; only DeepSpeed's rule uses it.
+    /// Overflows until the scale decreases, counted down to 1; only DeepSpeed's rule uses it.
     pub(super) hysteresis: Tensor,
 }
 
@@ -96,13 +97,14 @@ impl ScalePolicy {
                 is_scale && is_backoff && rule.growth_factor > 1.0 && rule.growth_interval > 0
             }
         };
-        match holds {
-            true => Ok(()),
-            false => Err(TorchError::Unfit(format!(
-                "a loss cannot be scaled by {self:?}; expected positive numbers, growth above 1 and backoff below it; \
-                 try ScalePolicy::default()"
-            ))),
+        if holds {
+            return Ok(());
         }
+        Err(TorchError::value(
+            "the loss scale policy",
+            format!("{self:?}"),
+            "positive numbers, growth above 1 and backoff below 1; try ScalePolicy::default()",
+        ))
     }
 
     pub(super) fn init_scale(&self) -> f64 {
@@ -120,7 +122,7 @@ impl ScalePolicy {
         }
     }
 
-    /// Moves the scale after a step in which `found_inf` was found, without a wait for the device.
+    /// Updates the scale after a step, without waiting for the device.
     pub(super) fn update(&self, at: &mut Scale, found_inf: &Tensor) -> Result<(), TorchError> {
         match self {
             Self::Static(_) => Ok(()),
@@ -150,8 +152,8 @@ impl DeepSpeedScale {
         let higher = at.scale.f_mul_scalar(DEEPSPEED_FACTOR)?.f_clamp_max(f64::from(f32::MAX))?;
         let scale = lower.f_where_self(&shrinks, &higher.f_where_self(&grows, &at.scale)?)?;
 
-        let begins_anew = overflow.f_logical_or(&grows)?;
-        let tracker = good.f_zeros_like()?.f_where_self(&begins_anew, &good)?;
+        let resets = overflow.f_logical_or(&grows)?;
+        let tracker = good.f_zeros_like()?.f_where_self(&resets, &good)?;
 
         let full = at.hysteresis.f_full_like(i64::from(self.hysteresis))?;
         let refilled =

@@ -1,4 +1,4 @@
-//! DeepSpeed's rule, states, several ranks, and what cannot be done.
+//! DeepSpeed's rule, saved states, several ranks, and errors.
 
 use drumline_comm::{LocalGroup, ReduceOp};
 use tch::{Device, Kind, Tensor};
@@ -25,9 +25,10 @@ fn rule() -> DeepSpeedScale {
 }
 
 #[test]
-fn deepspeeds_scale_lets_overflows_pass_and_has_a_minimum() {
+fn deepspeeds_scale_has_hysteresis_and_a_minimum() {
     let of = |rule, steps| scales(ScalePolicy::DeepSpeed(rule), steps);
-    // The first overflow passes; growth lets one pass again, and a single good step does not.
+    // The first overflow does not change the scale. Growth resets the count of overflows, and a single good step does
+    // not.
     assert_eq!(of(rule(), "!!.!..."), [8.0, 4.0, 4.0, 2.0, 2.0, 2.0, 4.0]);
     assert_eq!(of(rule(), "!...!!"), [8.0, 8.0, 8.0, 16.0, 16.0, 8.0]);
     assert_eq!(of(rule(), "!.!.!!"), [8.0, 8.0, 4.0, 4.0, 2.0, 1.0]);
@@ -39,7 +40,7 @@ fn deepspeeds_scale_lets_overflows_pass_and_has_a_minimum() {
 }
 
 #[test]
-fn an_update_alone_moves_the_scale_and_no_weight() {
+fn update_changes_the_scale_and_no_weight() {
     let policy = ScalePolicy::Dynamic(DynamicScale { init_scale: 8.0, ..DynamicScale::default() });
     let mut scaler = LossScaler::new(policy, Device::Cpu).unwrap();
     let tensor = Tensor::ones([2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
@@ -60,7 +61,7 @@ fn a_static_scale_stays() {
 }
 
 #[test]
-fn a_saved_scale_goes_on_as_one_that_never_stopped() {
+fn a_saved_scale_resumes_as_one_that_never_stopped() {
     let steps = "!.!..!...!....!!..";
     for policy in [
         ScalePolicy::Dynamic(DynamicScale { growth_interval: 2, ..DynamicScale::default() }),
@@ -83,7 +84,7 @@ fn a_saved_scale_goes_on_as_one_that_never_stopped() {
 }
 
 #[test]
-fn rules_that_make_no_sense_are_refused() {
+fn invalid_policies_are_errors() {
     let plain = DynamicScale::default();
     for policy in [
         ScalePolicy::Static(0.0),
@@ -94,8 +95,8 @@ fn rules_that_make_no_sense_are_refused() {
         ScalePolicy::DeepSpeed(DeepSpeedScale { hysteresis: 0, ..rule() }),
         ScalePolicy::DeepSpeed(DeepSpeedScale { min_loss_scale: 0.0, ..rule() }),
     ] {
-        let told = LossScaler::new(policy, Device::Cpu).unwrap_err().to_string();
-        assert!(told.ends_with("try ScalePolicy::default()"), "{told}");
+        let error = LossScaler::new(policy, Device::Cpu).unwrap_err().to_string();
+        assert!(error.ends_with("try ScalePolicy::default()"), "{error}");
     }
 }
 
@@ -106,7 +107,7 @@ fn leaf(kind: Kind, grad: f32) -> Named {
 }
 
 #[test]
-fn gradients_of_each_kind_are_unscaled_and_looked_at() {
+fn gradients_of_each_kind_are_unscaled_and_checked() {
     let kinds = [Kind::Float, Kind::Double, Kind::BFloat16];
     let scaler = LossScaler::new(ScalePolicy::Static(4.0), Device::Cpu).unwrap();
     for bad in [None, Some(0), Some(1), Some(2)] {
@@ -121,14 +122,14 @@ fn gradients_of_each_kind_are_unscaled_and_looked_at() {
 }
 
 #[test]
-fn gradients_in_half_are_refused_as_by_pytorch() {
+fn gradients_in_half_are_errors_as_in_pytorch() {
     let scaler = LossScaler::new(ScalePolicy::default(), Device::Cpu).unwrap();
-    let told = scaler.received().unscale(&scaler, vec![leaf(Kind::Half, 1.0)]).unwrap_err().to_string();
-    assert!(told.starts_with("the gradient of `Half` is of kind Half"), "{told}");
+    let error = scaler.received().unscale(&scaler, vec![leaf(Kind::Half, 1.0)]).unwrap_err().to_string();
+    assert!(error.starts_with("the gradient of `Half` is of kind Half"), "{error}");
 }
 
 #[test]
-fn an_overflow_of_one_rank_is_one_of_all() {
+fn all_ranks_agree_on_an_overflow() {
     for bad_rank in [None, Some(1)] {
         let made = LocalGroup::run(2, |group| {
             let bad = bad_rank == Some(group.rank());

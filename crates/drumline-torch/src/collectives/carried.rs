@@ -1,16 +1,16 @@
-//! What a tensor's elements travel as: the number type of `drumline-comm` that holds them, or two of them, or only their bytes.
+//! How a tensor's elements are sent: as a number type of `drumline-comm`, as two numbers, or as bytes.
 
 use drumline_comm::{DType, ReduceOp};
 
 use crate::error::TorchError;
 
-/// How elements of a tensor are seen by a collective.
+/// How a collective treats the elements of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Carried {
-    /// The type that travels.
+    /// The type that is sent.
     pub(super) dtype: DType,
     nature: Nature,
-    /// PyTorch's name of the tensor's own type.
+    /// PyTorch's name of the tensor's type.
     name: &'static str,
 }
 
@@ -20,12 +20,12 @@ enum Nature {
     Number,
     /// Two numbers, the real and the imaginary part.
     Complex,
-    /// Bytes that are moved and never computed with.
+    /// Bytes that can be sent, but not reduced.
     Bytes,
 }
 
 impl Carried {
-    /// For libtorch's code of a type (`c10::ScalarType`). tch's `Kind` lacks some of them.
+    /// For libtorch's number of a type (`c10::ScalarType`). tch's `Kind` lacks some of them.
     pub(super) fn of(code: i8) -> Result<Self, TorchError> {
         use Nature::{Bytes, Complex, Number};
         let (dtype, nature, name) = match code {
@@ -47,31 +47,31 @@ impl Carried {
             28 => (DType::U32, Number, "uint32"),
             29 => (DType::U64, Number, "uint64"),
             _ => {
-                return Err(TorchError::Unfit(format!(
-                    "tensors of this type (code {code} of libtorch) do not travel; try dequantize() or to_kind(..)"
-                )));
+                return Err(TorchError::Kind {
+                    what: "a tensor of a collective".to_owned(),
+                    expected: "a number or bool; try dequantize() or to_kind(..)".to_owned(),
+                    got: format!("{code}, as libtorch numbers its types"),
+                });
             }
         };
         Ok(Self { dtype, nature, name })
     }
 
-    /// Numbers that travel for one element.
+    /// Numbers to send for one element.
     pub(super) fn lanes(self) -> usize {
         if self.nature == Nature::Complex { 2 } else { 1 }
     }
 
-    /// An error if elements of this type cannot be reduced so.
+    /// An error if `op` is not defined for elements of this type.
     pub(super) fn check(self, op: ReduceOp) -> Result<(), TorchError> {
-        let name = self.name;
+        let undefined = |hint| Err(TorchError::Reduction { op, kind: self.name, hint });
         match (self.nature, op) {
-            (Nature::Bytes, _) => Err(TorchError::Unfit(format!(
-                "{op} is not defined for {name}, which only moves; try to_kind(Kind::BFloat16)"
-            ))),
+            (Nature::Bytes, _) => undefined("to_kind(Kind::BFloat16)"),
             (Nature::Complex, ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PreMulSum(_))
             | (Nature::Number, _) => Ok(()),
-            (Nature::Complex, _) => Err(TorchError::Unfit(format!(
-                "{op} is not defined for {name}; try sum or avg, or view_as_real() to reduce the parts by themselves"
-            ))),
+            (Nature::Complex, _) => {
+                undefined("sum or avg, or view_as_real() to reduce real and imaginary parts separately")
+            }
         }
     }
 }
@@ -82,8 +82,7 @@ impl std::fmt::Display for Carried {
     }
 }
 
-/// `$body` with `$T` standing for the element type of `$dtype`. A macro, so that the caller's place in the program is still
-/// known to the collective.
+/// `$body` with `$T` as the element type of `$dtype`. This is a macro, so that collectives see the caller's location.
 macro_rules! with_elements {
     ($dtype:expr, $T:ident => $body:expr) => {
         with_elements!(@ $dtype, $T, $body,

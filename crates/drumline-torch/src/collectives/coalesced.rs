@@ -1,4 +1,4 @@
-//! Lists of tensors in few calls: neighbours of one type travel together, up to a limit, since they are copied for it.
+//! Lists of tensors in few calls: tensors of one type are sent together, up to a size limit.
 
 use drumline_comm::DType;
 use tch::Tensor;
@@ -6,13 +6,13 @@ use tch::Tensor;
 use super::host::{Host, overlap};
 use crate::error::TorchError;
 
-/// More than this in one call gains nothing.
+/// Larger calls are not faster.
 const MOST_BYTES: usize = 64 << 20;
 
-/// Tensors that travel in one call.
+/// Tensors that are sent in one call.
 pub(super) type Batch = Vec<Host>;
 
-/// The tensors of a list, taken for writing, in batches of one type; the same on all ranks that give the same list.
+/// The tensors of a list, for writing, in batches of one type. Ranks that pass the same list get the same batches.
 pub(super) fn batches(tensors: &[Tensor]) -> Result<Vec<Batch>, TorchError> {
     let mut batches: Vec<Batch> = Vec::new();
     for tensor in tensors {
@@ -32,8 +32,8 @@ pub(super) fn batches(tensors: &[Tensor]) -> Result<Vec<Batch>, TorchError> {
     Ok(batches)
 }
 
-/// The type of what travels in a batch.
+/// The type of a batch.
 pub(super) fn dtype_of(batch: &Batch) -> DType {
-    // No batch is made without a tensor.
+    // Every batch has at least one tensor.
     batch[0].carried.dtype
 }

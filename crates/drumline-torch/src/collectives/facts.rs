@@ -1,4 +1,4 @@
-//! What a collective must know of a tensor before it may touch its memory.
+//! What a collective needs to know about a tensor before it uses its memory.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -10,7 +10,7 @@ use super::carried::Carried;
 use crate::error::TorchError;
 use crate::status::{Message, check};
 
-/// What the shim says of a tensor.
+/// What the shim reports about a tensor.
 #[repr(C)]
 pub(super) struct Facts {
     pub(super) data: *mut c_void,
@@ -35,44 +35,48 @@ unsafe extern "C" {
     ) -> Message;
 }
 
-/// Where a new tensor lies.
+/// Where a new tensor is allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Where {
     Host,
-    /// Where the other one is.
+    /// On the device of the other tensor.
     Beside,
 }
 
 impl Facts {
-    /// The number of the GPU that it is on, if it is on one.
+    /// The index of its GPU, if it is on one.
     pub(super) fn gpu(&self) -> Option<usize> {
         usize::try_from(self.gpu).ok()
     }
 
-    /// How its elements travel.
+    /// How its elements are sent.
     pub(super) fn carried(&self) -> Result<Carried, TorchError> {
         if !self.plain {
-            return Err(TorchError::Unfit(
-                "sparse tensors and tensors without memory do not travel; try to_dense()".into(),
-            ));
+            return Err(TorchError::Unsupported {
+                operation: "use a tensor in a collective",
+                reason: "it is sparse, or has no memory; try to_dense()",
+            });
         }
         Carried::of(self.dtype)
     }
 
-    /// An error if `tensor`, whose facts these are, cannot be written.
+    /// An error if `tensor`, which these facts describe, cannot be written.
     pub(super) fn check_write(&self, tensor: &Tensor) -> Result<(), TorchError> {
         if self.overlapping {
-            return Err(TorchError::Unfit(format!(
-                "a tensor of {:?} with strides {:?} has several elements in one place and cannot be written; try contiguous()",
-                tensor.size(),
-                tensor.stride()
-            )));
+            return Err(TorchError::Strides {
+                what: "the output of a collective".to_owned(),
+                problem: "several elements in one place",
+                shape: tensor.size(),
+                strides: tensor.stride(),
+                hint: "contiguous()",
+            });
         }
         if self.in_graph {
-            return Err(TorchError::Unfit(
-                "this tensor is part of a graph, and collectives have no gradient; try detach(), or no_grad"
-                    .into(),
-            ));
+            return Err(TorchError::Unsupported {
+                operation: "write the result of a collective",
+                reason: "the tensor is part of an autograd graph, and collectives have no gradient; \
+                         try detach(), or no_grad",
+            });
         }
         Ok(())
     }
@@ -90,19 +94,19 @@ pub(super) fn facts(tensor: &Tensor) -> Result<Facts, TorchError> {
         overlapping: false,
         in_graph: false,
     };
-    // SAFETY: the handle is good for the call, which fills the struct.
+    // SAFETY: the handle is valid for the call, which fills the struct.
     let message = unsafe { drumline_tensor_facts(tensor.as_ptr().cast_mut(), &mut facts) };
     check(message, "cannot use a tensor in a collective")?;
     Ok(facts)
 }
 
-/// A contiguous tensor of the type of `like`.
+/// A contiguous, uninitialised tensor of the type of `like`.
 pub(super) fn unwritten(like: &Tensor, place: Where, sizes: &[i64]) -> Result<Tensor, TorchError> {
     let (mut out, like) = (std::ptr::null_mut(), like.as_ptr().cast_mut());
-    // SAFETY: `like` and `sizes` are good for the call; what comes back is a new handle, ours.
+    // SAFETY: `like` and `sizes` are valid for the call; the result is a new handle that we own.
     unsafe {
         let message = drumline_tensor_room(like, place == Where::Host, sizes.as_ptr(), sizes.len(), &mut out);
-        check(message, "cannot make room for a collective")?;
+        check(message, "cannot allocate a tensor for a collective")?;
         Ok(Tensor::from_ptr(out))
     }
 }

@@ -1,27 +1,29 @@
-//! Collectives on tensors of a GPU: by NCCL, or in pieces through the host's memory. Which way is found out in the first one that a group
-//! makes, and kept with the group.
+//! Collectives on GPU tensors: with NCCL, or in pieces through host memory. The first collective of a group chooses the
+//! route, and the group keeps it.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use drumline_comm::{ProcessGroup, ReduceOp};
+use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
 use super::facts::facts;
 use super::over_nccl::OverNccl;
-use super::places::{Place, Way, choose};
+use super::places::{NcclVersion, Place, RouteChoice, choose};
 use super::staged::Staged;
 use crate::cuda::Properties;
 use crate::error::TorchError;
 use crate::nccl::{Communicator, Nccl, UniqueId, stand_in};
+use crate::recordable::NotRecordable;
 
 type Result<T = ()> = std::result::Result<T, TorchError>;
 
-/// What a group has once it has made a collective on a GPU's tensor.
+/// The route of a group, once it has made a collective on a GPU tensor.
 #[derive(Debug, Default)]
 struct Kept(Mutex<Option<Arc<Gpu>>>);
 
-/// A group's way for tensors of this rank's GPU.
+/// A group's route for tensors on this rank's GPU.
 #[derive(Debug)]
 pub(super) struct Gpu {
     device: usize,
@@ -35,8 +37,8 @@ enum Route {
 }
 
 impl Gpu {
-    /// The way for a call on these tensors, if one of them is on a GPU; those that are on the CPU go along. The first time all ranks of the
-    /// group are here: the call that is made is a collective.
+    /// The route of a call on these tensors, if one of them is on a GPU. Tensors on the CPU take the same route. The
+    /// first call is made by all ranks of the group together, because choosing a route is a collective.
     #[track_caller]
     pub(super) fn of<'t>(
         group: &ProcessGroup,
@@ -54,7 +56,7 @@ impl Gpu {
         }))
     }
 
-    /// An error, on all ranks, if one of the tensors is on another GPU than this one.
+    /// An error, on all ranks, if one of the tensors is on another GPU.
     pub(super) fn check(&self, group: &ProcessGroup, tensors: &[Tensor]) -> Result {
         check_devices(group, self.device, &devices(tensors)?)
     }
@@ -63,34 +65,35 @@ impl Gpu {
     fn new(group: &ProcessGroup, device: usize) -> Result<Self> {
         let mut bus = Properties::of(device)?.pci_bus_id;
         if stand_in().is_some() {
-            // It does not mind ranks that share a GPU.
+            // The stand-in allows ranks that share a GPU.
             bus = format!("{bus}, of rank {}", group.rank());
         }
-        let nccl = Nccl::open().and_then(Nccl::version).map_err(|error| error.to_string());
+        let nccl = match Nccl::open().and_then(Nccl::version) {
+            Ok(version) => NcclVersion::Found(version),
+            Err(error) => NcclVersion::Missing(error.to_string()),
+        };
         let places = group.all_gather_object(&Place::of(bus, nccl))?;
         let route = match choose(&places) {
-            Way::Nccl => Route::Nccl(communicator(group, device)?),
-            Way::ThroughHost(why) => {
+            RouteChoice::Nccl => Route::Nccl(communicator(group, device)?),
+            RouteChoice::ThroughHost(reason) => {
                 if group.rank() == 0 {
-                    tracing::warn!("{why}: their collectives go through the host's memory");
+                    tracing::warn!("{reason}: their collectives go through host memory");
                 }
-                Route::Staged(Staged::new(device, why)?)
+                Route::Staged(Staged::new(device, reason)?)
             }
         };
         Ok(Self { device, route })
     }
 
-    /// Whether collectives here can be recorded in a graph; if not, why.
-    pub(super) fn is_recordable(&self) -> std::result::Result<(), String> {
+    /// An error that says why, if collectives cannot be recorded in a CUDA graph.
+    pub(super) fn is_recordable(&self) -> std::result::Result<(), NotRecordable> {
         match &self.route {
             Route::Nccl(_) => Ok(()),
-            Route::Staged(staged) => {
-                Err(format!("{}, so gradients go through the host's memory", staged.why))
-            }
+            Route::Staged(staged) => Err(NotRecordable::ThroughHost(staged.reason.clone())),
         }
     }
 
-    /// NCCL's way, if it is that.
+    /// NCCL, if that is the route.
     pub(super) fn nccl<'a>(&'a self, group: &'a ProcessGroup) -> Option<OverNccl<'a>> {
         match &self.route {
             Route::Nccl(communicator) => Some(OverNccl { group, communicator, gpu: self.device }),
@@ -98,7 +101,7 @@ impl Gpu {
         }
     }
 
-    /// All-reduces each; false if that must be done on the host.
+    /// All-reduces each tensor. Returns false if the host must do it.
     #[track_caller]
     pub(super) fn all_reduce(&self, group: &ProcessGroup, tensors: &[Tensor], op: ReduceOp) -> Result<bool> {
         match &self.route {
@@ -109,7 +112,7 @@ impl Gpu {
         }
     }
 
-    /// Broadcasts each; false if that must be done on the host.
+    /// Broadcasts each tensor. Returns false if the host must do it.
     #[track_caller]
     pub(super) fn broadcast(&self, group: &ProcessGroup, tensors: &[Tensor], root: usize) -> Result<bool> {
         match &self.route {
@@ -122,12 +125,13 @@ impl Gpu {
     }
 }
 
-/// The GPUs that the tensors are on.
+/// The GPUs of the tensors.
 fn devices<'t>(tensors: impl IntoIterator<Item = &'t Tensor>) -> Result<BTreeSet<usize>> {
     tensors.into_iter().filter_map(|tensor| facts(tensor).map(|facts| facts.gpu()).transpose()).collect()
 }
 
-/// An error if there are others than the rank's own. The others may have queued the call already, and their GPUs wait in it: the group is called off.
+/// An error if a tensor is on another GPU than the rank's own. Other ranks may have queued the call already, and their
+/// GPUs wait in it, so this aborts the group.
 fn check_devices(group: &ProcessGroup, own: usize, devices: &BTreeSet<usize>) -> Result {
     match devices.iter().find(|device| **device != own) {
         None => Ok(()),
@@ -136,33 +140,49 @@ fn check_devices(group: &ProcessGroup, own: usize, devices: &BTreeSet<usize>) ->
 }
 
 fn two_gpus(own: usize, other: usize) -> String {
-    format!("it speaks for GPU {own}, and gave a tensor of GPU {other}; try one GPU for each rank")
+    format!("it uses GPU {own}, and passed a tensor on GPU {other}; try one GPU for each rank")
 }
 
-/// The id travels by the group, as all that ranks must agree on.
+/// What rank 0 sends to the others: the id of the new communicator, or why there is none.
+#[derive(Serialize, Deserialize)]
+enum IdOfRank0 {
+    Id(Vec<u8>),
+    Failed(String),
+}
+
+/// Creates the group's communicator. Rank 0 sends its id to the others through the group.
 #[track_caller]
 fn communicator(group: &ProcessGroup, device: usize) -> Result<Communicator> {
-    let made = (group.rank() == 0).then(|| {
-        let id = Nccl::open().and_then(Nccl::new_unique_id);
-        id.map(|UniqueId(id)| id.to_vec()).map_err(|error| error.to_string())
+    let made = (group.rank() == 0).then(|| match Nccl::open().and_then(Nccl::new_unique_id) {
+        Ok(UniqueId(id)) => IdOfRank0::Id(id.to_vec()),
+        Err(error) => IdOfRank0::Failed(error.to_string()),
     });
-    let id: std::result::Result<Vec<u8>, String> = group.broadcast_object(made.as_ref(), 0)?;
-    let id = id.map_err(|why| TorchError::Unfit(format!("rank 0 cannot begin a communicator: {why}")))?;
-    let id: [u8; 128] = id.try_into().map_err(|_| TorchError::Unfit("an id of NCCL has 128 bytes".into()))?;
+    let id = match group.broadcast_object(made.as_ref(), 0)? {
+        IdOfRank0::Id(id) => id,
+        IdOfRank0::Failed(message) => {
+            return Err(TorchError::Library {
+                operation: "rank 0 cannot begin an NCCL communicator",
+                message,
+            });
+        }
+    };
+    let id: [u8; 128] =
+        id.try_into().map_err(|_| TorchError::Internal { what: "an NCCL id does not have 128 bytes" })?;
     let companion = group.companion("gpu")?;
-    Communicator::new(group, companion, UniqueId(id), device).inspect_err(|error| {
-        // The others wait for this rank in the making of theirs.
+    Communicator::new(group, &companion, UniqueId(id), device).inspect_err(|error| {
+        // The other ranks wait for this one while they create theirs.
         group.abort(&error.to_string());
     })
 }
 
-/// Whether the collectives of a group on tensors like this one can be recorded in a graph; if not, why. Known after the first of them.
-pub(super) fn is_recordable(group: &ProcessGroup) -> std::result::Result<(), String> {
+/// An error that says why, if the collectives of a group on GPU tensors cannot be recorded in a CUDA graph. Known after
+/// the first one.
+pub(super) fn is_recordable(group: &ProcessGroup) -> std::result::Result<(), NotRecordable> {
     let kept = group.attached(Kept::default);
     let kept = kept.0.lock().unwrap_or_else(PoisonError::into_inner);
     match &*kept {
         Some(gpu) => gpu.is_recordable(),
-        None => Err(format!("group `{}` has made no collective on a GPU's tensor yet", group.name())),
+        None => Err(NotRecordable::NoCollectiveYet { group: group.name().to_string() }),
     }
 }
 
@@ -188,7 +208,7 @@ mod tests {
         for outcome in outcomes([0, 1]) {
             let error = outcome.unwrap_err();
             assert!(matches!(error, CommError::CalledOff { by: 0, .. }), "{error}");
-            assert!(error.to_string().contains("it speaks for GPU 0, and gave a tensor of GPU 1"), "{error}");
+            assert!(error.to_string().contains("it uses GPU 0, and passed a tensor on GPU 1"), "{error}");
         }
     }
 }

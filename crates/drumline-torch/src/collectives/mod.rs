@@ -1,19 +1,21 @@
 //! Collectives on tensors, as methods of a process group.
 //!
 //! ```text
-//!   tensor ─┬─▶ Host (its own memory, or a contiguous copy) ─▶ the group's collective on a slice ─▶ copied back if it was a copy
-//!           └─▶ on a GPU ─┬─ a GPU for each rank ─▶ `over_nccl`: queued on a stream, in order with the current one; nobody waits
-//!                         └─ ranks share a GPU ───▶ `staged`: in pieces through the host's memory, or `Host`
+//!   tensor ─┬─▶ Host (its own memory, or a contiguous copy) ─▶ the group's collective on a slice ─▶ a copy is copied back
+//!           └─▶ on a GPU ─┬─ a GPU for each rank ─▶ `over_nccl`: queued on a stream; the host does not wait
+//!                         └─ ranks share a GPU ───▶ `staged`: in pieces through host memory, or `Host`
 //! ```
-//! All ranks give tensors of the same type and size. Elements go in the order of their indices, whatever the strides, so ranks
-//! may differ in those. A call with a tensor on a GPU goes the GPU's way with all of its tensors, so that a rank that has some of them on the CPU
-//! still meets the others. Messages (`send_tensor`, `recv_tensor`), 16-bit integers and what NCCL cannot reduce go through the host's memory.
+//! All ranks pass tensors of the same type and size. Elements are sent in the order of their indices, so that ranks may
+//! differ in strides. If one tensor of a call is on a GPU, all its tensors take the GPU route, so that a rank that has
+//! some of them on the CPU still joins the others. Messages (`send_tensor`, `recv_tensor`), 16-bit integers and
+//! reductions that NCCL does not have go through host memory.
 //!
-//! Types: all that `drumline-comm` has. For `bool` a sum is "any" and a product "all". Complex numbers are pairs of reals: sums and
-//! averages have a meaning, other reductions are refused. `float8` can be moved but not reduced. Sparse tensors are refused.
+//! Types: all of `drumline-comm`. For `bool` a sum is "any" and a product "all". Complex numbers are pairs of reals:
+//! sums and averages work, other reductions are errors. `float8` can be sent but not reduced. Sparse tensors are
+//! errors.
 //!
-//! Gradients do not flow through a collective: results have no history, a leaf that requires a gradient may be written, and writing
-//! a tensor within a graph is refused. Autograd is told of each write.
+//! Gradients do not flow through a collective: results have no autograd history. A leaf that requires a gradient may be
+//! written; writing a tensor within an autograd graph is an error. Each write is reported to autograd.
 
 mod carried;
 mod coalesced;
@@ -32,6 +34,7 @@ use drumline_comm::{Element, ProcessGroup, ReduceOp, Source};
 use tch::Tensor;
 
 use crate::error::TorchError;
+use crate::recordable::NotRecordable;
 use carried::{Carried, with_elements};
 use coalesced::{batches, dtype_of};
 use facts::facts;
@@ -42,7 +45,7 @@ use resident::Resident;
 
 type Result<T = ()> = std::result::Result<T, TorchError>;
 
-/// Collectives on tensors; see [`ProcessGroup`] for what they promise.
+/// Collectives on tensors. See [`ProcessGroup`] for their guarantees.
 ///
 /// ```
 /// use drumline_comm::{LocalGroup, ReduceOp};
@@ -60,11 +63,11 @@ type Result<T = ()> = std::result::Result<T, TorchError>;
 /// # Ok::<(), drumline_comm::CommError>(())
 /// ```
 pub trait TensorCollectives {
-    /// `tensor` becomes the reduction of all ranks' tensors, the same bits on all ranks.
+    /// `tensor` becomes the reduction of all ranks' tensors, with the same bits on all ranks.
     #[track_caller]
     fn all_reduce_tensor(&self, tensor: &mut Tensor, op: ReduceOp) -> Result;
 
-    /// As [`all_reduce_tensor`](Self::all_reduce_tensor) of each, of any types, in few calls.
+    /// Like [`all_reduce_tensor`](Self::all_reduce_tensor) for each tensor, of any types, in few calls.
     #[track_caller]
     fn all_reduce_tensors(&self, tensors: &mut [Tensor], op: ReduceOp) -> Result;
 
@@ -72,11 +75,11 @@ pub trait TensorCollectives {
     #[track_caller]
     fn broadcast_tensor(&self, tensor: &mut Tensor, root: usize) -> Result;
 
-    /// As [`broadcast_tensor`](Self::broadcast_tensor) of each, of any types, in few calls.
+    /// Like [`broadcast_tensor`](Self::broadcast_tensor) for each tensor, of any types, in few calls.
     #[track_caller]
     fn broadcast_tensors(&self, tensors: &mut [Tensor], root: usize) -> Result;
 
-    /// On the root, `tensor` becomes the reduction of all ranks' tensors; elsewhere it stays as it is.
+    /// On the root, `tensor` becomes the reduction of all ranks' tensors; elsewhere it does not change.
     #[track_caller]
     fn reduce_tensor(&self, tensor: &mut Tensor, root: usize, op: ReduceOp) -> Result;
 
@@ -84,11 +87,11 @@ pub trait TensorCollectives {
     #[track_caller]
     fn all_gather_tensor(&self, tensor: &Tensor) -> Result<Vec<Tensor>>;
 
-    /// Every rank's tensor, in rank order, which may differ in the length of the first dimension.
+    /// Every rank's tensor, in rank order. Tensors may differ in the size of dim 0.
     #[track_caller]
     fn all_gather_uneven_tensor(&self, tensor: &Tensor) -> Result<Vec<Tensor>>;
 
-    /// The elements of all ranks' `input`, laid end to end in rank order, become `output`.
+    /// `output` becomes the concatenation of all ranks' `input`, in rank order.
     #[track_caller]
     fn all_gather_into_tensor(&self, output: &mut Tensor, input: &Tensor) -> Result;
 
@@ -96,12 +99,12 @@ pub trait TensorCollectives {
     #[track_caller]
     fn gather_tensor(&self, tensor: &Tensor, root: usize) -> Result<Option<Vec<Tensor>>>;
 
-    /// The `i`-th of the root's tensors, which only the root gives, becomes rank `i`'s `output`.
+    /// The `i`-th of the root's tensors, which only the root passes, becomes rank `i`'s `output`.
     #[track_caller]
     fn scatter_tensor(&self, output: &mut Tensor, inputs: Option<&[Tensor]>, root: usize) -> Result;
 
-    /// `input` has the elements of as many `output`s as there are ranks; the `i`-th part of the reduction of all ranks' inputs
-    /// becomes rank `i`'s `output`.
+    /// `input` has the elements of as many `output`s as there are ranks; the `i`-th part of the reduction of all ranks'
+    /// inputs becomes rank `i`'s `output`.
     #[track_caller]
     fn reduce_scatter_tensor(&self, output: &mut Tensor, input: &Tensor, op: ReduceOp) -> Result;
 
@@ -109,7 +112,8 @@ pub trait TensorCollectives {
     #[track_caller]
     fn all_to_all_tensors(&self, outputs: &mut [Tensor], inputs: &[Tensor]) -> Result;
 
-    /// The `i`-th part of `input` goes to rank `i`; the `i`-th part of `output` comes from rank `i`. All parts are equally long.
+    /// The `i`-th part of `input` goes to rank `i`; the `i`-th part of `output` comes from rank `i`. All parts are
+    /// equally long.
     #[track_caller]
     fn all_to_all_tensor(&self, output: &mut Tensor, input: &Tensor) -> Result;
 
@@ -117,12 +121,13 @@ pub trait TensorCollectives {
     #[track_caller]
     fn send_tensor(&self, tensor: &Tensor, to: usize, tag: u64) -> Result;
 
-    /// Receives the elements of a tensor of this type and size, and says from which rank.
+    /// Receives the elements of a tensor of this type and size. Returns the rank that sent them.
     #[track_caller]
     fn recv_tensor(&self, tensor: &mut Tensor, from: Source, tag: u64) -> Result<usize>;
 
-    /// Whether collectives on a GPU's tensors can be recorded in a graph; if not, why. Known once the group has made one.
-    fn is_recordable(&self) -> std::result::Result<(), String>;
+    /// An error that says why, if collectives on a GPU's tensors cannot be recorded in a CUDA graph. Known once the
+    /// group has made one.
+    fn is_recordable(&self) -> std::result::Result<(), NotRecordable>;
 }
 
 impl TensorCollectives for ProcessGroup {
@@ -227,9 +232,10 @@ impl TensorCollectives for ProcessGroup {
     #[track_caller]
     fn all_gather_uneven_tensor(&self, tensor: &Tensor) -> Result<Vec<Tensor>> {
         let Some(&rows) = tensor.size().first() else {
-            return Err(TorchError::Unfit(
-                "a tensor without dimensions has no length that could differ; try all_gather_tensor".into(),
-            ));
+            return Err(TorchError::Unsupported {
+                operation: "gather tensors of different lengths",
+                reason: "a tensor without dimensions has no length; try all_gather_tensor",
+            });
         };
         let lanes = facts(tensor)?.carried()?.lanes();
         let mut all_rows = vec![0; self.size()];
@@ -288,7 +294,7 @@ impl TensorCollectives for ProcessGroup {
 
     #[track_caller]
     fn scatter_tensor(&self, output: &mut Tensor, inputs: Option<&[Tensor]>, root: usize) -> Result {
-        // Only the output decides: it is what every rank has.
+        // Only the output decides, because every rank has it.
         if let Some(gpu) = Gpu::of(self, [&*output])?
             && let Some(nccl) = gpu.nccl(self)
         {
@@ -338,8 +344,8 @@ impl TensorCollectives for ProcessGroup {
         }
         let outputs = outputs.iter().map(Host::write).collect::<Result<Vec<_>>>()?;
         let Some(first) = outputs.first() else {
-            let what = format!("no outputs, expected one for each of {} ranks", self.size());
-            return Err(TorchError::Unfit(what));
+            let expected = format!("one for each of {} ranks", self.size());
+            return Err(TorchError::value("the number of outputs", 0, expected));
         };
         let inputs = all(inputs, first)?;
         outputs.iter().try_for_each(|output| same_type(output, first))?;
@@ -386,12 +392,12 @@ impl TensorCollectives for ProcessGroup {
         Ok(rank)
     }
 
-    fn is_recordable(&self) -> std::result::Result<(), String> {
+    fn is_recordable(&self) -> std::result::Result<(), NotRecordable> {
         gpu::is_recordable(self)
     }
 }
 
-/// An output and an input of the same type, whose memory is apart.
+/// An output and an input of the same type, whose memory does not overlap.
 fn pair(output: &Tensor, input: &Tensor) -> Result<(Host, Host)> {
     let (output, mut input) = (Host::write(output)?, Host::read(input)?);
     same_type(&input, &output)?;
@@ -401,14 +407,14 @@ fn pair(output: &Tensor, input: &Tensor) -> Result<(Host, Host)> {
     Ok((output, input))
 }
 
-/// All of the tensors, which must be of the type of `like`.
+/// All tensors, which must be of the type of `like`.
 fn all(tensors: &[Tensor], like: &Host) -> Result<Vec<Host>> {
     let tensors = tensors.iter().map(Host::read).collect::<Result<Vec<_>>>()?;
     tensors.iter().try_for_each(|tensor| same_type(tensor, like))?;
     Ok(tensors)
 }
 
-/// All of the tensors, on a GPU, which must be of the type of `like`.
+/// All tensors on a GPU, which must be of the type of `like`.
 fn residents(tensors: &[Tensor], like: &Resident, gpu: usize) -> Result<Vec<Resident>> {
     let read = |tensor| Resident::read(tensor, gpu);
     let tensors = tensors.iter().map(read).collect::<Result<Vec<_>>>()?;
@@ -424,7 +430,11 @@ fn same_carried(input: Carried, output: Carried) -> Result {
     if input == output {
         return Ok(());
     }
-    Err(TorchError::Unfit(format!("an input is {input}, an output is {output}; try to_kind(..)")))
+    Err(TorchError::Kind {
+        what: "the input of a collective".to_owned(),
+        expected: format!("{output}, as the output; try to_kind(..)"),
+        got: input.to_string(),
+    })
 }
 
 fn lens(tensors: &[Host]) -> Vec<usize> {
@@ -435,12 +445,12 @@ fn end_to_end<T: Element>(tensors: &[Host]) -> Vec<T> {
     tensors.iter().flat_map(|tensor| tensor.elements::<T>()).copied().collect()
 }
 
-/// The size of as many tensors as there are ranks, in a new first dimension.
+/// The size of the stack of all ranks' tensors.
 fn stacked(tensor: &Tensor, ranks: usize) -> Vec<i64> {
     [&[ranks as i64], &tensor.size()[..]].concat()
 }
 
-/// Each rank's tensor of what was gathered, on the device of `like`.
+/// The gathered tensor of each rank, on the device of `like`.
 fn unstacked(room: Host, like: &Tensor) -> Result<Vec<Tensor>> {
     parts(&room.into_tensor(like.device())?)
 }

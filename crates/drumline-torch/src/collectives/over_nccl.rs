@@ -1,9 +1,9 @@
-//! Every collective on tensors of GPUs by NCCL: from GPU to GPU, in the order of the streams, without waiting.
+//! Collectives on GPU tensors with NCCL: asynchronous, in the order of the streams.
 //!
-//! What NCCL has no call for is made of sends and receives that it starts together. What it cannot reduce (16-bit integers, bitwise, scaled
-//! integers) is left to the host: such methods say `false`.
+//! Collectives that NCCL lacks are groups of sends and receives. For reductions that NCCL lacks (16-bit integers,
+//! bitwise, scaled integers) methods return `false`, and the host does them.
 
-use drumline_comm::{Announced, CommError, Op, ProcessGroup, ReduceOp};
+use drumline_comm::{CommError, ExternalCall, Op, ProcessGroup, ReduceOp};
 use tch::Tensor;
 
 use super::resident::Resident;
@@ -60,7 +60,7 @@ impl OverNccl<'_> {
         let (span, dtype) = (data.span(), data.carried.dtype);
         let Some(plan) = reduction(dtype, op) else { return Ok(false) };
         let plan = self.scaled_if_alone(&data, plan)?;
-        let call = Announced::new(Op::Reduce, dtype, span.count).reduce(op).root(root);
+        let call = ExternalCall::new(Op::Reduce, dtype, span.count).reduce(op).root(root);
         self.communicator.call(call, |calls| calls.reduce(span, span, plan, root))?;
         if self.group.rank() == root {
             self.finish([data])?;
@@ -72,12 +72,12 @@ impl OverNccl<'_> {
     pub(super) fn all_gather(self, output: Resident, input: &Resident) -> Result<Resident> {
         let (from, to) = (input.span(), output.span());
         check_count("output", to.count, from.count * self.group.size())?;
-        let call = Announced::new(Op::AllGather, from.dtype, from.count);
+        let call = ExternalCall::new(Op::AllGather, from.dtype, from.count);
         self.communicator.call(call, |calls| calls.all_gather(from, to))?;
         Ok(output)
     }
 
-    /// `counts[i]` elements come from rank `i`.
+    /// Rank `i` contributes `counts[i]` elements.
     #[track_caller]
     pub(super) fn all_gather_uneven(
         self,
@@ -87,7 +87,7 @@ impl OverNccl<'_> {
     ) -> Result<Resident> {
         let (from, to) = (input.span(), output.span());
         check_count("output", to.count, counts.iter().sum())?;
-        let call = Announced::new(Op::AllGather, from.dtype, to.count).counts(counts.iter().copied());
+        let call = ExternalCall::new(Op::AllGather, from.dtype, to.count).counts(counts.iter().copied());
         let me = self.group.rank();
         self.communicator.call(call, |calls| {
             let mut start = 0;
@@ -101,12 +101,12 @@ impl OverNccl<'_> {
         Ok(output)
     }
 
-    /// `output` is there on the root.
+    /// `output` is `Some` on the root.
     #[track_caller]
     pub(super) fn gather(self, output: Option<&Resident>, input: &Resident, root: usize) -> Result {
         self.check_root(root)?;
         let from = input.span();
-        let call = Announced::new(Op::Gather, from.dtype, from.count).root(root);
+        let call = ExternalCall::new(Op::Gather, from.dtype, from.count).root(root);
         self.communicator.call(call, |calls| {
             calls.send(from, root)?;
             let Some(output) = output else { return Ok(()) };
@@ -115,7 +115,7 @@ impl OverNccl<'_> {
         })
     }
 
-    /// `inputs` are there on the root, one for each rank.
+    /// `inputs` is `Some` on the root, one for each rank.
     #[track_caller]
     pub(super) fn scatter(self, output: &Resident, inputs: Option<&[Resident]>, root: usize) -> Result {
         self.check_root(root)?;
@@ -125,7 +125,7 @@ impl OverNccl<'_> {
             check_count("inputs", inputs.len(), self.group.size())?;
             inputs.iter().try_for_each(|input| check_count("an input", input.span().count, to.count))?;
         }
-        let call = Announced::new(Op::Scatter, to.dtype, to.count).root(root);
+        let call = ExternalCall::new(Op::Scatter, to.dtype, to.count).root(root);
         self.communicator.call(call, |calls| {
             for (rank, input) in inputs.unwrap_or_default().iter().enumerate() {
                 calls.send(input.span(), rank)?;
@@ -140,26 +140,26 @@ impl OverNccl<'_> {
         output.carried.check(op)?;
         let Some(mut plan) = reduction(input.carried.dtype, op) else { return Ok(false) };
         if self.group.size() == 1 {
-            // What is only read is not scaled where it lies.
+            // The input is only read, so a copy is scaled.
             input.stage()?;
             plan = self.scaled_if_alone(&input, plan)?;
         }
         let (from, to) = (input.span(), output.span());
         check_count("input", from.count, to.count * self.group.size())?;
-        let call = Announced::new(Op::ReduceScatter, from.dtype, from.count).reduce(op);
+        let call = ExternalCall::new(Op::ReduceScatter, from.dtype, from.count).reduce(op);
         self.communicator.call(call, |calls| calls.reduce_scatter(from, to, plan))?;
         self.finish([output])?;
         Ok(true)
     }
 
-    /// Parts of any size; every rank knows only its own.
+    /// Parts may have any size; every rank knows only its own.
     #[track_caller]
     pub(super) fn all_to_all(self, outputs: &[Resident], inputs: &[Resident]) -> Result {
         check_count("outputs", outputs.len(), self.group.size())?;
         check_count("inputs", inputs.len(), self.group.size())?;
         let me = self.group.rank();
         check_count("this rank's output", outputs[me].span().count, inputs[me].span().count)?;
-        let call = Announced::new(Op::AllToAll, inputs[0].carried.dtype, 0).counts([self.group.size()]);
+        let call = ExternalCall::new(Op::AllToAll, inputs[0].carried.dtype, 0).counts([self.group.size()]);
         let counts = |all: &[Resident]| all.iter().map(|one| one.span().count).collect();
         let parts = Parts { sends: counts(inputs), receives: counts(outputs) };
         self.communicator.call_in_parts(call, parts, |calls| {
@@ -168,20 +168,20 @@ impl OverNccl<'_> {
         })
     }
 
-    /// Equal parts of one tensor each.
+    /// Equal parts of one tensor.
     #[track_caller]
     pub(super) fn all_to_all_parts(self, output: &Tensor, input: &Tensor) -> Result {
         let (output, input) = self.pair(output, input)?;
         let (from, to, size) = (input.span(), output.span(), self.group.size());
         check_count("output", to.count, from.count)?;
         if !from.count.is_multiple_of(size) {
-            return unfit(format!(
+            return invalid(format!(
                 "all_to_all over {size} ranks needs a length that {size} divides, got {}; try all_to_all_tensors",
                 from.count
             ));
         }
         let part = from.count / size;
-        let call = Announced::new(Op::AllToAll, from.dtype, from.count);
+        let call = ExternalCall::new(Op::AllToAll, from.dtype, from.count);
         self.communicator.call(call, |calls| {
             (0..size).try_for_each(|rank| {
                 calls.send(from.part(rank * part, part), rank)?;
@@ -191,7 +191,8 @@ impl OverNccl<'_> {
         self.finish([output])
     }
 
-    /// NCCL leaves the last elements out when it scales for one rank (seen in 2.28.9). There the elements are scaled here, and summed after that.
+    /// In a group of one rank NCCL does not scale the last elements (seen in 2.28.9). There this scales the elements
+    /// before a plain sum.
     fn scaled_if_alone(self, resident: &Resident, plan: Reduction) -> Result<Reduction> {
         match plan {
             _ if self.group.size() > 1 => Ok(plan),
@@ -199,13 +200,14 @@ impl OverNccl<'_> {
                 let _ = resident.flat()?.f_mul_scalar_(factor)?;
                 Ok(Reduction::SUM)
             }
-            // The average of one is itself, and NCCL would scale it by 1.
+            // The average of one rank is itself, and NCCL would scale it by 1.
             Reduction::AVG => Ok(Reduction::SUM),
             other => Ok(other),
         }
     }
 
-    /// What was written becomes the tensors'. If that is taken off the GPU the host has waited for the call, so how it ended is known.
+    /// Finishes the tensors that were written. If one was copied to the host, the host has waited for the call, so its
+    /// errors are known and returned.
     pub(super) fn finish(self, written: impl IntoIterator<Item = Resident>) -> Result {
         let mut has_waited = false;
         for resident in written {
@@ -215,7 +217,7 @@ impl OverNccl<'_> {
         if has_waited { self.communicator.check() } else { Ok(()) }
     }
 
-    /// All of them for writing.
+    /// All tensors, for writing.
     fn all(self, tensors: &[Tensor]) -> Result<Vec<Resident>> {
         let mut residents: Vec<Resident> = Vec::new();
         for tensor in tensors {
@@ -228,7 +230,7 @@ impl OverNccl<'_> {
         Ok(residents)
     }
 
-    /// An output and an input of the same type, whose memory is apart.
+    /// An output and an input of the same type, whose memory does not overlap.
     pub(super) fn pair(self, output: &Tensor, input: &Tensor) -> Result<(Resident, Resident)> {
         let (output, mut input) = (Resident::write(output, self.gpu)?, Resident::read(input, self.gpu)?);
         same_type(&input, &output)?;
@@ -242,7 +244,7 @@ impl OverNccl<'_> {
         if root < self.group.size() {
             return Ok(());
         }
-        unfit(format!("root {root} is not in group `{}` of {} ranks", self.group.name(), self.group.size()))
+        invalid(format!("root {root} is not in group `{}` of {} ranks", self.group.name(), self.group.size()))
     }
 }
 
@@ -250,12 +252,12 @@ pub(super) fn same_type(input: &Resident, output: &Resident) -> Result {
     super::same_carried(input.carried, output.carried)
 }
 
-/// The call on all of them at once; nothing for nothing.
+/// The description of one call on all tensors; `None` for an empty list.
 #[track_caller]
-fn announced(op: Op, residents: &[Resident]) -> Option<Announced> {
+fn announced(op: Op, residents: &[Resident]) -> Option<ExternalCall> {
     let first = residents.first()?.span();
     let count = residents.iter().map(|resident| resident.span().count).sum();
-    let call = Announced::new(op, first.dtype, count);
+    let call = ExternalCall::new(op, first.dtype, count);
     Some(match residents {
         [_] => call,
         all => call.counts(all.iter().map(Resident::span).flat_map(|span| [span.dtype as usize, span.count])),
@@ -266,9 +268,9 @@ fn check_count(what: &str, got: usize, expected: usize) -> Result {
     if got == expected {
         return Ok(());
     }
-    unfit(format!("`{what}` counts {got}, expected {expected}"))
+    invalid(format!("`{what}` counts {got}, expected {expected}"))
 }
 
-fn unfit<T>(what: String) -> Result<T> {
+fn invalid<T>(what: String) -> Result<T> {
     Err(CommError::Invalid { what }.into())
 }

@@ -1,4 +1,4 @@
-//! A collective in pieces, so that copies and the collective itself go on at the same time.
+//! A collective in pieces, so that copies and the collective itself overlap.
 //!
 //! ```text
 //!   piece        0     1     2     3     4         a *slot* is host memory for one piece; piece p has slot p mod 3
@@ -6,7 +6,7 @@
 //!   collective     ▕ 0 ▏▕ 1 ▏▕ 2 ▏▕ 3 ▏▕ 4 ▏       of all ranks' slots
 //!   up                  ▕0▏  ▕1▏  ▕2▏  ▕3▏  ▕4▏    back to the GPU; then the slot is free for the next piece
 //! ```
-//! Not here: how bytes are copied (`staged`).
+//! Not here: the copies themselves (`staged`).
 
 use std::ops::Range;
 
@@ -14,25 +14,25 @@ use crate::error::TorchError;
 
 type Result<T = ()> = std::result::Result<T, TorchError>;
 
-/// Enough that a piece can come while one is worked on and one goes.
+/// Three pieces can be copied down, reduced and copied up at the same time.
 pub(super) const SLOTS: usize = 3;
 
-/// Bytes that travel together.
+/// Bytes that are copied and reduced together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) slot: usize,
     pub(super) bytes: Range<usize>,
 }
 
-/// Moves pieces. Copies may only be started; `arrived` waits for the one down.
+/// Moves pieces. Copies may be asynchronous; `arrived` waits for the copy down.
 pub(super) trait Mover {
-    /// Starts the copy into the slot, which begins when the slot's last copy up has ended.
+    /// Starts the copy into the slot, after the slot's last copy up.
     fn down(&mut self, piece: &Piece) -> Result;
 
     /// Waits until the piece is in its slot.
     fn arrived(&mut self, piece: &Piece) -> Result;
 
-    /// The collective on what is in the slot.
+    /// Runs the collective on the contents of the slot.
     #[track_caller]
     fn act(&mut self, piece: &Piece) -> Result;
 
@@ -59,7 +59,7 @@ pub(super) fn move_all(len: usize, most: usize, mover: &mut impl Mover) -> Resul
     Ok(())
 }
 
-/// Nothing has one piece all the same: ranks must agree that it is nothing.
+/// An empty tensor has one piece as well: ranks must agree that it is empty.
 fn cut(len: usize, most: usize) -> Vec<Piece> {
     let count = len.div_ceil(most).max(1);
     let piece =
@@ -71,7 +71,7 @@ fn cut(len: usize, most: usize) -> Vec<Piece> {
 mod tests {
     use super::*;
 
-    /// Copies at once, and notes what is where.
+    /// Copies synchronously, and logs each operation.
     struct Copier {
         data: Vec<u8>,
         slots: [Option<Vec<u8>>; SLOTS],
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_is_acted_on_once_whatever_the_length() {
+    fn every_byte_is_reduced_once_at_any_length() {
         for len in [0, 1, 7, 8, 9, 24, 25, 100] {
             let mut copier = Copier { data: vec![5; len], slots: Default::default(), log: String::new() };
             move_all(len, 8, &mut copier).unwrap();
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_pieces_come_while_one_is_worked_on() {
+    fn the_next_pieces_are_copied_while_one_is_reduced() {
         let mut copier = Copier { data: vec![0; 40], slots: Default::default(), log: String::new() };
         move_all(40, 8, &mut copier).unwrap();
         assert_eq!(copier.log, "vvv*^v*^v*^*^*^");
@@ -133,7 +133,7 @@ mod tests {
             }
             fn act(&mut self, _: &Piece) -> Result {
                 self.0 += 1;
-                Err(TorchError::Unfit("lost".into()))
+                Err(TorchError::Internal { what: "lost" })
             }
             fn up(&mut self, _: &Piece) -> Result {
                 Ok(())

@@ -1,57 +1,72 @@
-//! Which way collectives of GPUs go: from GPU to GPU, or through the host's memory. A pure choice from what all ranks say of themselves.
+//! The route of collectives on GPU tensors: NCCL, or host memory. A pure function of what all ranks report about
+//! themselves.
 
 use serde::{Deserialize, Serialize};
 
-/// What a rank says of its GPU.
+use crate::recordable::HostRoute;
+
+/// What a rank reports about its GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Place {
     /// Equal for processes of one machine.
     pub(super) machine: String,
-    /// The GPU's place on that machine's bus.
+    /// The GPU's address on that machine's PCI bus.
     pub(super) bus: String,
-    /// NCCL's version, or why it cannot be used.
-    pub(super) nccl: Result<i32, String>,
+    pub(super) nccl: NcclVersion,
+}
+
+/// The NCCL of a rank.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum NcclVersion {
+    /// Its version, as NCCL counts: 22809 is 2.28.9.
+    Found(i32),
+    /// Why it cannot be used. Errors cross processes as text.
+    Missing(String),
 }
 
 impl Place {
-    /// Of a GPU of this machine.
-    pub(super) fn of(bus: String, nccl: Result<i32, String>) -> Self {
+    /// A GPU of this machine.
+    pub(super) fn of(bus: String, nccl: NcclVersion) -> Self {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         Self { machine: boot.trim().to_owned(), bus, nccl }
     }
+
+    fn is_same_gpu(&self, other: &Self) -> bool {
+        (&self.machine, &self.bus) == (&other.machine, &other.bus)
+    }
 }
 
-/// The way, and for the longer one why.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum RouteChoice {
     Nccl,
-    ThroughHost(String),
+    ThroughHost(HostRoute),
 }
 
-/// The same on all ranks, as all have the same list.
-pub(super) fn choose(places: &[Place]) -> Way {
+/// Chooses the route. All ranks have the same list, and so choose the same.
+pub(super) fn choose(places: &[Place]) -> RouteChoice {
+    let mut first = None;
     for (rank, place) in places.iter().enumerate() {
-        if let Err(why) = &place.nccl {
-            return Way::ThroughHost(format!("rank {rank} cannot use NCCL ({why})"));
+        let version = match &place.nccl {
+            NcclVersion::Found(version) => *version,
+            NcclVersion::Missing(reason) => {
+                return RouteChoice::ThroughHost(HostRoute::NoNccl { rank, reason: reason.clone() });
+            }
+        };
+        let ranks: Vec<usize> = (0..places.len()).filter(|other| places[*other].is_same_gpu(place)).collect();
+        if ranks.len() > 1 {
+            return RouteChoice::ThroughHost(HostRoute::SharedGpu { ranks, bus: place.bus.clone() });
         }
-        let is_same = |other: &&Place| (&other.machine, &other.bus) == (&place.machine, &place.bus);
-        if places.iter().filter(is_same).count() > 1 {
-            let ranks: Vec<String> = (0..places.len())
-                .filter(|other| is_same(&&places[*other]))
-                .map(|other| other.to_string())
-                .collect();
-            return Way::ThroughHost(format!("ranks {} share the GPU {}", ranks.join(", "), place.bus));
-        }
-        if place.nccl != places[0].nccl {
-            let (first, other) = (told(&places[0]), told(place));
-            return Way::ThroughHost(format!("rank 0 has NCCL {first}, rank {rank} has {other}"));
+        let first = *first.get_or_insert(version);
+        if version != first {
+            let (first, version) = (version_text(first), version_text(version));
+            return RouteChoice::ThroughHost(HostRoute::NcclVersions { first, rank, version });
         }
     }
-    Way::Nccl
+    RouteChoice::Nccl
 }
 
-fn told(place: &Place) -> String {
-    let version = place.nccl.as_ref().copied().unwrap_or(0);
+/// A version as people write it.
+fn version_text(version: i32) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 
@@ -60,31 +75,32 @@ mod tests {
     use super::*;
 
     fn place(machine: &str, bus: &str) -> Place {
-        Place { machine: machine.into(), bus: bus.into(), nccl: Ok(22_809) }
+        Place { machine: machine.into(), bus: bus.into(), nccl: NcclVersion::Found(22_809) }
     }
 
-    fn why(places: &[Place]) -> String {
+    fn reason(places: &[Place]) -> String {
         match choose(places) {
-            Way::Nccl => String::new(),
-            Way::ThroughHost(why) => why,
+            RouteChoice::Nccl => String::new(),
+            RouteChoice::ThroughHost(reason) => reason.to_string(),
         }
     }
 
     #[test]
-    fn a_gpu_for_each_rank_is_for_nccl() {
-        assert_eq!(choose(&[place("a", "0000:3b:00.0")]), Way::Nccl);
+    fn nccl_is_chosen_if_each_rank_has_its_own_gpu() {
+        assert_eq!(choose(&[place("a", "0000:3b:00.0")]), RouteChoice::Nccl);
         let same_bus_elsewhere =
             [place("a", "0000:3b:00.0"), place("b", "0000:3b:00.0"), place("b", "0000:5e:00.0")];
-        assert_eq!(choose(&same_bus_elsewhere), Way::Nccl);
+        assert_eq!(choose(&same_bus_elsewhere), RouteChoice::Nccl);
     }
 
     #[test]
-    fn a_shared_gpu_a_missing_library_and_differing_versions_are_not() {
+    fn a_shared_gpu_a_missing_library_and_different_versions_go_through_the_host() {
         let shared = [place("a", "0000:01:00.0"), place("a", "0000:3b:00.0"), place("a", "0000:3b:00.0")];
-        assert_eq!(why(&shared), "ranks 1, 2 share the GPU 0000:3b:00.0");
-        let missing = Place { nccl: Err("cannot open libnccl.so.2".into()), ..place("b", "0000:3b:00.0") };
-        assert_eq!(why(&[place("a", "1"), missing]), "rank 1 cannot use NCCL (cannot open libnccl.so.2)");
-        let older = Place { nccl: Ok(22_703), ..place("b", "1") };
-        assert_eq!(why(&[place("a", "1"), older]), "rank 0 has NCCL 2.28.9, rank 1 has 2.27.3");
+        assert_eq!(reason(&shared), "ranks 1, 2 share the GPU 0000:3b:00.0");
+        let nccl = NcclVersion::Missing("cannot open libnccl.so.2".into());
+        let missing = Place { nccl, ..place("b", "0000:3b:00.0") };
+        assert_eq!(reason(&[place("a", "1"), missing]), "rank 1 cannot use NCCL (cannot open libnccl.so.2)");
+        let older = Place { nccl: NcclVersion::Found(22_703), ..place("b", "1") };
+        assert_eq!(reason(&[place("a", "1"), older]), "rank 0 has NCCL 2.28.9, rank 1 has 2.27.3");
     }
 }

@@ -1,7 +1,7 @@
-//! Collectives of ranks that share a GPU: through the host's memory, in pieces, by the group's own collectives there.
+//! Collectives of ranks that share a GPU: in pieces, through host memory, with the group's collectives there.
 //!
-//! The slots for pieces lie in the symmetric heap, where ranks reduce without a copy, and the GPU reads and writes them by itself. Where
-//! the driver refuses that they are pinned memory of this rank.
+//! The slots for pieces are in the symmetric heap, where ranks reduce without a copy, and are pinned, so that the GPU
+//! can copy to and from them directly. If the driver refuses to pin them, the fallback is pinned memory of this rank.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -15,38 +15,39 @@ use super::resident::Resident;
 use crate::cuda::{Event, Pinned, Priority, Stream, Timing, copy_async, pinned_like};
 use crate::error::TorchError;
 use crate::memory::HeapTensor;
+use crate::recordable::{HostRoute, NotRecordable};
 
 type Result<T = ()> = std::result::Result<T, TorchError>;
 
-/// Bytes of a piece: long enough for full speed on the bus, short enough that the first is soon there.
+/// Bytes of a piece: large enough for full speed on the bus, small enough that the first one arrives soon.
 const PIECE: usize = 4 << 20;
 
-/// How often a wait for a copy yields before it sleeps.
+/// How many times a wait for a copy yields before it sleeps.
 const YIELDS: usize = 200;
 
-/// How long it then sleeps at a time.
+/// How long it then sleeps each time.
 const NAP: Duration = Duration::from_micros(20);
 
-/// A group's slots, and the streams of its copies.
+/// A group's slots, and the streams for its copies.
 #[derive(Debug)]
 pub(super) struct Staged {
-    /// Why not from GPU to GPU.
-    pub(super) why: String,
+    /// Why NCCL is not used.
+    pub(super) reason: HostRoute,
     device: usize,
     down: Stream,
     up: Stream,
-    /// Made with the first collective, by all ranks together.
+    /// Created in the first collective, by all ranks together.
     slots: Mutex<Option<Slots>>,
 }
 
 #[derive(Debug)]
 struct Slots {
-    /// Unpinned before the memory goes.
+    /// Dropped before the memory, to unpin it.
     _pinned: Option<Pinned>,
     bytes: Tensor,
 }
 
-/// What is done with a piece in the host's memory.
+/// The collective on a piece in host memory.
 #[derive(Debug, Clone, Copy)]
 enum Act {
     AllReduce(ReduceOp),
@@ -54,9 +55,9 @@ enum Act {
 }
 
 impl Staged {
-    pub(super) fn new(device: usize, why: String) -> Result<Self> {
+    pub(super) fn new(device: usize, reason: HostRoute) -> Result<Self> {
         let stream = || Stream::new(device, Priority::High);
-        Ok(Self { why, device, down: stream()?, up: stream()?, slots: Mutex::new(None) })
+        Ok(Self { reason, device, down: stream()?, up: stream()?, slots: Mutex::new(None) })
     }
 
     #[track_caller]
@@ -69,28 +70,26 @@ impl Staged {
         self.each(group, tensors, Act::Broadcast(root))
     }
 
-    /// One after the other; false for several, which travel together on the host, and for types that tch has no name for.
+    /// Runs the collective on one tensor. Returns false for several tensors, which the host sends together, and for
+    /// types that tch does not have.
     #[track_caller]
     fn each(&self, group: &ProcessGroup, tensors: &[Tensor], act: Act) -> Result<bool> {
         let [tensor] = tensors else { return Ok(false) };
         let Ok(kind) = tensor.f_kind() else { return Ok(false) };
         if Stream::current(self.device)?.is_recording()? {
-            return Err(TorchError::Unfit(format!(
-                "{}, and what goes through the host's memory cannot be recorded in a graph",
-                self.why
-            )));
+            return Err(NotRecordable::ThroughHost(self.reason.clone()).into());
         }
         let resident = Resident::write(tensor, self.device)?;
         if let Act::AllReduce(op) = act {
             resident.carried.check(op)?;
         }
-        self.carry(group, &resident, (kind, act))?;
+        self.carry(group, &resident, kind, act)?;
         resident.finish()?;
         Ok(true)
     }
 
     #[track_caller]
-    fn carry(&self, group: &ProcessGroup, resident: &Resident, (kind, act): (Kind, Act)) -> Result {
+    fn carry(&self, group: &ProcessGroup, resident: &Resident, kind: Kind, act: Act) -> Result {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let slots = match &mut *slots {
             Some(slots) => slots,
@@ -117,23 +116,23 @@ impl Slots {
         match Pinned::new(&bytes) {
             Ok(pinned) => Ok(Self { _pinned: Some(pinned), bytes }),
             Err(error) => {
-                tracing::debug!(%error, rank = group.rank(), "shared memory cannot be pinned: copies take a stop-over");
+                tracing::debug!(%error, rank = group.rank(), "shared memory cannot be pinned: copies go through a pinned buffer");
                 Ok(Self { _pinned: None, bytes: pinned_like(&bytes)? })
             }
         }
     }
 }
 
-/// The copies of one collective.
+/// The state of one collective.
 struct Copies<'a> {
     group: &'a ProcessGroup,
     staged: &'a Staged,
-    /// The GPU's memory.
+    /// The tensor on the GPU, as bytes.
     bytes: Tensor,
     slots: &'a Slots,
     kind: Kind,
     act: Act,
-    /// For each slot: its last copy has come; has gone.
+    /// For each slot: its last copy down; its last copy up.
     downs: Vec<Event>,
     ups: Vec<Event>,
 }
@@ -147,7 +146,7 @@ impl Copies<'_> {
         Ok(self.slots.bytes.f_narrow(0, (piece.slot * PIECE) as i64, piece.bytes.len() as i64)?)
     }
 
-    /// Whether this rank's elements matter; they do not where it is given another's.
+    /// Whether this rank's elements are an input of the collective.
     fn gives(&self) -> bool {
         !matches!(self.act, Act::Broadcast(root) if root != self.group.rank())
     }
@@ -169,16 +168,17 @@ impl Mover for Copies<'_> {
     }
 
     fn arrived(&mut self, piece: &Piece) -> Result {
-        let (event, standing) = (&self.downs[piece.slot], self.group.standing());
+        let (event, standing) = (&self.downs[piece.slot], self.group.status());
         for round in 0.. {
             if event.is_done()? {
                 break;
             }
-            match round < YIELDS {
-                true => std::thread::yield_now(),
-                false => std::thread::sleep(NAP),
+            if round < YIELDS {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(NAP);
             }
-            // What the GPU does before the copy may take as long as it likes, but not if nobody waits any more.
+            // The work before the copy may take any time, but a group that has failed ends the wait.
             if round % YIELDS == 0
                 && let Some(cause) = standing.failure()
             {

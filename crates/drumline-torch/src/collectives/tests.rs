@@ -16,7 +16,7 @@ const REALS: [Kind; 7] =
 const HALVES: [Kind; 2] = [Kind::Half, Kind::BFloat16];
 const COMPLEX: [Kind; 2] = [Kind::ComplexFloat, Kind::ComplexDouble];
 
-/// How a tensor lies in memory.
+/// The memory layout of a tensor.
 #[derive(Debug, Clone, Copy)]
 enum Strides {
     Contiguous,
@@ -28,7 +28,7 @@ enum Strides {
 const STRIDES: [Strides; 4] =
     [Strides::Contiguous, Strides::Transposed, Strides::EverySecond, Strides::ChannelsLast];
 
-/// A tensor with `plain`'s elements in other places.
+/// A tensor with `plain`'s elements in another memory layout.
 fn laid(plain: &Tensor, strides: Strides) -> Tensor {
     match strides {
         Strides::Transposed if plain.dim() >= 2 => plain.transpose(0, 1).contiguous().transpose(0, 1),
@@ -45,7 +45,7 @@ fn laid(plain: &Tensor, strides: Strides) -> Tensor {
     }
 }
 
-/// What rank `rank` begins with.
+/// The input of rank `rank`.
 fn input(rank: usize, size: &[i64], kind: Kind) -> Tensor {
     let numel = size.iter().product::<i64>();
     let whole = (Tensor::arange(numel, (Kind::Int64, Device::Cpu)) + rank as i64).fmod(3).reshape(size);
@@ -70,7 +70,7 @@ fn reduced(ranks: usize, size: &[i64], kind: Kind, op: ReduceOp) -> Tensor {
         ReduceOp::Avg => all.mean_dim(0, false, wide),
         _ => all.sum_dim_intlist(0, false, wide),
     };
-    // Truths are 0 or not, whole numbers are cut.
+    // Bools are 0 or 1, and integers are truncated.
     value.to_kind(kind)
 }
 
@@ -135,7 +135,7 @@ fn reductions_on_the_grid() {
 }
 
 #[test]
-fn moves_on_the_grid() {
+fn copies_on_the_grid() {
     on_grid(&all_kinds(), |group, size, kind, strides| {
         let (me, ranks, what) = (group.rank(), group.size(), format!("{kind:?} {size:?}, {strides:?}"));
         let mine = laid(&input(me, size, kind), strides);
@@ -172,7 +172,7 @@ fn moves_on_the_grid() {
 }
 
 #[test]
-fn parts_laid_end_to_end() {
+fn concatenated_parts() {
     on_grid(&[Kind::Float, Kind::ComplexDouble, Kind::Int64], |group, size, kind, strides| {
         let (me, ranks, what) = (group.rank(), group.size(), format!("{kind:?} {size:?}, {strides:?}"));
         let stacked: Vec<i64> = [&[ranks as i64], size].concat();
@@ -234,7 +234,7 @@ fn ranks_may_differ_in_strides() {
 }
 
 #[test]
-fn lists_of_any_types_keep_their_places() {
+fn lists_of_any_types_keep_their_order() {
     on_ranks(3, |group| {
         let make = |rank: usize| -> Vec<Tensor> {
             let kinds = [Kind::Float, Kind::Int64, Kind::Float, Kind::ComplexFloat, Kind::Bool, Kind::Float];
@@ -252,7 +252,7 @@ fn lists_of_any_types_keep_their_places() {
         let mut given = make(group.rank());
         group.broadcast_tensors(&mut given, 1)?;
         given.iter().zip(make(1)).for_each(|(got, want)| assert_same(got, &want, "list"));
-        // The same memory twice: both are the sum of what was there.
+        // The same memory twice: both become the sum of its old values.
         let x = input(group.rank(), &[4], Kind::Float);
         group.all_reduce_tensors(&mut [x.shallow_clone(), x.shallow_clone()], ReduceOp::Sum)?;
         assert_same(&x, &reduced(3, &[4], Kind::Float, ReduceOp::Sum), "twice");
@@ -268,7 +268,7 @@ fn contiguous_tensors_are_reduced_where_they_are() {
         group.all_reduce_tensor(&mut x, ReduceOp::Sum)?;
         assert_eq!(x.data_ptr(), before);
         assert!(super::Host::write(&x)?.span().contains(&before.addr()));
-        // The symmetric heap's too.
+        // The same for the symmetric heap.
         let heap = crate::HeapTensor::zeros(group, Kind::Float, 1000)?;
         let mut view = heap.tensor().view([10, 100]);
         view.copy_(&input(group.rank(), &[10, 100], Kind::Float));
@@ -278,10 +278,10 @@ fn contiguous_tensors_are_reduced_where_they_are() {
     });
 }
 
-/// A tensor of a type that tch has no name for.
+/// A tensor of a type that tch does not have.
 fn of_code(tensor: &Tensor, code: i32) -> Tensor {
     let mut out = std::ptr::null_mut();
-    // SAFETY: one handle comes back, which is ours.
+    // SAFETY: the result is one handle that we own.
     unsafe {
         torch_sys::c_generated::atg_to_dtype(&mut out, tensor.as_ptr().cast_mut(), code, 0, 0);
         Tensor::from_ptr(out)
@@ -289,7 +289,7 @@ fn of_code(tensor: &Tensor, code: i32) -> Tensor {
 }
 
 #[test]
-fn types_that_tch_cannot_name_travel_too() {
+fn types_that_tch_does_not_have_can_be_sent() {
     const UINTS: [i32; 3] = [27, 28, 29];
     on_ranks(2, |group| {
         for code in UINTS {
@@ -308,7 +308,7 @@ fn types_that_tch_cannot_name_travel_too() {
 }
 
 #[test]
-fn conjugate_views_are_what_they_mean() {
+fn conjugate_views_are_resolved() {
     on_ranks(2, |group| {
         let mut x = input(group.rank(), &[4], Kind::ComplexFloat).internal_conj();
         group.all_reduce_tensor(&mut x, ReduceOp::Sum)?;
@@ -319,7 +319,7 @@ fn conjugate_views_are_what_they_mean() {
 }
 
 #[test]
-fn truths_may_be_any_byte() {
+fn any_byte_but_0_is_true() {
     on_ranks(2, |group| {
         let mut x = Tensor::from_slice(&[0u8, 2, 255, 0]).view_dtype(Kind::Bool);
         group.all_reduce_tensor(&mut x, ReduceOp::Prod)?;
@@ -330,15 +330,16 @@ fn truths_may_be_any_byte() {
 
 fn refusal<T>(outcome: Result<T, TorchError>) -> String {
     match outcome {
-        Err(TorchError::Unfit(what)) => what,
-        Err(TorchError::Comm(error)) if matches!(*error, CommError::Invalid { .. }) => error.to_string(),
-        Err(error) => panic!("refused in another way: {error}"),
+        Err(TorchError::Comm(error)) if !matches!(*error, CommError::Invalid { .. }) => {
+            panic!("refused in another way: {error}")
+        }
+        Err(error) => error.to_string(),
         Ok(_) => panic!("not refused"),
     }
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_calls_are_errors() {
     on_ranks(1, |group| {
         let mut complex = input(0, &[3], Kind::ComplexFloat);
         for op in [ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::BitAnd] {
@@ -362,7 +363,7 @@ fn what_makes_no_sense_is_refused() {
 }
 
 #[test]
-fn a_call_is_known_by_its_place_in_the_program() {
+fn errors_name_the_callers_location() {
     let outcome = LocalGroup::run(2, |group| {
         let mut x = input(0, &[3 + group.rank() as i64], Kind::Float);
         match group.all_reduce_tensor(&mut x, ReduceOp::Sum) {
@@ -375,14 +376,14 @@ fn a_call_is_known_by_its_place_in_the_program() {
 }
 
 #[test]
-fn leaves_are_written_and_graphs_are_not() {
+fn leaves_can_be_written_and_other_tensors_of_a_graph_cannot() {
     on_ranks(2, |group| {
         let mut leaf = input(group.rank(), &[3], Kind::Float).set_requires_grad(true);
         let loss = (&leaf * &leaf).sum(Kind::Float);
         group.all_reduce_tensor(&mut leaf, ReduceOp::Sum)?;
         assert!(leaf.requires_grad() && leaf.is_leaf());
         assert_same(&leaf.detach(), &reduced(2, &[3], Kind::Float, ReduceOp::Sum), "leaf");
-        // The product needs what the leaf was.
+        // The backward of the product needs the old value of the leaf.
         let error = loss.f_backward().unwrap_err().to_string();
         assert!(error.contains("inplace"), "{error}");
         let mut inner = &leaf * 2.0;

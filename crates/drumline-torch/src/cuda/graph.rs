@@ -1,7 +1,7 @@
-//! Graphs: what a thread puts on a stream, recorded once and launched as a whole.
+//! CUDA graphs: work that a thread queues on a stream, recorded once and launched as a whole.
 //!
-//! A launch costs microseconds where the operations one by one cost milliseconds of the processor's time. The memory that was
-//! used while recording stays the graph's: tensors made then are overwritten by each launch.
+//! A launch takes microseconds of CPU time, while the same operations in eager mode take milliseconds. The graph keeps
+//! the memory that was used during the recording: each launch overwrites the tensors made then.
 #![allow(unsafe_code)]
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -18,7 +18,7 @@ pub(super) struct CudaGraph {
     _opaque: [u8; 0],
 }
 
-/// As libtorch numbers it.
+/// libtorch's id of a memory pool.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RawPool {
@@ -26,7 +26,7 @@ pub(super) struct RawPool {
     second: u64,
 }
 
-/// Memory for graphs that never run at the same time.
+/// A memory pool for graphs that never run at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pool(RawPool);
 
@@ -34,15 +34,15 @@ impl Pool {
     /// A pool that no graph uses yet.
     pub fn new() -> Result<Self, TorchError> {
         let mut made = RawPool { first: 0, second: 0 };
-        // SAFETY: fills two numbers.
-        check(unsafe { (functions()?.pool_new)(&mut made) }, "cannot make a pool of memory")?;
+        // SAFETY: writes two numbers.
+        check(unsafe { (functions()?.pool_new)(&mut made) }, "cannot make a memory pool")?;
         Ok(Self(made))
     }
 }
 
-/// Someone whose calls were recorded, and who must see that they end.
+/// Has calls in a recording, and must watch that they end after each launch.
 pub(crate) trait Follower: std::fmt::Debug + Send + Sync {
-    /// Has a graph with such calls launched on the current stream, unless they cannot be made any more.
+    /// Calls `launch`, which launches the graph on the current stream. Returns an error if its group has failed.
     fn launch(
         &self,
         launched: Launched,
@@ -50,32 +50,32 @@ pub(crate) trait Follower: std::fmt::Debug + Send + Sync {
     ) -> Result<(), TorchError>;
 }
 
-/// A graph that is launched: what of it its follower must see the end of.
+/// A launch of a graph, as a follower sees it.
 #[derive(Debug, Clone)]
 pub(crate) struct Launched {
-    /// The step of the training that it is, if that is known.
+    /// The training step, if it is known.
     pub(crate) step: Option<u64>,
     /// The follower's calls in it, in order.
     pub(crate) calls: Arc<[String]>,
 }
 
-/// One whose calls are part of a recording.
+/// A follower with calls in a recording.
 #[derive(Debug)]
 struct Followed {
-    /// By what CUDA knows it.
+    /// CUDA's id of the recording.
     recording: u64,
     follower: Weak<dyn Follower>,
     calls: Vec<String>,
 }
 
-/// Those of the recordings under way. Calls are recorded by any thread: backward has its own.
+/// The followers of all current recordings. Any thread records calls: backward has its own.
 static FOLLOWERS: Mutex<Vec<Followed>> = Mutex::new(Vec::new());
 
 fn followers() -> MutexGuard<'static, Vec<Followed>> {
     FOLLOWERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A call is being recorded.
+/// Notes a call that is being recorded.
 pub(crate) fn follow_launches(recording: u64, follower: Weak<dyn Follower>, call: String) {
     let mut all = followers();
     match all.iter_mut().find(|known| known.recording == recording && known.follower.ptr_eq(&follower)) {
@@ -84,19 +84,19 @@ pub(crate) fn follow_launches(recording: u64, follower: Weak<dyn Follower>, call
     }
 }
 
-/// Those of this recording, which has ended.
+/// Removes and returns the followers of a recording that has ended.
 fn take_followers(recording: u64) -> Vec<Followed> {
     followers().extract_if(.., |known| known.recording == recording).collect()
 }
 
-/// A follower of a graph, with its calls in it, in order.
+/// A follower of a graph, with its calls in the graph, in order.
 #[derive(Debug)]
 struct Recorded {
     follower: Weak<dyn Follower>,
     calls: Arc<[String]>,
 }
 
-/// Recorded work.
+/// A recorded graph.
 #[derive(Debug)]
 pub struct Graph {
     raw: *mut CudaGraph,
@@ -104,29 +104,29 @@ pub struct Graph {
     followers: Vec<Recorded>,
 }
 
-// SAFETY: libtorch's object belongs to no thread; it is changed only while it is recorded, which takes it whole.
+// SAFETY: libtorch's object is not bound to a thread; it changes only during recording, which owns it.
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Records what `body` puts on the current stream, which must not be the device's default one. Nothing of it runs. Random numbers
-    /// that it draws are new ones in each launch, those that it would have drawn one by one.
+    /// Records the work that `body` queues on the current stream, which must not be the default stream. None of it
+    /// runs. Each launch draws new random numbers, the same that eager mode would have drawn.
     ///
-    /// `body` must not read a tensor's values, wait for the GPU, or allocate pinned memory; the error then says so, and nothing
-    /// was recorded. A pool that no other graph uses is spent by that: the next recording takes a new one.
+    /// `body` must not read a tensor's values, wait for the GPU, or allocate pinned memory; that is an error, and
+    /// nothing is recorded. After such an error do not use a pool again that no other graph uses.
     pub fn record<R, E: From<TorchError>>(
         pool: Pool,
         body: impl FnOnce() -> Result<R, E>,
     ) -> Result<(Self, R), E> {
         let (functions, mut raw) = (functions().map_err(TorchError::from)?, std::ptr::null_mut());
-        // SAFETY: fills one pointer, which is ours from then on.
+        // SAFETY: writes one pointer, which we own from then on.
         check(unsafe { (functions.graph_new)(&mut raw) }, "cannot make a graph")?;
         let mut graph = Self { raw, functions, followers: Vec::new() };
         let mut recording = 0;
-        // SAFETY: the graph lives; fills one number.
+        // SAFETY: the graph lives; writes one number.
         let begun = unsafe { (functions.graph_begin)(graph.raw, pool.0, &mut recording) };
         check(begun, "cannot begin to record")?;
         let made = catch_unwind(AssertUnwindSafe(body));
-        // SAFETY: the graph lives. The recording must end also where `body` failed.
+        // SAFETY: the graph lives. The recording must end even if `body` failed.
         let ended = check(
             unsafe { (functions.graph_end)(graph.raw, pool.0) },
             "what was recorded cannot be launched",
@@ -139,13 +139,13 @@ impl Graph {
         Ok((graph, made))
     }
 
-    /// Launches it on the current stream. An error if it has calls to other ranks, and their group was given up: also where that was in the launch
-    /// before, of which nobody was told.
+    /// Launches it on the current stream. An error if it has collectives and their group has failed, even if that
+    /// happened in an earlier launch, which could not report it.
     pub fn launch(&self) -> Result<(), TorchError> {
         self.launch_for(&self.followers, None)
     }
 
-    /// The same as a step of a training: errors about calls to other ranks that do not end name it.
+    /// The same for a training step: errors about collectives that do not end name the step.
     pub fn launch_as_step(&self, step: u64) -> Result<(), TorchError> {
         self.launch_for(&self.followers, Some(step))
     }
@@ -159,9 +159,7 @@ impl Graph {
                     let launched = Launched { step, calls: Arc::clone(calls) };
                     first.launch(launched, &mut || self.launch_for(rest, step))
                 }
-                None => Err(TorchError::Unfit(
-                    "a graph has calls to other ranks, and their group has ended; try dropping the graph first".into(),
-                )),
+                None => Err(TorchError::GraphOutlivesGroup),
             },
         }
     }
@@ -169,7 +167,7 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: ours, and not used again.
+        // SAFETY: we own it, and do not use it again.
         unsafe { (self.functions.graph_free)(self.raw) }
     }
 }
@@ -192,13 +190,13 @@ mod tests {
     }
 
     #[test]
-    fn recordings_at_the_same_time_have_each_its_followers() {
+    fn simultaneous_recordings_have_separate_followers() {
         let all = [Counting, Counting].map(Arc::new);
         let follow = |recording: u64, index: usize, call: &str| {
             let follower: Weak<Counting> = Arc::downgrade(&all[index]);
             follow_launches(recording, follower, call.to_owned());
         };
-        // Numbers that no recording has.
+        // Ids that no recording has.
         let [first, second] = [u64::MAX, u64::MAX - 1];
         follow(first, 0, "a");
         follow(second, 1, "b");
@@ -210,7 +208,7 @@ mod tests {
             (1, true)
         );
         let of_first: Vec<_> = take_followers(first).into_iter().map(|one| one.calls).collect();
-        assert_eq!(of_first, [vec!["a"], vec!["c", "d"]], "each with its calls, in their order");
+        assert_eq!(of_first, [vec!["a"], vec!["c", "d"]], "each has its calls, in order");
         assert!(take_followers(first).is_empty());
     }
 }

@@ -1,19 +1,20 @@
-//! A step that is run a few times as it is, then recorded, and from then on launched as a whole.
+//! A training step that runs eager a few times, is then recorded, and from then on launched as a CUDA graph.
 //!
 //! ```text
-//!   run(step)   1 … 3: runs, on a stream of its own     4: is recorded, then launched     5 …: is launched
+//!   run(step)   1 … 3: eager, on its own stream     4: recorded, then launched     5 …: launched
 //! ```
-//! Each call is one real step. What changes from step to step must lie in tensors that stay where they are: inputs are copied into
-//! them before the call, and so is the learning rate (`Optimizer::keep_lr_on_device`). What the processor decides or counts is decided once, in the recording.
+//! Each call is one real step. Values that change from step to step must be in tensors that stay at the same address:
+//! copy inputs into them before the call, and keep the learning rate there (`Optimizer::keep_lr_on_device`). The CPU
+//! code of the step runs only once more, in the recording.
 
 use super::graph::{Graph, Pool};
 use super::stream::{Priority, Stream};
 use crate::error::TorchError;
 
-/// Steps before the recording: libraries choose their kernels in the first ones, and optimizers make what they keep.
+/// Eager steps before the recording: libraries choose their kernels in them, and optimizers create their state.
 const WARM_UPS: u32 = 3;
 
-/// A step, and what it leaves: tensors that each launch fills anew.
+/// A step and its results: tensors that each launch refreshes.
 ///
 /// ```no_run
 /// use drumline_torch::cuda::GraphedStep;
@@ -25,7 +26,7 @@ const WARM_UPS: u32 = 3;
 /// let vs = nn::VarStore::new(Device::Cuda(0));
 /// let model = nn::linear(vs.root(), 10, 1, Default::default());
 /// let mut optimizer = Sgd::new(parameters(&vs), SgdOptions { lr: 0.1, ..Default::default() })?;
-/// optimizer.keep_lr_on_device()?; // set_lr counts for launches, too
+/// optimizer.keep_lr_on_device()?; // set_lr works for launches, too
 /// let mut input = Tensor::zeros([32, 10], (Kind::Float, Device::Cuda(0)));
 /// let mut step = GraphedStep::new(0)?;
 /// for _ in 0..100 {
@@ -46,24 +47,26 @@ pub struct GraphedStep<R> {
     stream: Stream,
     runs: u32,
     graph: Option<Graph>,
-    /// What the last run left, or what all launches leave.
-    left: Option<R>,
+    /// The result of the last eager step, or of all launches.
+    result: Option<R>,
 }
 
 impl<R> GraphedStep<R> {
     /// A step on this GPU.
     pub fn new(device: usize) -> Result<Self, TorchError> {
         let stream = Stream::new(device, Priority::Normal)?;
-        Ok(Self { stream, runs: 0, graph: None, left: None })
+        Ok(Self { stream, runs: 0, graph: None, result: None })
     }
 
-    /// Makes a step. Once it is recorded, `step` is not called any more, and what it left in the recording is returned, filled anew.
+    /// Makes a step. Once it is recorded, `step` is not called any more, and the results of the recording are returned,
+    /// with new values.
     ///
-    /// The work before it on the current stream comes before the step, and what follows comes after it.
+    /// The step waits for earlier work on the current stream, and later work waits for the step.
     ///
-    /// An error of the recording leaves the model as it was before the call: the same step can be made without a graph; the next call tries to record again.
+    /// If the recording fails, the model is as before the call: the same step can run in eager mode. The next call
+    /// tries to record again.
     ///
-    /// Where the step calls other GPUs, drop this before the group: NCCL waits for the graphs that have its calls.
+    /// If the step has collectives, drop this before the group: NCCL waits for the graphs that have its calls.
     pub fn run<E: From<TorchError>>(&mut self, step: impl FnOnce() -> Result<R, E>) -> Result<&R, E> {
         let outside = Stream::current(self.stream.device())?;
         let scope = self.stream.enter()?;
@@ -71,24 +74,24 @@ impl<R> GraphedStep<R> {
         match &self.graph {
             Some(graph) => graph.launch()?,
             None if self.runs < WARM_UPS => {
-                // What the last run left goes first: its memory serves this one.
-                self.left = None;
-                self.left = Some(step()?);
+                // Drop the last result first, so that this step can reuse its memory.
+                self.result = None;
+                self.result = Some(step()?);
                 self.runs += 1;
             }
             None => {
-                self.left = None;
-                let (graph, left) = Graph::record(Pool::new()?, step)?;
+                self.result = None;
+                let (graph, result) = Graph::record(Pool::new()?, step)?;
                 graph.launch()?;
-                (self.graph, self.left) = (Some(graph), Some(left));
+                (self.graph, self.result) = (Some(graph), Some(result));
             }
         }
         drop(scope);
         outside.wait_for_stream(self.stream)?;
-        self.left.as_ref().ok_or_else(|| TorchError::Unfit("a step that left nothing".to_owned()).into())
+        self.result.as_ref().ok_or_else(|| TorchError::Internal { what: "a step has no result" }.into())
     }
 
-    /// Whether it is launched as a whole by now.
+    /// Whether the step is a CUDA graph by now.
     pub fn is_recorded(&self) -> bool {
         self.graph.is_some()
     }

@@ -1,9 +1,9 @@
-//! Kernels of our own: CUDA C++ that is compiled for the GPU at hand when it is first needed, by NVIDIA's NVRTC.
+//! Our own kernels: CUDA C++ that NVRTC compiles for the present GPU when it is first needed.
 //!
 //! ```text
-//!   source ─▶ NVRTC (libnvrtc.so, which libtorch brings along) ─▶ driver: module, function ─▶ Kernel::launch on the current stream
+//!   source ─▶ NVRTC (libnvrtc.so, part of libtorch) ─▶ driver: module, function ─▶ Kernel::launch on the current stream
 //! ```
-//! Launches can be recorded in a graph as all else.
+//! Launches can be recorded in a CUDA graph.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
@@ -21,7 +21,7 @@ type Program = *mut c_void;
 type Module = *mut c_void;
 type Function = *mut c_void;
 
-/// The few functions of NVRTC and of the driver that are needed; their types are NVIDIA's.
+/// The functions of NVRTC and of the driver that are needed, with NVIDIA's types.
 struct Compiler {
     create: unsafe extern "C" fn(
         *mut Program,
@@ -56,7 +56,7 @@ struct Compiler {
 
 impl Compiler {
     fn open() -> Result<Self, CudaError> {
-        // libtorch's CUDA half has made the driver ready and put the libraries of NVIDIA within reach.
+        // libtorch's CUDA libraries initialise the driver and load NVIDIA's libraries.
         functions()?;
         let open = |name: &str| {
             // SAFETY: NVIDIA's libraries; their initializers have no conditions.
@@ -84,26 +84,29 @@ impl Compiler {
                 launch: *driver.get(b"cuLaunchKernel\0").map_err(missing)?,
             }
         };
-        // Both are used until the end.
+        // Both are used until the process ends.
         std::mem::forget((nvrtc, driver));
         Ok(found)
     }
 
-    /// Opened once in the life of a process.
+    /// Opened once per process.
     fn shared() -> Result<&'static Self, CudaError> {
         static OPENED: OnceLock<Result<Compiler, CudaError>> = OnceLock::new();
         OPENED.get_or_init(Self::open).as_ref().map_err(Clone::clone)
     }
 
-    /// The machine code of a source for this GPU.
+    /// Compiles a source to machine code for this GPU.
     fn cubin(&self, source: &str, capability: (i32, i32)) -> Result<Vec<u8>, TorchError> {
-        let unfit = |_| TorchError::Unfit("a kernel's source holds a zero".to_owned());
-        let source = CString::new(source).map_err(unfit)?;
-        let architecture =
-            CString::new(format!("--gpu-architecture=sm_{}{}", capability.0, capability.1)).map_err(unfit)?;
+        let has_zero = |_| TorchError::Unsupported {
+            operation: "compile a kernel",
+            reason: "its source has a zero byte",
+        };
+        let source = CString::new(source).map_err(has_zero)?;
+        let architecture = CString::new(format!("--gpu-architecture=sm_{}{}", capability.0, capability.1))
+            .map_err(has_zero)?;
         let options = [architecture.as_ptr(), c"--std=c++17".as_ptr(), c"--use_fast_math".as_ptr()];
         let mut program = std::ptr::null_mut();
-        // SAFETY: NVRTC reads strings that end in zero, and fills buffers of the sizes that it asked for.
+        // SAFETY: NVRTC reads zero-terminated strings, and fills buffers of the sizes that it asked for.
         unsafe {
             ok(
                 (self.create)(
@@ -124,7 +127,7 @@ impl Compiler {
                 (self.log)(program, log.as_mut_ptr().cast());
                 (self.destroy)(&mut program);
                 let log = String::from_utf8_lossy(&log).trim_end_matches('\0').trim().to_owned();
-                return Err(TorchError::Refused { doing: "cannot compile a kernel", message: log });
+                return Err(TorchError::Library { operation: "cannot compile a kernel", message: log });
             }
             ok((self.cubin_size)(program, &mut size), "finish")?;
             let mut cubin = vec![0u8; size];
@@ -135,30 +138,30 @@ impl Compiler {
     }
 }
 
-/// How many threads a launch has: blocks, and threads of each.
+/// The blocks and threads of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grid {
     /// Blocks, in two dimensions.
     pub blocks: (u32, u32),
-    /// Threads of a block.
+    /// Threads per block.
     pub threads: u32,
-    /// Bytes of shared memory that a block has besides those in the source.
+    /// Bytes of dynamic shared memory per block.
     pub shared: u32,
 }
 
-/// Kernels of one source, for one GPU.
+/// The kernels of one source, compiled for one GPU.
 #[derive(Debug)]
 pub struct Kernels {
     module: Module,
 }
 
-// SAFETY: a module of the driver may be used by any thread.
+// SAFETY: any thread may use a module of the driver.
 unsafe impl Send for Kernels {}
 // SAFETY: as above; it does not change.
 unsafe impl Sync for Kernels {}
 
 impl Kernels {
-    /// Whether NVIDIA's compiler is there.
+    /// Whether NVRTC can be used.
     pub(crate) fn can_be_compiled() -> bool {
         Compiler::shared().is_ok()
     }
@@ -169,7 +172,7 @@ impl Kernels {
         let cubin = compiler.cubin(source, Properties::of(device)?.capability)?;
         let _current = CurrentDevice::enter(device)?;
         let mut module = std::ptr::null_mut();
-        // SAFETY: the image is whole; the driver copies it.
+        // SAFETY: the image is complete; the driver copies it.
         ok(unsafe { (compiler.load)(&mut module, cubin.as_ptr().cast()) }, "load")?;
         Ok(Self { module })
     }
@@ -177,8 +180,8 @@ impl Kernels {
     /// One of its functions.
     pub fn get(&self, name: &str) -> Result<Kernel, TorchError> {
         let compiler = Compiler::shared()?;
-        let text =
-            CString::new(name).map_err(|_| TorchError::Unfit(format!("no kernel is called {name:?}")))?;
+        let text = CString::new(name)
+            .map_err(|_| TorchError::value("a kernel's name", format!("{name:?}"), "no zero byte"))?;
         let mut function = std::ptr::null_mut();
         // SAFETY: the module lives as long as the process.
         ok(unsafe { (compiler.function)(&mut function, self.module, text.as_ptr()) }, "find")?;
@@ -197,12 +200,12 @@ unsafe impl Send for Kernel {}
 // SAFETY: as `Kernels`.
 unsafe impl Sync for Kernel {}
 
-/// An argument of a kernel: eight bytes, of which it reads as many as its type has.
+/// An argument of a kernel: eight bytes, of which the kernel reads as many as its type has.
 #[derive(Debug, Clone, Copy)]
 pub struct Argument([u8; 8]);
 
 impl Argument {
-    /// Where it lies, as the driver takes it.
+    /// Its address, for the driver.
     fn place(&self) -> *mut c_void {
         self.0.as_ptr().cast_mut().cast()
     }
@@ -239,17 +242,17 @@ impl From<&tch::Tensor> for Argument {
 }
 
 impl Kernel {
-    /// Puts a launch on the current stream of a GPU.
+    /// Queues a launch on the current stream of a GPU.
     ///
     /// # Safety
-    /// The arguments must have the types of the kernel's parameters, and what they point to must be memory of that GPU, as large
-    /// as the kernel takes it to be, that lives until the stream has come that far.
+    /// The arguments must have the types of the kernel's parameters. Pointers must point to memory of that GPU, of the
+    /// size that the kernel uses, which lives until the kernel has run.
     pub unsafe fn launch(&self, device: usize, grid: Grid, arguments: &[Argument]) -> Result<(), TorchError> {
         // SAFETY: the caller's promise.
         unsafe { self.launch_by(device, grid, arguments.iter().map(Argument::place)) }
     }
 
-    /// The same with a first argument that is larger: `first` is laid out as the kernel's first parameter.
+    /// The same with a larger first argument: `first` has the layout of the kernel's first parameter.
     ///
     /// # Safety
     /// As [`launch`](Self::launch).
@@ -266,7 +269,7 @@ impl Kernel {
     }
 
     /// # Safety
-    /// As [`launch`](Self::launch), of where the arguments lie.
+    /// As [`launch`](Self::launch), for the addresses of the arguments.
     unsafe fn launch_by(
         &self,
         device: usize,
@@ -278,7 +281,7 @@ impl Kernel {
         let _current = CurrentDevice::enter(device)?;
         let mut pointers: Vec<*mut c_void> = arguments.collect();
         let Grid { blocks: (x, y), threads, shared } = grid;
-        // SAFETY: the caller vouches for the arguments; the driver copies them, and only reads where they lie.
+        // SAFETY: the caller's promise about the arguments, which the driver copies.
         let code = unsafe {
             (compiler.launch)(
                 self.function,
@@ -301,8 +304,8 @@ impl Kernel {
 fn ok(code: c_int, what: &str) -> Result<(), TorchError> {
     match code {
         0 => Ok(()),
-        code => Err(TorchError::Refused {
-            doing: "a kernel failed",
+        code => Err(TorchError::Library {
+            operation: "a kernel failed",
             message: format!("cannot {what} it (error {code})"),
         }),
     }

@@ -1,7 +1,7 @@
-//! Opens the CUDA half of libtorch and the plugin, once in the life of a process.
+//! Opens libtorch's CUDA libraries and our plugin, once per process.
 //!
-//! The plugin is part of this binary and is opened from memory, so that a program stays one file. It takes its symbols from
-//! libtorch's libraries, which are opened for all to see.
+//! The plugin is part of this binary and is opened from memory, so that a program is one file. It takes its symbols
+//! from libtorch's libraries, which are opened with `RTLD_GLOBAL`.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -23,22 +23,22 @@ use super::stream::{CudaEvent, RawStream};
 use crate::status::{Message, check};
 use crate::version::{LIBTORCH, fits, libtorch_version};
 
-/// The plugin as the build script made it; empty where there were no headers.
+/// The plugin as the build script compiled it; empty if there were no CUDA headers.
 static PLUGIN: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/drumline_cuda.so"));
 
-/// Names a function of the plugin once, with its type.
+/// Declares the functions of the plugin, with their types.
 macro_rules! functions {
     ($($name:ident: fn($($argument:ty),*) $(-> $answer:ty)?;)*) => {
-        /// What the plugin can do.
+        /// The functions of the plugin.
         #[derive(Debug)]
         pub(super) struct Functions {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $answer)?,)*
         }
 
         impl Functions {
-            /// Looks them all up.
+            /// Looks up all functions.
             fn of(library: &Library) -> Result<Self, libloading::Error> {
-                // SAFETY: the types are those of the plugin, which was built together with this.
+                // SAFETY: the types are those of the plugin, which was built together with this crate.
                 unsafe {
                     Ok(Self { $($name: *library.get(concat!("drumline_cuda_", stringify!($name), "\0").as_bytes())?,)* })
                 }
@@ -84,14 +84,15 @@ functions! {
     record_stream: fn(*const C_tensor, i64, i32) -> Message;
 }
 
-/// Makes GPUs usable, for tch as well: call it before anything else asks libtorch for a GPU. Later calls give the first one's answer.
+/// Makes GPUs usable, for tch as well. Call it before anything else asks libtorch for a GPU. Later calls return the
+/// first one's result.
 ///
 /// ```
 /// use drumline_torch::cuda;
 ///
 /// match cuda::open() {
 ///     Ok(()) => println!("{} GPUs", cuda::device_count()?),
-///     Err(why) => println!("on the processor: {why}"),
+///     Err(why) => println!("training on the CPU: {why}"),
 /// }
 /// # Ok::<(), drumline_torch::TorchError>(())
 /// ```
@@ -101,12 +102,12 @@ pub fn open() -> Result<(), CudaError> {
 
 static OPENED: OnceLock<Result<Functions, CudaError>> = OnceLock::new();
 
-/// Whether [`open`] was called, and went well.
+/// Whether [`open`] was called with success.
 pub fn is_open() -> bool {
     matches!(OPENED.get(), Some(Ok(_)))
 }
 
-/// The plugin's functions; opens it if nobody has.
+/// The plugin's functions; opens the plugin if needed.
 pub(super) fn functions() -> Result<&'static Functions, CudaError> {
     OPENED.get_or_init(open_all).as_ref().map_err(Clone::clone)
 }
@@ -126,30 +127,28 @@ fn open_all() -> Result<Functions, CudaError> {
         return Err(CudaError::OtherLibtorch { found, expected: LIBTORCH.to_owned() });
     }
     for library in [folder.join("libc10_cuda.so"), cuda] {
-        std::mem::forget(open_for_all(&library, &library.display().to_string())?);
+        std::mem::forget(open_global(&library, &library.display().to_string())?);
     }
     let plugin = open_plugin()?;
     let functions = Functions::of(&plugin).map_err(|error| unopened("the CUDA plugin", &error));
-    // It is used until the end.
+    // It is used until the process ends.
     std::mem::forget(plugin);
     let functions = functions?;
     let [mut known, mut found] = [0; 2];
-    // SAFETY: fills two numbers.
-    check(unsafe { (functions.versions)(&mut known, &mut found) }, "cannot ask for CUDA's versions")
-        .map_err(|error| CudaError::Unopened {
-            library: "the CUDA plugin".to_owned(),
-            cause: error.to_string(),
-        })?;
+    // SAFETY: writes two numbers.
+    check(unsafe { (functions.versions)(&mut known, &mut found) }, "cannot read CUDA's versions").map_err(
+        |error| CudaError::Unopened { library: "the CUDA plugin".to_owned(), cause: error.to_string() },
+    )?;
     if found / 1000 != NEEDED / 1000 {
         return Err(CudaError::OtherCuda { found, expected: NEEDED });
     }
-    match tch::Cuda::is_available() {
-        true => Ok(functions),
-        false => Err(CudaError::TooLate { devices: driver.devices }),
+    if !tch::Cuda::is_available() {
+        return Err(CudaError::TooLate { devices: driver.devices });
     }
+    Ok(functions)
 }
 
-/// Where the libtorch lies that this process uses.
+/// The folder of the libtorch that this process uses.
 pub(crate) fn libtorch_folder() -> Result<PathBuf, CudaError> {
     let missing = || CudaError::NoLibrary(PathBuf::from("libtorch_cpu.so"));
     let maps = fs::read_to_string("/proc/self/maps").map_err(|_| missing())?;
@@ -168,11 +167,11 @@ fn open_plugin() -> Result<Library, CudaError> {
         memfd_create("drumline_cuda.so", MemfdFlags::CLOEXEC).map_err(|error| system(error.into()))?;
     let mut file = fs::File::from(memory);
     file.write_all(PLUGIN).map_err(system)?;
-    open_for_all(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())), "the CUDA plugin")
+    open_global(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())), "the CUDA plugin")
 }
 
-fn open_for_all(path: &Path, name: &str) -> Result<Library, CudaError> {
-    // SAFETY: libtorch's libraries and our own; their initializers only register what is in them.
+fn open_global(path: &Path, name: &str) -> Result<Library, CudaError> {
+    // SAFETY: libtorch's libraries and our own; their initializers only register their contents.
     unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.map_err(|error| unopened(name, &error))
 }
 
@@ -190,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn libtorch_is_found_where_this_process_has_it_from() {
+    fn the_folder_of_the_loaded_libtorch_is_found() {
         assert!(libtorch_folder().unwrap().join("libc10.so").is_file());
     }
 }

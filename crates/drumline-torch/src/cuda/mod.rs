@@ -1,17 +1,17 @@
-//! NVIDIA GPUs: what tch leaves out of CUDA, in a plugin that is opened only when a GPU is asked for.
+//! NVIDIA GPUs: the parts of CUDA that tch lacks, in a plugin that is opened only when a GPU is used.
 //!
 //! ```text
 //!   open() ─▶ driver (libcuda.so.1) ─▶ libtorch_cuda.so ─▶ plugin (cuda/*.cpp, part of this binary) ─▶ Stream, Event, Graph, …
 //! ```
 //!
-//! - `driver`: whether there is a GPU at all, asked before anything large is opened
-//! - `library`: opens it all, once; says what is missing
-//! - `properties`, `memory`: what a GPU is, and how much of its memory is in use
-//! - `stream`: queues of work and marks in them
-//! - `graph`: work that is recorded once and launched as a whole; `graphed_step`: a training step as such
-//! - `kernel`: CUDA C++ compiled when it is needed
+//! - `driver`: whether there is a GPU, before anything large is opened
+//! - `library`: opens all libraries, once, and reports what is missing
+//! - `properties`, `memory`: properties and memory use of a GPU
+//! - `stream`: streams and events
+//! - `graph`: CUDA graphs; `graphed_step`: a training step as a CUDA graph
+//! - `kernel`: CUDA C++ compiled at run time
 //!
-//! The same program runs on machines without a GPU: nothing here is linked.
+//! The same program runs on machines without a GPU, because nothing here is linked.
 
 mod driver;
 mod error;
@@ -35,7 +35,7 @@ pub(crate) use library::libtorch_folder;
 pub use library::{is_open, open};
 pub(crate) use memory::Pinned;
 pub use memory::{Memory, copy_async, empty_cache, keep_until, memory, pinned, pinned_like, reset_peak};
-pub use out_of_memory::out_of_memory;
+pub use out_of_memory::GpuOutOfMemory;
 pub use properties::{Properties, can_access_peer, device_count, set_device, synchronize};
 pub(crate) use stream::is_recorded;
 pub use stream::{Event, Priority, Stream, StreamScope, Timing};

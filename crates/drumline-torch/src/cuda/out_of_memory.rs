@@ -1,31 +1,58 @@
-//! What is told when a GPU has no room left: who has its memory, and what to try.
+//! The error for a GPU that has no memory left: how much was asked for, who holds the memory, and what to try.
+
+use std::fmt;
 
 use super::memory::{Memory, memory};
 use super::properties::Properties;
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// What to tell where libtorch's words, an error's or a panic's, say that a GPU is full: them made short, and a breakdown of the GPU's memory as it is now.
-pub fn out_of_memory(words: &str) -> Option<String> {
-    words.contains("CUDA out of memory").then(|| told(words))
+/// A GPU has no memory left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuOutOfMemory {
+    /// The index of the GPU.
+    pub device: usize,
+    /// Its name, if it is known.
+    pub name: Option<String>,
+    /// How much was asked for, in libtorch's words, such as `20.50 GiB`.
+    pub requested: Option<String>,
+    /// How its memory was used right after the error, if it is known.
+    pub memory: Option<Memory>,
 }
 
-fn told(words: &str) -> String {
-    let device = after(words, "GPU ").and_then(|text| text.parse().ok()).unwrap_or(0);
-    let wanted = after(words, "Tried to allocate ").map_or_else(
-        || "more".to_owned(),
-        |size| {
-            let unit =
-                words.split(&size).nth(1).and_then(|rest| rest.split_whitespace().next()).unwrap_or("");
+impl std::error::Error for GpuOutOfMemory {}
+
+impl GpuOutOfMemory {
+    /// Reads the text of an error or a panic of libtorch. `None` if it is about something else.
+    ///
+    /// libtorch has a type for this error, but tch passes on only the text.
+    pub fn parse(text: &str) -> Option<Self> {
+        if !text.contains("CUDA out of memory") {
+            return None;
+        }
+        let device = number_after(text, "GPU ").and_then(|text| text.parse().ok()).unwrap_or(0);
+        let requested = number_after(text, "Tried to allocate ").map(|size| {
+            let unit = text.split(&size).nth(1).and_then(|rest| rest.split_whitespace().next()).unwrap_or("");
             format!("{size} {}", unit.trim_end_matches('.'))
-        },
-    );
-    let name = Properties::of(device).map_or_else(|_| String::new(), |found| format!(" ({})", found.name));
-    let shares = memory(device).map_or_else(|_| String::new(), |memory| format!(": {}", breakdown(&memory)));
-    format!(
-        "GPU {device}{name} is out of memory: {wanted} was asked for{shares}; \
-         try a smaller batch, accumulating gradients over several, or fewer ranks on this GPU"
-    )
+        });
+        let name = Properties::of(device).ok().map(|found| found.name);
+        Some(Self { device, name, requested, memory: memory(device).ok() })
+    }
+}
+
+impl fmt::Display for GpuOutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GPU {}", self.device)?;
+        if let Some(name) = &self.name {
+            write!(f, " ({name})")?;
+        }
+        let requested = self.requested.as_deref().unwrap_or("more");
+        write!(f, " is out of memory: {requested} was asked for")?;
+        if let Some(memory) = &self.memory {
+            write!(f, ": {}", breakdown(memory))?;
+        }
+        f.write_str("; try a smaller batch, accumulating gradients over several, or fewer ranks on this GPU")
+    }
 }
 
 fn breakdown(memory: &Memory) -> String {
@@ -43,8 +70,8 @@ fn breakdown(memory: &Memory) -> String {
     )
 }
 
-/// The number that follows these words.
-fn after(text: &str, words: &str) -> Option<String> {
+/// The digits of the number that follows `words`.
+fn number_after(text: &str, words: &str) -> Option<String> {
     let (_, rest) = text.split_once(words)?;
     let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());
     Some(rest[..end].trim_end_matches('.').to_owned()).filter(|number| !number.is_empty())
@@ -55,17 +82,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn libtorchs_words_are_understood() {
-        let words = "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 3 has a total capacity of 139.80 GiB of which 1.2 GiB is free.";
-        let told = out_of_memory(words).unwrap();
-        assert!(told.starts_with("GPU 3 is out of memory: 20.50 GiB was asked for; try"), "{told}");
-        let short = out_of_memory("CUDA out of memory").unwrap();
+    fn libtorchs_message_is_parsed() {
+        let text = "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 3 has a total capacity of 139.80 GiB of which 1.2 GiB is free.";
+        let error = GpuOutOfMemory::parse(text).unwrap().to_string();
+        assert!(error.starts_with("GPU 3 is out of memory: 20.50 GiB was asked for; try"), "{error}");
+        let short = GpuOutOfMemory::parse("CUDA out of memory").unwrap().to_string();
         assert!(short.starts_with("GPU 0 is out of memory: more was asked for"), "{short}");
-        assert_eq!(out_of_memory("shapes do not fit"), None);
+        assert_eq!(GpuOutOfMemory::parse("shapes do not fit"), None);
     }
 
     #[test]
-    fn every_byte_is_somebodys() {
+    fn the_breakdown_accounts_for_all_memory() {
         let gib = 1 << 30;
         let memory = Memory {
             allocated: 4 * gib,
@@ -75,7 +102,7 @@ mod tests {
             free: gib,
             total: 10 * gib,
         };
-        let told = breakdown(&memory);
+        let text = breakdown(&memory);
         for part in [
             "of 10.00 GiB",
             "tensors have 4.00 GiB",
@@ -83,7 +110,7 @@ mod tests {
             "3.00 GiB belong",
             "1.00 GiB are free",
         ] {
-            assert!(told.contains(part), "{part}: {told}");
+            assert!(text.contains(part), "{part}: {text}");
         }
     }
 }

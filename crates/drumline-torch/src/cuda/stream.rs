@@ -1,4 +1,4 @@
-//! Streams: queues of work on a GPU, done in order. Events: marks in them, by which one stream waits for another.
+//! Streams and events of CUDA. A stream is a queue of work on a GPU; a stream can wait for an event in another stream.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -11,7 +11,7 @@ use super::properties::{CurrentDevice, index};
 use crate::error::TorchError;
 use crate::status::check;
 
-/// Whether what is put on the current stream of this device now is recorded for a graph, and not run.
+/// Whether the current stream of this device is being recorded in a CUDA graph.
 pub(crate) fn is_recorded(device: Device) -> Result<bool, TorchError> {
     match device {
         Device::Cuda(device) => Stream::current(device)?.is_recording(),
@@ -19,7 +19,7 @@ pub(crate) fn is_recorded(device: Device) -> Result<bool, TorchError> {
     }
 }
 
-/// As libtorch packs it.
+/// libtorch's id of a stream.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct RawStream {
@@ -34,22 +34,22 @@ pub(super) struct CudaEvent {
     _opaque: [u8; 0],
 }
 
-/// Whether work of a stream goes before that of others.
+/// The priority of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Priority {
-    /// As all.
+    /// The default.
     #[default]
     Normal,
-    /// Before others, where both can run.
+    /// Before other streams, if both can run.
     High,
 }
 
-/// A queue of work on a GPU. Streams come from libtorch's own pool: copies of one are the same stream.
+/// A queue of work on a GPU. Streams come from libtorch's pool; copies are the same stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Stream(pub(super) RawStream);
 
 impl Stream {
-    /// A stream beside the current one.
+    /// Another stream than the default one.
     pub fn new(device: usize, priority: Priority) -> Result<Self, TorchError> {
         let mut made = RawStream { id: 0, device: 0 };
         // SAFETY: fills one stream.
@@ -59,16 +59,16 @@ impl Stream {
         Ok(Self(made))
     }
 
-    /// The one that this thread's operations go to.
+    /// The current stream of this thread.
     pub fn current(device: usize) -> Result<Self, TorchError> {
         let mut found = RawStream { id: 0, device: 0 };
         // SAFETY: fills one stream.
         let message = unsafe { (functions()?.stream_current)(index(device)?, &mut found) };
-        check(message, "cannot find the stream")?;
+        check(message, "cannot get the current stream")?;
         Ok(Self(found))
     }
 
-    /// Makes it the one that this thread's operations go to, and its GPU the current one, until the scope is dropped.
+    /// Makes it the current stream of this thread, and its GPU the current device, until the scope is dropped.
     pub fn enter(self) -> Result<StreamScope, TorchError> {
         let device = CurrentDevice::enter(self.device())?;
         Ok(StreamScope { before: self.make_current()?, _device: device, stays: PhantomData })
@@ -95,26 +95,26 @@ impl Stream {
         Ok(done)
     }
 
-    /// Whether what is put on it now is recorded for a graph, and not run.
+    /// Whether it is being recorded in a CUDA graph.
     pub fn is_recording(self) -> Result<bool, TorchError> {
         Ok(self.recording()?.is_some())
     }
 
-    /// By what CUDA knows the recording that it is part of.
+    /// CUDA's id of the recording that it is part of.
     pub(crate) fn recording(self) -> Result<Option<u64>, TorchError> {
         let mut id = 0;
         // SAFETY: takes a stream and fills one number.
-        check(unsafe { (functions()?.stream_recording)(self.0, &mut id) }, "cannot look at a stream")?;
+        check(unsafe { (functions()?.stream_recording)(self.0, &mut id) }, "cannot inspect a stream")?;
         Ok((id != 0).then_some(id))
     }
 
-    /// What it does from now on comes after the mark.
+    /// Later work on this stream waits for the event.
     pub fn wait_for(self, event: &Event) -> Result<(), TorchError> {
         // SAFETY: the event lives.
         check(unsafe { (event.functions.event_block)(event.raw, self.0) }, "cannot wait for an event")
     }
 
-    /// What it does from now on comes after all that `other` has to do now.
+    /// Later work on this stream waits for all current work of `other`.
     pub fn wait_for_stream(self, other: Self) -> Result<(), TorchError> {
         let mark = Event::new(Timing::Off)?;
         mark.record(other)?;
@@ -130,64 +130,64 @@ impl Stream {
     pub fn raw(self) -> Result<*mut c_void, TorchError> {
         let mut raw = std::ptr::null_mut();
         // SAFETY: takes a stream and fills one pointer.
-        check(unsafe { (functions()?.stream_raw)(self.0, &mut raw) }, "cannot look at a stream")?;
+        check(unsafe { (functions()?.stream_raw)(self.0, &mut raw) }, "cannot inspect a stream")?;
         Ok(raw)
     }
 }
 
-/// The thread's operations go to a stream until this is dropped.
+/// A stream is the current one until this is dropped.
 #[derive(Debug)]
-#[must_use = "the stream before is current again when this is dropped"]
+#[must_use = "the previous stream is current again when this is dropped"]
 pub struct StreamScope {
     before: Stream,
-    /// Given back after the stream.
+    /// Restored after the stream.
     _device: CurrentDevice,
-    /// The current stream is the thread's.
+    /// The current stream belongs to the thread.
     stays: PhantomData<*const ()>,
 }
 
 impl Drop for StreamScope {
     fn drop(&mut self) {
-        // What was taken from libtorch is taken back by it.
+        // Restoring what libtorch returned does not fail.
         let _ = self.before.make_current();
     }
 }
 
-/// Whether an event keeps the time.
+/// Whether an event records the time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Timing {
-    /// It does.
+    /// It does. Needed for [`Event::milliseconds_to`].
     On,
-    /// It is only waited for, which costs less.
+    /// It does not, which costs less.
     Off,
 }
 
-/// A mark in a stream.
+/// An event of CUDA: a mark in a stream.
 #[derive(Debug)]
 pub struct Event {
     raw: *mut CudaEvent,
     functions: &'static Functions,
 }
 
-// SAFETY: an event of CUDA may be used by any thread; libtorch's object is changed only by `record`, which takes it whole.
+// SAFETY: any thread may use an event of CUDA; only `record` changes libtorch's object.
 unsafe impl Send for Event {}
 
 impl Event {
-    /// An event that marks nothing yet.
+    /// An event that is not recorded yet.
     pub fn new(timing: Timing) -> Result<Self, TorchError> {
         let (functions, mut raw) = (functions()?, std::ptr::null_mut());
-        // SAFETY: fills one pointer, which is ours from then on.
+        // SAFETY: writes one pointer, which we own from then on.
         check(unsafe { (functions.event_new)(timing == Timing::On, &mut raw) }, "cannot make an event")?;
         Ok(Self { raw, functions })
     }
 
-    /// Marks the end of what the stream has to do now.
+    /// Marks the end of the current work of the stream.
     pub fn record(&self, stream: Stream) -> Result<(), TorchError> {
         // SAFETY: the event lives.
         check(unsafe { (self.functions.event_record)(self.raw, stream.0) }, "cannot record an event")
     }
 
-    /// Whether the work before the mark is done.
+    /// Whether the work before the event is done.
     pub fn is_done(&self) -> Result<bool, TorchError> {
         let mut done = false;
         // SAFETY: the event lives; fills one bool.
@@ -195,25 +195,25 @@ impl Event {
         Ok(done)
     }
 
-    /// Waits until it is.
+    /// Waits until the work before the event is done.
     pub fn synchronize(&self) -> Result<(), TorchError> {
         // SAFETY: the event lives.
         check(unsafe { (self.functions.event_synchronize)(self.raw) }, "work on the GPU failed")
     }
 
-    /// Milliseconds from this mark to a later one; both keep the time and are done.
+    /// Milliseconds from this event to a later one. Both record the time and are done.
     pub fn milliseconds_to(&self, later: &Self) -> Result<f32, TorchError> {
         let mut milliseconds = 0.0;
         // SAFETY: both events live; fills one number.
         let message = unsafe { (self.functions.event_milliseconds)(self.raw, later.raw, &mut milliseconds) };
-        check(message, "cannot take the time between events")?;
+        check(message, "cannot measure the time between events")?;
         Ok(milliseconds)
     }
 }
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: ours, and not used again.
+        // SAFETY: we own it, and do not use it again.
         unsafe { (self.functions.event_free)(self.raw) }
     }
 }

@@ -1,4 +1,4 @@
-//! Functions of closures: their gradients against libtorch's own and against differences; what is refused; what is let go.
+//! Autograd functions from closures: gradients against libtorch's and against finite differences, errors, and memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -57,7 +57,7 @@ fn failing(
 }
 
 #[test]
-fn gradients_equal_differences() {
+fn gradients_equal_finite_differences() {
     let (a, b) = (leaf(&[0.3, -1.2, 2.0]), leaf(&[1.5, 0.7, -0.4]));
     let weights = Tensor::from_slice(&[0.9, -0.2, 1.7]);
     let value = |a: &Tensor, b: &Tensor| {
@@ -86,7 +86,7 @@ fn an_output_that_is_not_used_has_no_gradient() {
 }
 
 #[test]
-fn only_wanted_gradients_are_asked_for() {
+fn only_needed_gradients_are_computed() {
     let (a, fixed) = (leaf(&[2.0]), Tensor::from_slice(&[3.0]));
     let outputs = autograd_function(
         &[&a, &fixed],
@@ -140,7 +140,7 @@ fn an_input_may_be_the_output() {
 }
 
 #[test]
-fn a_change_of_what_was_saved_is_caught() {
+fn changing_a_saved_tensor_is_an_error() {
     let x = leaf(&[1.0, 2.0]);
     let mut inner = &x * 1;
     let y = square(&inner);
@@ -163,20 +163,19 @@ fn errors_and_panics_in_backward_are_its_errors() {
     assert!(error.contains("0 gradients, expected one for each of 1 inputs"), "{error}");
     let error = failing(&x, || Ok(vec![Some(Tensor::zeros([4], (Kind::Double, Device::Cpu)))]));
     assert!(error.contains("invalid gradient"), "{error}");
-    // The next backward is fine.
+    // The next backward works.
     square(&x).sum(Kind::Double).backward();
     assert_eq!(x.grad().double_value(&[0]), 2.0);
 }
 
 #[test]
-fn errors_in_forward_keep_their_kind() {
+fn errors_in_forward_keep_their_type() {
     let x = leaf(&[1.0]);
     let fail = |error: FunctionError| {
         autograd_function(&[&x], |_, _| Err(error), |_, _| Ok(Vec::new())).unwrap_err()
     };
-    assert!(
-        matches!(fail(TorchError::Unfit("too thin".into()).into()), TorchError::Unfit(what) if what == "too thin")
-    );
+    let error = fail(TorchError::DuplicateParameter { name: "w".into() }.into());
+    assert!(matches!(error, TorchError::DuplicateParameter { .. }), "{error}");
     let undefined = autograd_function(
         &[&x],
         |cx, inputs| {
@@ -187,7 +186,7 @@ fn errors_in_forward_keep_their_kind() {
     );
     assert!(undefined.unwrap_err().to_string().contains("undefined"));
     assert!(fail("no data".into()).to_string().contains("forward failed: no data"));
-    // Gradients are on again after a forward that failed or panicked.
+    // Grad mode is on again after a forward that failed or panicked.
     let panicked = std::panic::catch_unwind(|| {
         autograd_function(&[&leaf(&[1.0])], |_, _| panic!("on purpose"), |_, _| Ok(Vec::new()))
     });
@@ -195,7 +194,7 @@ fn errors_in_forward_keep_their_kind() {
 }
 
 #[test]
-fn a_second_derivative_is_refused() {
+fn double_backward_is_an_error() {
     let x = leaf(&[3.0]);
     let y = square(&x);
     let first = Tensor::run_backward(&[&y], &[&x], true, true).swap_remove(0);
@@ -207,7 +206,7 @@ fn a_second_derivative_is_refused() {
 }
 
 #[test]
-fn the_graph_can_be_used_once_unless_it_is_kept() {
+fn the_graph_can_be_used_once_unless_it_is_retained() {
     let x = leaf(&[3.0]);
     let y = square(&x);
     let once = |keep| Tensor::f_run_backward(&[&y], &[&x], keep, false);
@@ -217,7 +216,7 @@ fn the_graph_can_be_used_once_unless_it_is_kept() {
 }
 
 #[test]
-fn nothing_is_recorded_where_nobody_wants_gradients() {
+fn nothing_is_recorded_without_gradients() {
     let token = Arc::new(AtomicUsize::new(0));
     let count = |x: &Tensor| {
         let held = token.clone();
@@ -234,7 +233,7 @@ fn nothing_is_recorded_where_nobody_wants_gradients() {
 }
 
 #[test]
-fn closures_and_saved_tensors_go_with_the_graph() {
+fn closures_and_saved_tensors_are_dropped_with_the_graph() {
     let token = Arc::new(());
     let x = leaf(&[1.0]);
     for keep in [false, true] {
@@ -246,7 +245,7 @@ fn closures_and_saved_tensors_go_with_the_graph() {
                 |cx, inputs| {
                     let out = inputs[0] * 1;
                     cx.save(inputs[0]);
-                    // An output that is saved must not keep its own node alive.
+                    // A saved output must not keep its own node alive.
                     cx.save(&out);
                     Ok(vec![out])
                 },

@@ -1,4 +1,4 @@
-//! The bare kernels: learning rates as tensors, and lists that do not fit.
+//! The bare kernels: learning rates as tensors, and lists with wrong tensors.
 
 use tch::{Device, Kind, Tensor};
 
@@ -74,14 +74,11 @@ fn a_tensor_may_be_the_learning_rate() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn wrong_gradients_are_errors() {
     let refused = |grad: &Tensor, word: &str| {
         let param = Tensor::zeros([2, 3], FLOAT);
         let error = sgd(&[&param], &[grad], Lr::Value(1.0)).run().unwrap_err().to_string();
-        assert!(
-            error.starts_with("cannot make a step of SGD: a gradient ") && error.contains(word),
-            "{error}"
-        );
+        assert!(error.starts_with("cannot make an SGD step: a gradient ") && error.contains(word), "{error}");
         assert_eq!(values(&param), [0.0; 6]);
     };
     refused(&Tensor::ones([3, 2], FLOAT).tr(), "strides [1, 2]");
@@ -95,7 +92,7 @@ fn what_does_not_fit_is_refused() {
 }
 
 #[test]
-fn the_stride_of_a_single_element_does_not_count() {
+fn the_stride_of_a_dim_of_size_1_does_not_matter() {
     let param = Tensor::zeros([2, 3, 1, 1], FLOAT);
     let grad = Tensor::ones([2, 3, 1, 1], FLOAT).as_strided([2, 3, 1, 1], [3, 1, 3, 3], 0);
     sgd(&[&param], &[&grad], Lr::Value(1.0)).run().unwrap();
@@ -103,17 +100,17 @@ fn the_stride_of_a_single_element_does_not_count() {
 }
 
 #[test]
-fn a_gradient_is_copied_only_if_it_lies_differently() {
+fn a_gradient_is_copied_only_if_its_layout_differs() {
     let leaf = Tensor::zeros([2, 3], FLOAT).set_requires_grad(true);
-    assert!(fitting_grad(&leaf).unwrap().is_none());
+    assert!(grad_with_layout(&leaf).unwrap().is_none());
     let across = Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0, 5.0, 6.0]).view([3, 2]).tr();
     crate::set_grad(&leaf, Some(&across)).unwrap();
-    let fitting = fitting_grad(&leaf).unwrap().unwrap();
+    let fitting = grad_with_layout(&leaf).unwrap().unwrap();
     assert_eq!(fitting.stride(), [3, 1]);
     assert_eq!(values(&fitting), [1.0, 3.0, 5.0, 2.0, 4.0, 6.0]);
     let along = across.contiguous();
     crate::set_grad(&leaf, Some(&along)).unwrap();
-    assert_eq!(fitting_grad(&leaf).unwrap().unwrap().data_ptr(), along.data_ptr());
+    assert_eq!(grad_with_layout(&leaf).unwrap().unwrap().data_ptr(), along.data_ptr());
 }
 
 /// One number as the kernels read it.
@@ -132,7 +129,7 @@ fn gradients_are_divided_by_their_scale_in_place() {
 }
 
 #[test]
-fn numbers_of_another_kind_are_refused() {
+fn tensors_of_another_kind_are_errors() {
     let (param, grad) = (Tensor::zeros([2], FLOAT), Tensor::ones([2], FLOAT));
     for wrong in [Tensor::from(1f64), Tensor::zeros([2], FLOAT), Tensor::new()] {
         let tensors = StepTensors { found_inf: Some(&wrong), ..StepTensors::default() };

@@ -1,39 +1,40 @@
-//! Cross-entropy with smoothed labels, a row of logits at a time: nothing as large as the logits is written but their gradient.
+//! Cross-entropy with label smoothing, one row of logits at a time. It allocates nothing as large as the logits, except
+//! their gradient.
 //!
-//! With C classes, smoothing s and the right class t, a row's loss is
-//! log Σ exp(x) − (1 − s)·x[t] − s/C·Σ x, and its gradient softmax(x) − s/C, less 1 − s at t.
+//! With C classes, smoothing s and target class t, a row's loss is log Σ exp(x) − (1 − s)·x[t] − s/C·Σ x. Its gradient
+//! is softmax(x) − s/C, minus 1 − s at t.
 
 use tch::{Device, Kind, Tensor};
 
-use super::floats::{floats, floats_mut, for_processors, has_floats};
+use super::floats::{floats, floats_mut, for_instruction_sets, has_floats};
 use crate::error::TorchError;
 use crate::function::autograd_function;
 
-/// With more, libtorch's is faster: this one works on the thread that calls it.
+/// With more threads libtorch's operation is faster: this one uses only the calling thread.
 const MOST_THREADS: i32 = 4;
 
-/// Sums are kept in so many parts, so that they can be added up side by side.
+/// Sums are kept in this many lanes, so that they can be vectorised.
 const LANES: usize = 16;
 
-/// The right classes of rows, and how they count.
+/// The target classes of rows.
 #[derive(Debug, Clone, Copy)]
 pub struct SmoothedLabels<'a> {
-    /// One for each row, of kind Int64.
+    /// The target class of each row, of kind Int64.
     pub classes: &'a Tensor,
-    /// Rows of this class have no loss.
+    /// Rows of this class are ignored: PyTorch's `ignore_index`.
     pub ignored: Option<i64>,
-    /// How much of the right class's weight is spread over all classes.
+    /// The label smoothing.
     pub smoothing: f64,
 }
 
-/// What backward needs of a row: its greatest logit, and 1 / Σ exp(x − greatest).
+/// What backward needs of a row: its maximum logit, and 1 / Σ exp(x − max).
 #[derive(Debug, Clone, Copy)]
 struct Row {
     max: f32,
     inverse: f32,
 }
 
-/// The sum of the losses of logits, rows × classes.
+/// The sum of the cross-entropies of logits of rows × classes.
 ///
 /// ```
 /// use drumline_torch::{SmoothedLabels, smoothed_cross_entropy};
@@ -49,12 +50,12 @@ struct Row {
 /// ```
 pub fn smoothed_cross_entropy(logits: &Tensor, labels: SmoothedLabels<'_>) -> Result<Tensor, TorchError> {
     let SmoothedLabels { classes, ignored, smoothing } = labels;
-    // Without a class to ignore, none is.
+    // No target has this class.
     let ignored = ignored.unwrap_or(i64::MIN);
     let size = logits.size();
     let is_plain =
         size.len() == 2 && size[1] > 0 && classes.size() == [size[0]] && classes.kind() == Kind::Int64;
-    // libtorch's has a pass more for everything, and shares them among its threads.
+    // libtorch's operation makes more passes, but uses all threads.
     let has_many_threads = tch::get_num_threads() > MOST_THREADS;
     if !is_plain || has_many_threads || !has_floats(logits) || classes.device() != Device::Cpu {
         let sum = tch::Reduction::Sum;
@@ -90,24 +91,24 @@ pub fn smoothed_cross_entropy(logits: &Tensor, labels: SmoothedLabels<'_>) -> Re
     Ok(outputs?.swap_remove(0))
 }
 
-/// `None` where the row has no loss.
+/// `None` for rows that are ignored.
 fn right_classes(classes: &Tensor, ignored: i64, count: i64) -> Result<Vec<Option<usize>>, TorchError> {
     let classes = Vec::<i64>::try_from(classes)?;
     let checked = |class: i64| match class {
         class if class == ignored => Ok(None),
         class if (0..count).contains(&class) => Ok(Some(class as usize)),
-        class => Err(TorchError::Unfit(format!("the right class is {class}, of {count} classes"))),
+        class => Err(TorchError::value("a target class", class, format!("0 to {}", count - 1))),
     };
     classes.into_iter().map(checked).collect()
 }
 
-/// The sum of all rows' losses, and what backward needs of each.
+/// The sum of all rows' losses, and what backward needs of each row.
 fn losses(logits: &[f32], classes: &[Option<usize>], num_classes: usize, smoothing: f32) -> (f64, Vec<Row>) {
     let (mut total, smoothing) = (0.0, f64::from(smoothing));
     let row = |(logits, class): (&[f32], &Option<usize>)| {
         let Sums { max, exponentials, plain } = sums(logits);
         if let Some(class) = class {
-            // What is hidden by minus infinity has no part in it without smoothing.
+            // Without smoothing, logits of minus infinity must not make the sum NaN.
             let even = if smoothing == 0.0 { 0.0 } else { smoothing / num_classes as f64 * plain };
             let right = (1.0 - smoothing) * f64::from(logits[*class]);
             total += f64::from(max) + exponentials.ln() - right - even;
@@ -127,7 +128,7 @@ struct Sums {
     plain: f64,
 }
 
-for_processors! {
+for_instruction_sets! {
     fn sums(logits: &[f32]) -> Sums {
         let (blocks, rest) = logits.as_chunks::<LANES>();
         let mut most = [f32::NEG_INFINITY; LANES];
@@ -150,15 +151,15 @@ for_processors! {
     }
 }
 
-/// How a gradient is made of probabilities.
+/// The factors of a gradient.
 #[derive(Clone, Copy)]
 struct Scales {
     by_sum: f32,
-    /// What each class has of the label.
+    /// The share of each class in the smoothed label.
     even: f32,
 }
 
-for_processors! {
+for_instruction_sets! {
     fn gradient(out: &mut [f32], logits: &[f32], row: Row, scales: Scales) {
         let (inverse, even) = (row.inverse * scales.by_sum, scales.even * scales.by_sum);
         for (out, x) in out.iter_mut().zip(logits) {
@@ -167,14 +168,14 @@ for_processors! {
     }
 }
 
-/// exp of what is not above 0, to 2e-7 of it; 0 below -87. With x = n·ln 2 + r it is 2ⁿ times a polynomial in r.
+/// exp(x) for x ≤ 0, with a relative error of 2e-7; 0 below -87. With x = n·ln 2 + r it is 2ⁿ times a polynomial in r.
 #[inline(always)]
 fn exp(x: f32) -> f32 {
     const LOG2_E: f32 = std::f32::consts::LOG2_E;
     // ln 2 in two parts: n times the first is exact.
     const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
     let clamped = if x < -87.0 { -87.0 } else { x };
-    // Adding and taking off 1.5 · 2²³ rounds to a whole number.
+    // Adding and subtracting 1.5 · 2²³ rounds to an integer.
     const ROUND: f32 = 12_582_912.0;
     let n = (clamped * LOG2_E + ROUND) - ROUND;
     let r = (clamped - n * LN_2[0]) - n * LN_2[1];
@@ -194,7 +195,7 @@ mod tests {
     const FLOAT: (Kind, Device) = (Kind::Float, Device::Cpu);
 
     #[test]
-    fn exp_is_that_of_doubles() {
+    fn exp_equals_that_of_f64() {
         for step in 0..200_000 {
             let x = -step as f32 * 87.0 / 200_000.0;
             let expected = f64::from(x).exp();
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn loss_and_gradient_are_libtorchs() {
+    fn loss_and_gradient_equal_libtorchs() {
         for (rows, classes, ignored, smoothing) in [
             (1, 1, None, 0.1),
             (3, 2, None, 0.0),
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_stays_so_and_what_is_hidden_has_no_weight() {
+    fn nan_stays_nan_and_minus_infinity_has_no_weight() {
         let classes = Tensor::from_slice(&[1i64]);
         let loss = |logits: &[f32]| {
             let logits = Tensor::from_slice(logits).view([1, -1]);
@@ -250,11 +251,11 @@ mod tests {
     }
 
     #[test]
-    fn a_class_that_is_not_there_is_told() {
+    fn a_target_class_out_of_range_is_an_error() {
         let logits = Tensor::zeros([2, 4], FLOAT);
         let classes = Tensor::from_slice(&[1i64, 4]);
         let labels = SmoothedLabels { classes: &classes, ignored: None, smoothing: 0.1 };
         let error = smoothed_cross_entropy(&logits, labels).unwrap_err().to_string();
-        assert!(error.ends_with("the right class is 4, of 4 classes"), "{error}");
+        assert!(error.ends_with("a target class is 4; expected 0 to 3"), "{error}");
     }
 }

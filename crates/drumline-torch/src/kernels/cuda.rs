@@ -1,11 +1,11 @@
-//! Kernels of our own for NVIDIA GPUs, compiled when they are first needed.
+//! Our own kernels for NVIDIA GPUs, compiled when they are first needed.
 //!
-//! - `batch_norm`: normalisation with the sum and the ReLU after it, in two passes each way
-//! - `layer_norm`: alone, or of a sum
-//! - `cross_entropy`: a language model's head with its loss
-//! - `master_step`: optimizers on f32 copies of parameters in fewer bits
-//! - `max_pool`, `stem`: what ResNets begin with
-//! - `place`: what a kernel must know of the GPU and the stream it runs on
+//! - `batch_norm`: batch normalisation fused with the sum and the ReLU after it
+//! - `layer_norm`: layer normalisation, alone or of a sum
+//! - `cross_entropy`: the last layer of a language model with its loss
+//! - `master_step`: optimizer steps on f32 master weights
+//! - `max_pool`, `stem`: the first layers of ResNets
+//! - `place`: what kernels need to know about their GPU and stream
 
 mod batch_norm;
 mod cross_entropy;

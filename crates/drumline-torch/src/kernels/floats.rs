@@ -1,4 +1,4 @@
-//! Tensors as slices of floats, and loops that are compiled for every instruction set worth telling apart.
+//! Tensors as slices of floats, and loops that are compiled for several instruction sets.
 #![allow(unsafe_code)]
 
 use tch::{Device, Kind, Tensor};
@@ -6,7 +6,7 @@ use tch::{Device, Kind, Tensor};
 use crate::bytes::{bytes, bytes_mut};
 use crate::error::TorchError;
 
-/// Whether [`floats`] has them, after `contiguous`.
+/// Whether [`floats`] accepts the tensor once it is contiguous.
 pub(super) fn has_floats(tensor: &Tensor) -> bool {
     tensor.device() == Device::Cpu
         && tensor.kind() == Kind::Float
@@ -17,35 +17,42 @@ pub(super) fn has_floats(tensor: &Tensor) -> bool {
 /// The elements of a contiguous tensor of floats.
 pub(super) fn floats(tensor: &Tensor) -> Result<&[f32], TorchError> {
     expect_floats(tensor)?;
-    // SAFETY: libtorch aligns its memory for its elements, and all bit patterns are floats.
+    // SAFETY: libtorch aligns its memory for its elements, and any bit pattern is a float.
     let (before, floats, after) = unsafe { bytes(tensor)?.align_to::<f32>() };
-    whole(before, floats, after)
+    aligned(before, floats, after)
 }
 
-/// The same, to be written to.
+/// The same, for writing.
 pub(super) fn floats_mut(tensor: &mut Tensor) -> Result<&mut [f32], TorchError> {
     expect_floats(tensor)?;
     // SAFETY: as above.
     let (before, floats, after) = unsafe { bytes_mut(tensor)?.align_to_mut::<f32>() };
-    whole(before, floats, after)
+    aligned(before, floats, after)
 }
 
 fn expect_floats(tensor: &Tensor) -> Result<(), TorchError> {
     match tensor.f_kind()? {
         Kind::Float => Ok(()),
-        other => Err(TorchError::Unfit(format!("expected a tensor of kind Float, got {other:?}"))),
+        other => Err(TorchError::Kind {
+            what: "a tensor".to_owned(),
+            expected: "Float".to_owned(),
+            got: format!("{other:?}"),
+        }),
     }
 }
 
-fn whole<F, B: AsRef<[u8]>>(before: B, floats: F, after: B) -> Result<F, TorchError> {
+fn aligned<F, B: AsRef<[u8]>>(before: B, floats: F, after: B) -> Result<F, TorchError> {
     match (before.as_ref().len(), after.as_ref().len()) {
         (0, 0) => Ok(floats),
-        _ => Err(TorchError::Unfit("a tensor of floats is not aligned".into())),
+        _ => Err(TorchError::Unsupported {
+            operation: "use a tensor's memory as floats",
+            reason: "it is not aligned",
+        }),
     }
 }
 
-/// Compiles a function for every instruction set worth telling apart.
-macro_rules! for_processors {
+/// Compiles a function for several instruction sets, of which the best one is chosen at run time.
+macro_rules! for_instruction_sets {
     ($($function:tt)*) => {
         #[multiversion::multiversion(targets(
             "x86_64+avx512f+avx512bw+avx512dq+avx512vl",
@@ -55,4 +62,4 @@ macro_rules! for_processors {
         $($function)*
     };
 }
-pub(super) use for_processors;
+pub(super) use for_instruction_sets;

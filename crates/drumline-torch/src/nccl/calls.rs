@@ -1,4 +1,5 @@
-//! The calls of NCCL, on memory of the communicator's GPU. They are made between the start and the end of a group, and queued.
+//! NCCL's calls, on memory of the communicator's GPU. They are made between `ncclGroupStart` and `ncclGroupEnd`, and
+//! queued.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -11,7 +12,7 @@ use crate::error::TorchError;
 
 type Result<T = ()> = std::result::Result<T, TorchError>;
 
-/// A tensor's memory on the GPU: `count` elements from `data` on.
+/// A tensor's memory on the GPU: `count` elements at `data`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Span {
     pub(crate) data: *mut c_void,
@@ -25,14 +26,14 @@ impl Span {
         (self.count * lanes, code)
     }
 
-    /// `count` elements from the `start`-th on.
+    /// `count` elements, starting with the `start`-th.
     pub(crate) fn part(self, start: usize, count: usize) -> Self {
         assert!(start + count <= self.count, "{start}+{count} of {} elements", self.count);
         Self { data: self.data.wrapping_byte_add(start * self.dtype.size()), count, ..self }
     }
 }
 
-/// Makes calls between the start and the end of a group.
+/// Makes calls between `ncclGroupStart` and `ncclGroupEnd`.
 pub(crate) struct Calls {
     nccl: &'static Nccl,
     comm: RawComm,
@@ -41,19 +42,19 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
-    /// Calls of an open communicator, which stays open until this is dropped, on a stream of its GPU.
+    /// Calls on a stream of the communicator's GPU. The communicator stays open until this is dropped.
     pub(super) fn new(nccl: &'static Nccl, comm: RawComm, stream: *mut c_void) -> Self {
         Self { nccl, comm, stream, made_ops: Vec::new() }
     }
 }
 
-/// The calls. Memory that is given lies on the communicator's GPU and lives until the current stream has come past the call: tensors that
-/// are freed before that are used again only by what comes after it on that stream.
+/// The calls. The memory is on the communicator's GPU and is valid until the current stream is past the call: if a
+/// tensor is dropped before that, only later work on that stream reuses its memory.
 impl Calls {
     pub(crate) fn all_reduce(&mut self, input: Span, output: Span, how: Reduction) -> Result {
         let ((count, code), op) = (input.element(), self.op(how, input.dtype)?);
         let Self { nccl, comm, .. } = *self;
-        // SAFETY: see the block's note; the communicator is open.
+        // SAFETY: see the comment of the block; the communicator is open.
         self.made(unsafe { (nccl.all_reduce)(input.data, output.data, count, code, op, comm, self.stream) })
     }
 
@@ -112,7 +113,7 @@ impl Calls {
         let (mut op, mut bytes) = (0, scalar(factor, dtype));
         let (data, code) = (bytes.as_mut_ptr().cast(), element(dtype).code);
         let nccl = self.nccl;
-        // SAFETY: the factor is read at once (1: it lies on the host), and fills one number.
+        // SAFETY: reads the factor at once (1: it is in host memory), and writes one number.
         self.made(unsafe { (nccl.create_scaled_sum)(&mut op, data, code, 1, self.comm) })?;
         self.made_ops.push(op);
         Ok(op)
@@ -132,7 +133,7 @@ impl Drop for Calls {
     }
 }
 
-/// A factor in the type of the elements.
+/// The bytes of a factor in the type of the elements.
 fn scalar(factor: f64, dtype: DType) -> [u8; 8] {
     let mut bytes = [0; 8];
     let mut put = |value: &[u8]| bytes[..value.len()].copy_from_slice(value);
@@ -147,7 +148,7 @@ fn scalar(factor: f64, dtype: DType) -> [u8; 8] {
 }
 
 pub(super) fn index(rank: usize) -> Result<c_int> {
-    c_int::try_from(rank).map_err(|_| TorchError::Unfit(format!("NCCL knows no rank {rank}")))
+    c_int::try_from(rank).map_err(|_| TorchError::value("a rank of NCCL", rank, "less than 2^31"))
 }
 
 #[cfg(test)]

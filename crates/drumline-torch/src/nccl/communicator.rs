@@ -1,14 +1,15 @@
-//! A communicator of NCCL: the ranks of one group, each with its GPU, and the calls they make together.
+//! An NCCL communicator: the ranks of one group, each with its GPU, and the calls that they make together.
 //!
-//! A call is put on the communicator's own stream, after what the current stream has to do; the current stream goes on after it. The host
-//! waits for neither, except for a first call between two GPUs, which makes their connection. So calls can be recorded in a graph.
+//! A call runs on the communicator's own stream. It waits for the current work of the current stream, whose later work
+//! waits for the call. The host does not wait, except in a first call between two GPUs, which connects them. So calls
+//! can be recorded in a CUDA graph.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use drumline_comm::{Announced, CommError, ProcessGroup};
+use drumline_comm::{CommError, ExternalCall, ProcessGroup};
 
 use super::calls::{Calls, index};
 use super::library::{Code, Config, IN_PROGRESS, Nccl, RawComm, SUCCESS, UniqueId};
@@ -18,13 +19,13 @@ use crate::error::TorchError;
 
 type Result<T = ()> = std::result::Result<T, TorchError>;
 
-/// How long the end of a communicator may take; after that it is left to the end of the process.
+/// How long closing a communicator may take. After that it is left open until the process ends.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// How long an abort waits for a call that is just being made.
+/// How long an abort waits for a call that is being made.
 const LAST_CALL: Duration = Duration::from_secs(1);
 
-/// The ranks of one group, each with its GPU. Dropping it ends its threads.
+/// The ranks of one group, each with its GPU. Dropping it joins its threads.
 #[derive(Debug)]
 pub(crate) struct Communicator {
     line: Arc<Line>,
@@ -32,30 +33,30 @@ pub(crate) struct Communicator {
     watcher: Watcher,
 }
 
-/// What calls and watcher share: the way to NCCL.
+/// The NCCL communicator itself, which calls and watcher share.
 #[derive(Debug)]
 pub(super) struct Line {
     nccl: &'static Nccl,
     raw: RawComm,
     pub(super) stream: Stream,
-    /// Held while a call is made; an abort waits for it, but not for long.
+    /// Held while a call is made; an abort waits for it up to `LAST_CALL`.
     gate: Mutex<()>,
-    /// Graphs with calls that are just being launched, for which an abort waits as well.
+    /// The number of graphs that are being launched; an abort waits for them as well.
     launches: AtomicUsize,
-    /// Once raised, `raw` must not be used.
+    /// Once this is true, `raw` must not be used.
     is_closed: AtomicBool,
 }
 
-// SAFETY: NCCL's communicator belongs to no thread; calls are kept apart by `gate`, and NCCL allows an abort beside them.
+// SAFETY: NCCL's communicator is not bound to a thread. `gate` serialises calls, and NCCL allows an abort at any time.
 unsafe impl Send for Line {}
 // SAFETY: as above.
 unsafe impl Sync for Line {}
 
 impl Communicator {
-    /// Made by all ranks of the group together, of which rank 0 made the id. `companion` is a group of the same ranks.
+    /// All ranks of the group call it together; rank 0 made the id. `companion` is a group of the same ranks.
     pub(crate) fn new(
         group: &ProcessGroup,
-        companion: ProcessGroup,
+        companion: &ProcessGroup,
         id: UniqueId,
         device: usize,
     ) -> Result<Self> {
@@ -63,7 +64,7 @@ impl Communicator {
         set_device(device)?;
         let (size, rank, mut config) =
             (index(group.size())?, index(group.rank())?, Config::without_waiting());
-        // SAFETY: fills the handle, and reads the configuration.
+        // SAFETY: writes the handle, and reads the configuration.
         let code = unsafe { (nccl.init_rank)(&mut raw, size, id, rank, &mut config) };
         nccl.check(code, "cannot make a communicator of NCCL")?;
         let stream = Stream::new(device, Priority::High)?;
@@ -75,27 +76,28 @@ impl Communicator {
             launches: AtomicUsize::new(0),
             is_closed: AtomicBool::new(false),
         });
-        let is_over = || group.standing().failure();
+        let is_over = || group.status().failure();
         line.settle(code, group.timeout(), &is_over).inspect_err(|_| line.abort())?;
         let announcer = Announcer::new(companion.clone()).map_err(no_thread)?;
-        let watcher = Watcher::new(line.clone(), group, &companion).map_err(no_thread)?;
+        let watcher = Watcher::new(line.clone(), group, companion).map_err(no_thread)?;
         Ok(Self { line, announcer, watcher })
     }
 
-    /// An error if the group was given up, so that what calls have written is worth nothing.
+    /// An error if the group has failed, so that the results of calls are invalid.
     pub(crate) fn check(&self) -> Result {
         Ok(self.watcher.check()?)
     }
 
-    /// Puts the calls that `body` makes on the stream as one, and lets the current stream go on after them.
-    pub(crate) fn call(&self, call: Announced, body: impl FnOnce(&mut Calls) -> Result) -> Result {
+    /// Queues the calls of `body` as one NCCL group, and makes the current stream wait for it.
+    pub(crate) fn call(&self, call: ExternalCall, body: impl FnOnce(&mut Calls) -> Result) -> Result {
         self.call_with(call, None, body)
     }
 
-    /// As [`call`](Self::call), where lengths are each rank's own: the others are told of them, beside.
+    /// Like [`call`](Self::call), for lengths that differ between ranks. The announcer compares them with those of
+    /// other ranks.
     pub(crate) fn call_in_parts(
         &self,
-        call: Announced,
+        call: ExternalCall,
         parts: Parts,
         body: impl FnOnce(&mut Calls) -> Result,
     ) -> Result {
@@ -104,7 +106,7 @@ impl Communicator {
 
     fn call_with(
         &self,
-        call: Announced,
+        call: ExternalCall,
         parts: Option<Parts>,
         body: impl FnOnce(&mut Calls) -> Result,
     ) -> Result {
@@ -118,7 +120,7 @@ impl Communicator {
         let done = Event::new(Timing::Off)?;
         done.record(stream)?;
         current.wait_for(&done)?;
-        // What is recorded does not run now, and its marks cannot be asked.
+        // Recorded work does not run now, and its events cannot be queried.
         match recording {
             Some(recording) => self.watcher.follow_launches(recording, &call),
             None => self.watcher.follow(Outstanding { done: Some(done), work: Work::call(call) }),
@@ -134,32 +136,32 @@ impl Communicator {
         };
         let settled =
             made.and_then(|code| self.line.settle(code, self.watcher.timeout, &|| self.watcher.failure()));
-        // The others may be in a call for which this rank will not come. If one is gone, that is the better word.
+        // The others may wait in a call that this rank does not make. If a rank is lost, that is the better error.
         settled.map_err(|error| match error {
-            TorchError::Refused { .. } => self.watcher.fail_soon(&error.to_string()).into(),
+            TorchError::Library { .. } => self.watcher.fail_soon(&error.to_string()).into(),
             other => other,
         })?;
-        // Where it was aborted while it was made, nothing runs that could be waited for.
+        // If the group failed meanwhile, nothing runs that could be waited for.
         self.check()
     }
 }
 
 impl Line {
-    /// Several calls as one: NCCL starts them together.
+    /// Runs `body` as one NCCL group, whose calls start together.
     fn group(&self, body: impl FnOnce(&mut Calls) -> Result) -> Result<Code> {
-        let doing = "a collective from GPU to GPU failed";
+        let operation = "a collective from GPU to GPU failed";
         let mut calls = Calls::new(self.nccl, self.raw, self.stream.raw()?);
-        // SAFETY: takes nothing.
-        self.nccl.check(unsafe { (self.nccl.group_start)() }, doing)?;
+        // SAFETY: no arguments.
+        self.nccl.check(unsafe { (self.nccl.group_start)() }, operation)?;
         let made = body(&mut calls);
-        // SAFETY: takes nothing; the group must end also where a call in it was refused.
+        // SAFETY: no arguments. The group must end even if a call in it failed.
         let code = unsafe { (self.nccl.group_end)() };
         made?;
-        self.nccl.check(code, doing)?;
+        self.nccl.check(code, operation)?;
         Ok(code)
     }
 
-    /// Waits until NCCL has done what it goes on with on a thread of its own, such as making a connection.
+    /// Waits until NCCL has finished its work in the background, such as connecting GPUs.
     fn settle(&self, code: Code, timeout: Duration, is_over: &dyn Fn() -> Option<CommError>) -> Result {
         let (mut code, deadline) = (code, Instant::now() + timeout);
         while code == IN_PROGRESS {
@@ -168,26 +170,26 @@ impl Line {
             }
             if Instant::now() > deadline {
                 let message = format!("NCCL has not connected the GPUs after {timeout:?}");
-                return Err(TorchError::Refused { doing: "cannot reach the other GPUs", message });
+                return Err(TorchError::Library { operation: "cannot reach the other GPUs", message });
             }
             std::thread::sleep(Duration::from_micros(100));
             code = match self.state(&self.gate()) {
                 Some(code) => code,
-                // Closed meanwhile: its cause was noted before that.
+                // It was closed meanwhile, and the cause was noted before.
                 None => return Err(is_over().map_or_else(closed, TorchError::from)),
             };
         }
         self.nccl.check(code, "a collective from GPU to GPU failed")
     }
 
-    /// How the communicator is: well, at work, or the error that it has run into; nothing if it is closed. Asking ends what NCCL did beside, so
-    /// that only one may ask.
+    /// The state of the communicator: success, in progress, or an error; `None` if it is closed. The query completes
+    /// background work of NCCL, so that only one thread at a time may make it.
     fn state(&self, _gate: &MutexGuard<'_, ()>) -> Option<Code> {
         if self.is_closed.load(Ordering::Acquire) {
             return None;
         }
         let mut code = SUCCESS;
-        // SAFETY: the communicator is not closed, nor can it be as long as the gate is held; fills one number.
+        // SAFETY: the communicator is open, and stays open while the gate is held; writes one number.
         Some(match unsafe { (self.nccl.async_error)(self.raw, &mut code) } {
             SUCCESS => code,
             other => other,
@@ -198,23 +200,24 @@ impl Line {
         self.gate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A graph with calls is being launched until this is dropped.
+    /// Counts a launch of a graph until the result is dropped.
     pub(super) fn begin_launch(&self) -> Launch<'_> {
         self.launches.fetch_add(1, Ordering::AcqRel);
         Launch(self)
     }
 
-    /// NCCL's words for how it is, if that is not well. While a call is made it is not asked.
+    /// NCCL's error, if it has one. `None` while a call is being made.
     pub(super) fn trouble(&self) -> Option<String> {
         let gate = self.gate.try_lock().ok()?;
         match self.state(&gate)? {
             SUCCESS | IN_PROGRESS => None,
-            code => Some(self.nccl.words(code)),
+            code => Some(self.nccl.error_text(code)),
         }
     }
 
-    /// Ends what is under way on the GPU, on a thread of its own: it may take long, and then is left alone. The driver is not asked for anything before: it may be busy until
-    /// what is under way has ended. NCCL finds its GPU by itself.
+    /// Aborts the work on the GPU, on another thread: if it takes too long, this returns before it has ended. It makes
+    /// no call to the driver before, because the driver may block until that work has ended. NCCL selects its GPU by
+    /// itself.
     pub(super) fn abort(self: &Arc<Self>) {
         self.close(|nccl, raw| {
             // SAFETY: not used again.
@@ -222,11 +225,11 @@ impl Line {
         });
     }
 
-    /// Ends a communicator on which nothing is under way.
+    /// Closes a communicator without outstanding work.
     fn end(self: &Arc<Self>) {
         self.close(|nccl, raw| {
             let mut code = IN_PROGRESS;
-            // SAFETY: not used again by others; asked until it is done, then freed.
+            // SAFETY: nobody else uses it any more. It is polled until it is done, then freed.
             unsafe {
                 (nccl.finalize)(raw);
                 let deadline = Instant::now() + FAREWELL;
@@ -258,7 +261,7 @@ impl Line {
         }
     }
 
-    /// A call or a launch that hangs in the driver must not keep the abort from freeing it.
+    /// Waits for calls and launches, but not for long: one that hangs in the driver needs the abort.
     fn wait_for_others(&self) {
         let is_busy = || {
             matches!(self.gate.try_lock(), Err(TryLockError::WouldBlock))
@@ -282,7 +285,7 @@ impl Drop for Launch<'_> {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        // A group that was called off takes its companion along, or others would hear first that this rank has left that.
+        // If the group has failed, its companion must fail as well, or others would first see that this rank left it.
         self.watcher.spread_failure();
         self.announcer.end();
         match self.watcher.end() {
@@ -293,9 +296,9 @@ impl Drop for Communicator {
 }
 
 fn closed() -> TorchError {
-    TorchError::Unfit("this communicator of NCCL was closed".into())
+    TorchError::Unsupported { operation: "call other GPUs", reason: "the NCCL communicator was closed" }
 }
 
-fn no_thread(error: std::io::Error) -> TorchError {
-    TorchError::Unfit(format!("cannot start a thread that watches over NCCL: {error}"))
+fn no_thread(cause: std::io::Error) -> TorchError {
+    TorchError::Thread { what: "a thread that watches NCCL", cause }
 }

@@ -1,5 +1,5 @@
-//! The few functions of NCCL that are used, and where the library is found: in this process, as libtorch's CUDA half brings it, or where
-//! pip puts it beside libtorch.
+//! The functions of NCCL that are used, and where the library is found: already loaded by libtorch's CUDA libraries, or
+//! where pip installs it beside libtorch.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -14,32 +14,32 @@ use crate::error::TorchError;
 /// `ncclComm_t`.
 pub(crate) type RawComm = *mut c_void;
 
-/// What a function answers: 0, or why not.
+/// What a function returns: 0, or an error.
 pub(crate) type Code = c_int;
 
-/// Done.
+/// `ncclSuccess`.
 pub(crate) const SUCCESS: Code = 0;
-/// Not done yet; ask again.
+/// `ncclInProgress`: not done yet.
 pub(crate) const IN_PROGRESS: Code = 7;
 
-/// By which the ranks of a communicator find each other: made by one of them, given to all.
+/// The id by which the ranks of a communicator find each other. One of them creates it and sends it to all.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct UniqueId(pub(crate) [u8; 128]);
 
-/// The beginning of `ncclConfig_t`, as it was in version 2.14: later libraries take the rest as not set.
+/// The beginning of `ncclConfig_t`, as it was in version 2.14. Later versions treat the rest as not set.
 #[repr(C)]
 pub(crate) struct Config {
     size: usize,
     magic: u32,
     version: u32,
     blocking: c_int,
-    /// Where the next field lies in later versions; this says that it is not set.
+    /// The next field in later versions; this value means that it is not set.
     padding: c_int,
 }
 
 impl Config {
-    /// Calls return at once, also the one that makes the communicator, so that a rank that does not come cannot hold this one.
+    /// Calls do not block, not even the creation of the communicator, so that a missing rank cannot block this one.
     pub(crate) fn without_waiting() -> Self {
         Self {
             size: size_of::<Self>(),
@@ -51,19 +51,19 @@ impl Config {
     }
 }
 
-/// For tests only: names a library that is opened instead of NCCL and that lets ranks share a GPU, which NCCL refuses. See `nccl_stand_in`
-/// of `rank-test`.
+/// For tests only: a library to open instead of NCCL, which allows ranks to share a GPU. See `nccl_stand_in` of
+/// `rank-test`.
 const STAND_IN: &str = "DRUMLINE_TEST_NCCL";
 
-/// The library that stands in for NCCL, if a test has named one.
+/// The library to open instead of NCCL, if a test has set one.
 pub(crate) fn stand_in() -> Option<PathBuf> {
     std::env::var_os(STAND_IN).map(PathBuf::from)
 }
 
-/// Names a function of NCCL once, with its type.
+/// Declares the functions of NCCL, with their types.
 macro_rules! functions {
     ($($name:ident = $symbol:literal: fn($($argument:ty),*) -> $answer:ty;)*) => {
-        /// NCCL, opened.
+        /// The opened library.
         #[derive(Debug)]
         pub(crate) struct Nccl {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> $answer,)*
@@ -71,7 +71,7 @@ macro_rules! functions {
 
         impl Nccl {
             fn of(library: &Library) -> Result<Self, libloading::Error> {
-                // SAFETY: the types are those of NCCL's header, which have not changed since version 2.14.
+                // SAFETY: the types are those of NCCL's header, unchanged since version 2.14.
                 unsafe { Ok(Self { $($name: *library.get(concat!($symbol, "\0").as_bytes())?,)* }) }
             }
         }
@@ -102,40 +102,40 @@ functions! {
 }
 
 impl Nccl {
-    /// Opens it, once in the life of a process, after libtorch's CUDA half.
+    /// Opens it, once per process, after libtorch's CUDA libraries.
     pub(crate) fn open() -> Result<&'static Self, TorchError> {
         static OPENED: OnceLock<Result<Nccl, CudaError>> = OnceLock::new();
         cuda::open()?;
         Ok(OPENED.get_or_init(|| open_from(&places())).as_ref().map_err(Clone::clone)?)
     }
 
-    /// As NCCL counts: 22809 is 2.28.9.
+    /// The version, as NCCL counts: 22809 is 2.28.9.
     pub(crate) fn version(&self) -> Result<i32, TorchError> {
         let mut version = 0;
-        // SAFETY: fills one number.
-        self.check(unsafe { (self.get_version)(&mut version) }, "cannot ask NCCL for its version")?;
+        // SAFETY: writes one number.
+        self.check(unsafe { (self.get_version)(&mut version) }, "cannot read NCCL's version")?;
         Ok(version)
     }
 
-    /// A new one.
+    /// Creates an id.
     pub(crate) fn new_unique_id(&self) -> Result<UniqueId, TorchError> {
         let mut id = UniqueId([0; 128]);
-        // SAFETY: fills what it is given.
-        self.check(unsafe { (self.unique_id)(&mut id) }, "cannot begin a communicator of NCCL")?;
+        // SAFETY: writes one id.
+        self.check(unsafe { (self.unique_id)(&mut id) }, "cannot begin an NCCL communicator")?;
         Ok(id)
     }
 
-    /// An error in NCCL's words, unless all is well or still under way.
-    pub(crate) fn check(&self, code: Code, doing: &'static str) -> Result<(), TorchError> {
+    /// An error with NCCL's text, unless the code is success or in progress.
+    pub(crate) fn check(&self, code: Code, operation: &'static str) -> Result<(), TorchError> {
         match code {
             SUCCESS | IN_PROGRESS => Ok(()),
-            other => Err(TorchError::Refused { doing, message: self.words(other) }),
+            other => Err(TorchError::Library { operation, message: self.error_text(other) }),
         }
     }
 
-    /// NCCL's words for an error.
-    pub(crate) fn words(&self, code: Code) -> String {
-        // SAFETY: both texts are NCCL's own; without a communicator the last error of the process is told.
+    /// NCCL's text for an error.
+    pub(crate) fn error_text(&self, code: Code) -> String {
+        // SAFETY: NCCL owns both texts; without a communicator it returns the last error of the process.
         let (what, last) = unsafe { ((self.error_string)(code), (self.last_error)(std::ptr::null_mut())) };
         let what = text(what);
         match text(last) {
@@ -149,11 +149,11 @@ fn text(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
     }
-    // SAFETY: NCCL ends its texts with a zero, and keeps them.
+    // SAFETY: NCCL's texts are zero-terminated and stay valid.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// Where it may be, in the order in which it is looked for.
+/// Where it may be, in the order of the search.
 fn places() -> Vec<PathBuf> {
     if let Some(library) = stand_in() {
         return vec![library];
@@ -166,11 +166,11 @@ fn open_from(places: &[PathBuf]) -> Result<Nccl, CudaError> {
     let library = String::from("libnccl.so.2");
     let mut causes = Vec::new();
     for place in places {
-        // SAFETY: NCCL's initializers only register what is in it.
+        // SAFETY: NCCL's initializers only register its contents.
         let opened = unsafe { Library::open(Some(place), RTLD_NOW | RTLD_GLOBAL) };
         match opened.and_then(|library| {
             let functions = Nccl::of(&library);
-            // It is used until the end.
+            // It is used until the process ends.
             std::mem::forget(library);
             functions
         }) {
@@ -186,24 +186,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_library_is_told_with_all_places_where_it_was_looked_for() {
+    fn the_error_of_a_missing_library_lists_all_places() {
         let places = [PathBuf::from("libnot_there.so.2"), PathBuf::from("/nowhere/libnccl.so.2")];
-        let told = open_from(&places).unwrap_err().to_string();
-        assert!(told.starts_with("cannot open libnccl.so.2: libnot_there.so.2"), "{told}");
+        let error = open_from(&places).unwrap_err().to_string();
+        assert!(error.starts_with("cannot open libnccl.so.2: libnot_there.so.2"), "{error}");
         assert!(
-            told.contains("/nowhere/libnccl.so.2") && told.contains("try `cargo xtask libtorch --cuda`"),
-            "{told}"
+            error.contains("/nowhere/libnccl.so.2") && error.contains("try `cargo xtask libtorch --cuda`"),
+            "{error}"
         );
     }
 
     #[test]
-    fn a_library_without_the_functions_is_no_nccl() {
-        let told = open_from(&[PathBuf::from("libc.so.6")]).unwrap_err().to_string();
-        assert!(told.contains("ncclGetVersion"), "{told}");
+    fn a_library_without_nccls_functions_is_an_error() {
+        let error = open_from(&[PathBuf::from("libc.so.6")]).unwrap_err().to_string();
+        assert!(error.contains("ncclGetVersion"), "{error}");
     }
 
     #[test]
-    fn the_configuration_is_as_long_as_it_was_in_the_version_it_names() {
+    fn the_configuration_has_the_size_of_its_version() {
         assert_eq!(size_of::<Config>(), 24);
     }
 }

@@ -1,15 +1,15 @@
-//! NVIDIA's NCCL: collectives from GPU to GPU. The library is opened when it is first needed; nothing of it is linked.
+//! NVIDIA's NCCL: collectives between GPUs. The library is opened when it is first needed, and is not linked.
 //!
 //! ```text
-//!   a collective on a GPU's tensor ─▶ Communicator ─┬─▶ its stream: after the current one; the current one goes on after it
-//!                                                   ├─▶ Announcer: do all ranks make this call? (beside, on a thread)
-//!                                                   └─▶ Watcher: has it failed, is it late, is a rank gone? ─▶ abort
+//!   a collective on a GPU's tensor ─▶ Communicator ─┬─▶ its stream: waits for the current stream, which then waits for it
+//!                                                   ├─▶ Announcer: do all ranks make this call? (on another thread)
+//!                                                   └─▶ Watcher: has it failed, is it late, is a rank lost? ─▶ abort
 //! ```
 //!
-//! - `library`: what is used of NCCL, and where it is found
-//! - `plan`: which of our types and reductions NCCL has
-//! - `communicator`: one for each group of ranks; `calls`: what it can do
-//! - `watcher`: the threads that see to it that nothing hangs
+//! - `library`: the functions of NCCL, and where the library is found
+//! - `plan`: which of our types and reductions NCCL supports
+//! - `communicator`: one for each process group; `calls`: its calls
+//! - `watcher`: the threads that detect hangs
 
 mod calls;
 mod communicator;
@@ -28,14 +28,15 @@ use tch::Device;
 use crate::cuda::Stream;
 use crate::error::TorchError;
 
-/// An error if a call to other GPUs has failed, in any group that this process has: calls on a GPU's tensors are only queued, so what they have written since
-/// is worth nothing, and none of them could say so. Told of all calls before the last wait for the GPU, such as the reading of a loss.
+/// Returns an error if an NCCL call has failed in any group of this process. Calls on GPU tensors are asynchronous and
+/// cannot return such an error; their results are invalid then. It covers all calls before the last wait for the GPU,
+/// such as reading a loss.
 pub fn check() -> Result<(), TorchError> {
     Ok(watcher::check_all()?)
 }
 
-/// Waits until a GPU has done what the current stream has for it, and [`check`]s: before weights are saved, or used by anyone who would not notice. On a
-/// CPU everything is done when its call returns.
+/// Waits for the current stream of a GPU, and [`check`]s. Call it before weights are saved or sent elsewhere. On a CPU
+/// there is nothing to wait for.
 ///
 /// ```
 /// # use drumline_torch::nccl;
@@ -54,7 +55,7 @@ pub fn settle(device: Device) -> Result<(), TorchError> {
     check()
 }
 
-/// NCCL's version as people write it, such as `2.28.9`; an error that says what is missing.
+/// NCCL's version, such as `2.28.9`. An error if NCCL cannot be opened.
 pub fn version() -> Result<String, TorchError> {
     let version = Nccl::open()?.version()?;
     Ok(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))

@@ -1,17 +1,17 @@
-//! Which of our types and reductions NCCL has. What it lacks goes through the host's memory.
+//! Which of our types and reductions NCCL supports. The others go through host memory.
 
 use std::ffi::c_int;
 
 use drumline_comm::{DType, ReduceOp};
 
-/// `ncclDataType_t`, and how many of them make one of our elements.
+/// `ncclDataType_t`, and how many of them one of our elements has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Element {
     pub(crate) code: c_int,
     pub(crate) lanes: usize,
 }
 
-/// How elements are moved: what NCCL does not know as bytes.
+/// How elements are sent. Types that NCCL lacks are sent as bytes.
 pub(crate) fn element(dtype: DType) -> Element {
     let (code, lanes) = match dtype {
         DType::I8 => (0, 1),
@@ -29,12 +29,12 @@ pub(crate) fn element(dtype: DType) -> Element {
     Element { code, lanes }
 }
 
-/// How NCCL reduces.
+/// A reduction of NCCL.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Reduction {
     /// `ncclRedOp_t`.
     Ready(c_int),
-    /// The sum of the elements times a factor, for which an operation is made.
+    /// The sum of the elements times a factor, which needs a custom operation.
     ScaledSum(f64),
 }
 
@@ -46,12 +46,12 @@ impl Reduction {
     pub(crate) const AVG: Self = Self::Ready(4);
 }
 
-/// How NCCL does what is asked for, if it can.
+/// NCCL's reduction for `op`, if it has one.
 pub(crate) fn reduction(dtype: DType, op: ReduceOp) -> Option<Reduction> {
     let is_float = matches!(dtype, DType::F64 | DType::F32 | DType::F16 | DType::Bf16);
     match (dtype, op) {
         (DType::I16 | DType::U16, _) => None,
-        // Truths are bytes of 0 and 1.
+        // Bools are bytes of 0 and 1.
         (DType::Bool, ReduceOp::Sum | ReduceOp::Max | ReduceOp::BitOr) => Some(Reduction::MAX),
         (DType::Bool, ReduceOp::Prod | ReduceOp::Min | ReduceOp::BitAnd) => Some(Reduction::MIN),
         (DType::Bool, _) => None,
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_type_can_be_moved_with_its_size() {
+    fn every_type_is_sent_with_its_size() {
         const SIZES: [usize; 10] = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2];
         for dtype in DType::ALL {
             let Element { code, lanes } = element(dtype);
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nccl_lacks_is_left_to_the_host() {
+    fn reductions_that_nccl_lacks_go_through_the_host() {
         assert_eq!(reduction(DType::F32, ReduceOp::Avg), Some(Reduction::AVG));
         assert_eq!(reduction(DType::Bf16, ReduceOp::PreMulSum(0.5)), Some(Reduction::ScaledSum(0.5)));
         assert_eq!(reduction(DType::Bool, ReduceOp::Sum), Some(Reduction::MAX), "any");

@@ -1,14 +1,15 @@
-//! The threads of a communicator that see to it that nothing hangs.
+//! The threads of a communicator that detect hangs.
 //!
 //! ```text
-//!   announcer   one call after the other: meets the other ranks in the companion group, which finds calls that differ and ranks that are late
+//!   announcer   announces each call in the companion group, which detects different calls and late ranks
 //!   asker       every few milliseconds: which calls have ended on the GPU?
-//!   watcher     as often: is a group given up (lost rank, differing calls)? has NCCL an error? is a call overdue that is not known to have ended?
-//!               ─▶ both groups are given up with that cause ─▶ the communicator is aborted, which ends its kernels
+//!   watcher     as often: has a group failed (lost rank, different calls)? has NCCL an error? is a call overdue?
+//!               ─▶ both groups fail with that cause ─▶ the communicator is aborted, which ends its kernels
 //! ```
-//! The watcher itself asks the driver nothing: that may be busy for as long as the program copies from a GPU that waits, to memory that is not pinned.
+//! The watcher itself makes no call to the driver, which may block while the program copies from a waiting GPU to
+//! memory that is not pinned.
 //!
-//! A call after a failure gives the same error as on the CPU. None of the threads is ever waited for by a call.
+//! After a failure calls return the same error as on the CPU. Calls never wait for these threads.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,87 +18,96 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use drumline_comm::{Announced, CommError, ProcessGroup, Standing};
+use drumline_comm::{CommError, ExternalCall, GroupStatus, ProcessGroup};
 
 use super::communicator::Line;
 use crate::cuda::{Event, Follower, Launched, Stream, Timing, follow_launches, set_device};
 use crate::error::TorchError;
 
-/// How often watcher and asker look.
-const LOOK: Duration = Duration::from_millis(20);
+/// How often watcher and asker check.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// How long news of a rank that is lost or late may take, after something is seen to be wrong: they say more.
+/// After a problem is seen, how long to wait for the report of a lost or late rank, which is the better error.
 const NEWS_WAIT: Duration = Duration::from_millis(600);
 
-/// How long a graph may go on after a rank has left, in good order: its calls may be done, and the rest of it takes a while.
+/// How long a graph may run after a rank has left normally: its collectives may be done, and the rest of it takes a
+/// while.
 const LEFT_WAIT: Duration = Duration::from_secs(10);
 
-/// How many elements this rank sends to each, and expects of each: what the others must know where lengths are each rank's own.
+/// How many elements this rank sends to each rank and expects from each. Ranks compare these where lengths differ.
 #[derive(Debug)]
 pub(crate) struct Parts {
     pub(crate) sends: Vec<usize>,
     pub(crate) receives: Vec<usize>,
 }
 
-/// Tells the other ranks of calls, beside the calls themselves.
+/// Announces calls to the other ranks, in parallel with the calls themselves.
 #[derive(Debug)]
 pub(super) struct Announcer {
-    calls: Option<Sender<(Announced, Option<Parts>)>>,
+    calls: Option<Sender<(ExternalCall, Option<Parts>)>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Announcer {
     pub(super) fn new(companion: ProcessGroup) -> std::io::Result<Self> {
-        let (sender, calls) = channel::<(Announced, Option<Parts>)>();
-        // A group that is given up stays so; the watcher sees it and acts.
+        let (sender, calls) = channel::<(ExternalCall, Option<Parts>)>();
+        // If a call fails, the group stays failed, and the watcher sees it.
         let run = move || {
             calls.into_iter().for_each(|(call, parts)| match parts {
-                None => drop(companion.meet(call)),
-                Some(Parts { sends, receives }) => drop(companion.meet_in_parts(call, &sends, &receives)),
+                None => drop(companion.agree_on(call)),
+                Some(Parts { sends, receives }) => drop(companion.agree_on_uneven(call, &sends, &receives)),
             });
         };
         let thread = std::thread::Builder::new().name("nccl-announcer".into()).spawn(run)?;
         Ok(Self { calls: Some(sender), thread: Some(thread) })
     }
 
-    pub(super) fn announce(&self, call: Announced, parts: Option<Parts>) {
+    pub(super) fn announce(&self, call: ExternalCall, parts: Option<Parts>) {
         // The thread lives until the sender is dropped.
         let _ = self.calls.as_ref().map(|calls| calls.send((call, parts)));
     }
 
-    /// Waits until all has been said: other ranks may be on their way to calls that this one has made, and each has its deadline.
+    /// Waits until all calls are announced: other ranks may still make calls that this one has made. Each has a
+    /// deadline.
     pub(super) fn end(&mut self) {
         self.calls = None;
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-/// What was put on the GPU and has not ended.
+/// Work on the GPU that has not ended.
 #[derive(Debug)]
 pub(super) struct Outstanding {
-    /// Behind it on the GPU. A graph that is just being launched has none yet.
+    /// The event after it. A graph that is being launched has none yet.
     pub(super) done: Option<Event>,
     pub(super) work: Work,
 }
 
-/// What is on the GPU, and since when.
+/// Work on the GPU, and when it was queued.
 #[derive(Debug, Clone)]
 pub(super) struct Work {
     what: What,
     since: Instant,
 }
 
+/// Work that the GPU reports as failed.
+#[derive(Debug)]
+struct FailedWork {
+    work: Work,
+    error: TorchError,
+}
+
 #[derive(Debug, Clone)]
 enum What {
-    Call(Announced),
+    Call(ExternalCall),
     Graph(Launched),
 }
 
-/// Of a graph's calls so many are named.
+/// How many calls of a graph are named.
 const NAMED: usize = 8;
 
 impl Work {
-    pub(super) fn call(call: Announced) -> Self {
+    pub(super) fn call(call: ExternalCall) -> Self {
         Self { what: What::Call(call), since: Instant::now() }
     }
 
@@ -120,7 +130,7 @@ impl fmt::Display for Work {
             Some(step) => write!(f, "the CUDA graph of step {step}")?,
             None => f.write_str("a CUDA graph")?,
         }
-        // The calls of a `Ddp` are its buckets, in their order.
+        // The calls of a `Ddp` are its buckets, in order.
         let named: Vec<String> = calls
             .iter()
             .enumerate()
@@ -133,14 +143,14 @@ impl fmt::Display for Work {
     }
 }
 
-/// All of this process, as long as their groups are there.
+/// All watches of this process whose groups still exist.
 static WATCHES: Mutex<Vec<Weak<Watch>>> = Mutex::new(Vec::new());
 
 fn watches() -> MutexGuard<'static, Vec<Weak<Watch>>> {
     WATCHES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An error if one of them has failed.
+/// An error if a group of this process has failed.
 pub(super) fn check_all() -> Result<(), CommError> {
     let all: Vec<Arc<Watch>> = watches().iter().filter_map(Weak::upgrade).collect();
     let mut failures =
@@ -148,7 +158,7 @@ pub(super) fn check_all() -> Result<(), CommError> {
     failures.next().map_or(Ok(()), Err)
 }
 
-/// The threads and what they look at.
+/// The threads and what they watch.
 #[derive(Debug)]
 pub(super) struct Watcher {
     pub(super) timeout: Duration,
@@ -159,8 +169,8 @@ pub(super) struct Watcher {
 #[derive(Debug)]
 struct Watch {
     line: Arc<Line>,
-    group: Standing,
-    companion: Standing,
+    group: GroupStatus,
+    companion: GroupStatus,
     timeout: Duration,
     state: Mutex<State>,
     woken: Condvar,
@@ -169,10 +179,10 @@ struct Watch {
 #[derive(Debug, Default)]
 struct State {
     outstanding: VecDeque<Outstanding>,
-    /// The oldest of them, while the driver is asked about it.
+    /// The oldest one, while its event is queried.
     asked: Option<Work>,
     failure: Option<CommError>,
-    /// Since when a rank is known to have left.
+    /// When a rank was first seen to have left.
     left_since: Option<Instant>,
     is_ending: bool,
 }
@@ -182,7 +192,7 @@ impl State {
         self.asked.clone().or_else(|| self.outstanding.front().map(|oldest| oldest.work.clone()))
     }
 
-    /// The oldest, for the driver to be asked about.
+    /// Takes the oldest, to query its event.
     fn take_oldest(&mut self) -> Option<(Event, Work)> {
         let event = self.outstanding.front_mut()?.done.take()?;
         let work = self.outstanding.pop_front()?.work;
@@ -198,7 +208,7 @@ impl Watcher {
         companion: &ProcessGroup,
     ) -> std::io::Result<Self> {
         let (state, woken, timeout) = (Mutex::default(), Condvar::new(), group.timeout());
-        let (group, companion) = (group.standing(), companion.standing());
+        let (group, companion) = (group.status(), companion.status());
         let watch = Arc::new(Watch { line, group, companion, timeout, state, woken });
         let mut all = watches();
         all.retain(|known| known.strong_count() > 0);
@@ -213,7 +223,7 @@ impl Watcher {
         Ok(Self { timeout, watch, threads })
     }
 
-    /// An error if the group was given up.
+    /// An error if the group has failed.
     pub(super) fn check(&self) -> Result<(), CommError> {
         self.failure().map_or(Ok(()), Err)
     }
@@ -226,26 +236,26 @@ impl Watcher {
         self.watch.state().outstanding.push_back(call);
     }
 
-    /// Each launch of the graph in which this call is being recorded is followed like a call.
-    pub(super) fn follow_launches(&self, recording: u64, call: &Announced) {
+    /// Watches each launch of the graph in which this call is being recorded, like a call.
+    pub(super) fn follow_launches(&self, recording: u64, call: &ExternalCall) {
         let watch: Weak<Watch> = Arc::downgrade(&self.watch);
         follow_launches(recording, watch, call.to_string());
     }
 
-    /// NCCL refused a call: the cause is that, unless a rank turns out to be gone.
+    /// NCCL returned an error. It is the cause, unless a rank turns out to be lost.
     pub(super) fn fail_soon(&self, trouble: &str) -> CommError {
         let cause = self.watch.news_soon().unwrap_or_else(|| self.watch.group.abort(trouble));
         self.watch.fail(cause)
     }
 
-    /// Gives all up, if one of the groups was.
+    /// Fails both groups if one has failed.
     pub(super) fn spread_failure(&self) {
         if let Some(cause) = self.failure() {
             self.watch.fail(cause);
         }
     }
 
-    /// Waits until all calls have ended on the GPU, then ends the threads; an error if they do not.
+    /// Waits until all calls have ended on the GPU, then ends the threads. An error if calls do not end.
     pub(super) fn end(&mut self) -> Result<(), CommError> {
         let (deadline, is_idle) = (Instant::now() + self.timeout, || self.watch.state().oldest().is_none());
         while !is_idle() && self.failure().is_none() && Instant::now() < deadline {
@@ -255,13 +265,13 @@ impl Watcher {
         let is_idle = is_idle();
         self.watch.state().is_ending = true;
         self.watch.woken.notify_all();
-        // The asker may be kept by the driver until the abort.
+        // The asker may be blocked in the driver until the abort.
         self.threads.drain(..).filter(|_| is_idle).for_each(|thread| drop(thread.join()));
         self.check()?;
         if is_idle {
             Ok(())
         } else {
-            Err(self.watch.group.abort("calls on a GPU were still under way at its end"))
+            Err(self.watch.group.abort("calls on a GPU had not ended when the group was dropped"))
         }
     }
 }
@@ -273,9 +283,9 @@ impl Follower for Watch {
         launch: &mut dyn FnMut() -> Result<(), TorchError>,
     ) -> Result<(), TorchError> {
         let _launch = self.line.begin_launch();
-        // Calls of a communicator that was aborted must not run.
+        // Calls of an aborted communicator must not run.
         self.failure().map_or(Ok(()), Err)?;
-        // Launching may take as long as the calls do.
+        // A launch may block as long as the calls run.
         self.state().outstanding.push_back(Outstanding { done: None, work: Work::graph(launched) });
         let launched = launch().and_then(|()| self.mark());
         let mut state = self.state();
@@ -301,14 +311,14 @@ impl Watch {
         self.state().failure.clone().or_else(|| self.news())
     }
 
-    /// A mark behind what the current stream has to do.
+    /// An event after the current work of the current stream.
     fn mark(&self) -> Result<Event, TorchError> {
         let mark = Event::new(Timing::Off)?;
         mark.record(Stream::current(self.line.stream.device())?)?;
         Ok(mark)
     }
 
-    /// Why one of the groups was given up, if it was.
+    /// The failure of one of the groups, if there is one.
     fn news(&self) -> Option<CommError> {
         self.group.failure().or_else(|| self.companion.failure())
     }
@@ -321,24 +331,25 @@ impl Watch {
         self.news()
     }
 
-    /// Waits a little; false if there is nothing to look at any more.
-    fn goes_on(&self) -> bool {
-        let (state, _) = self.woken.wait_timeout(self.state(), LOOK).unwrap_or_else(PoisonError::into_inner);
+    /// Waits until the next check. Returns false if there is nothing to watch any more.
+    fn wait_for_next_check(&self) -> bool {
+        let (state, _) =
+            self.woken.wait_timeout(self.state(), CHECK_INTERVAL).unwrap_or_else(PoisonError::into_inner);
         !state.is_ending && state.failure.is_none()
     }
 
     fn watch(&self) {
-        // For NCCL, when it is asked how it is.
+        // NCCL's query needs the device.
         let _ = set_device(self.line.stream.device());
-        while self.goes_on() {
-            if let Some(cause) = self.look() {
+        while self.wait_for_next_check() {
+            if let Some(cause) = self.find_failure() {
                 self.fail(cause);
                 return;
             }
         }
     }
 
-    fn look(&self) -> Option<CommError> {
+    fn find_failure(&self) -> Option<CommError> {
         if let Some(cause) = self.news() {
             return Some(cause);
         }
@@ -347,18 +358,19 @@ impl Watch {
     }
 
     fn ask(&self) {
-        // Else questions about the GPU's marks would wake the first GPU for this thread.
+        // Otherwise queries of events would create a context on the first GPU for this thread.
         let _ = set_device(self.line.stream.device());
-        while self.goes_on() {
-            if let Err(trouble) = self.drop_ended() {
-                self.fail(self.group.abort(&trouble));
+        while self.wait_for_next_check() {
+            if let Err(failed) = self.drop_ended() {
+                let FailedWork { work, error } = *failed;
+                self.fail(self.group.abort(&format!("{work}: {error}")));
                 return;
             }
         }
     }
 
-    /// Forgets the calls that have ended. An error is the GPU's.
-    fn drop_ended(&self) -> Result<(), String> {
+    /// Removes the work that has ended. An error is an error of the GPU.
+    fn drop_ended(&self) -> Result<(), Box<FailedWork>> {
         loop {
             let Some((done, work)) = self.state().take_oldest() else { return Ok(()) };
             let answer = done.is_done();
@@ -370,13 +382,13 @@ impl Watch {
                     state.outstanding.push_front(Outstanding { done: Some(done), work });
                     return Ok(());
                 }
-                Err(error) => return Err(format!("{work}: {error}")),
+                Err(error) => return Err(Box::new(FailedWork { work, error })),
             }
         }
     }
 
-    /// All ranks have made the call, or its announcement would have failed: it is the GPUs that do not come to an end. Of a graph that is not known: a rank may not have
-    /// launched its own.
+    /// The oldest work, if it has not ended in time. For a call this is a problem of the GPUs: all ranks have made the
+    /// call, or its announcement would have failed. For a graph another rank may not have launched its own.
     fn overdue(&self) -> Option<String> {
         let oldest = self.state().oldest().filter(|oldest| oldest.since.elapsed() > self.timeout)?;
         let or_late = if oldest.is_graph() { "; another rank may be late" } else { "" };
@@ -386,7 +398,7 @@ impl Watch {
         ))
     }
 
-    /// A graph waits for a rank that has left. Calls one by one find that out in their announcements.
+    /// A graph that waits for a rank that has left. Eager calls detect this in their announcements.
     fn abandoned(&self) -> Option<String> {
         let left = self.group.left().or_else(|| self.companion.left())?;
         let mut state = self.state();
@@ -396,13 +408,13 @@ impl Watch {
         (wait > LEFT_WAIT).then(|| format!("{oldest} has not ended on the GPU, and rank {left} has left"))
     }
 
-    /// Gives both groups up, and ends what is under way.
+    /// Fails both groups, and aborts the work on the GPU.
     fn fail(&self, cause: CommError) -> CommError {
         let cause = self.state().failure.get_or_insert(cause).clone();
         self.group.give_up(cause.clone());
         self.companion.give_up(cause.clone());
         self.line.abort();
-        // Only now: marks are the driver's, which may be busy until the abort.
+        // Only now, because dropping events calls the driver, which may block until the abort.
         let ended = std::mem::take(&mut self.state().outstanding);
         drop(ended);
         cause
@@ -416,7 +428,7 @@ mod tests {
 
     #[test]
     fn a_graph_is_named_by_its_step_and_its_buckets() {
-        let call = Announced::new(Op::AllReduce, DType::F32, 1024).reduce(ReduceOp::Avg);
+        let call = ExternalCall::new(Op::AllReduce, DType::F32, 1024).reduce(ReduceOp::Avg);
         let of = |step, calls: usize| {
             Work::graph(Launched { step, calls: (0..calls).map(|_| call.to_string()).collect() }).to_string()
         };

@@ -1,20 +1,19 @@
-//! Adam and AdamW, with AMSGrad if wanted, as `torch.optim.Adam` and `torch.optim.AdamW`.
+//! Adam and AdamW, optionally with AMSGrad, as `torch.optim.Adam` and `torch.optim.AdamW`.
 //!
-//! They differ in one thing: Adam adds the weight decay to the gradient, AdamW takes it off the parameter.
+//! They differ in one thing: Adam adds the weight decay to the gradient, AdamW subtracts it from the parameter.
 
 use super::groups::ParameterGroups;
 use super::state::{Layout, OptimizerState, STEP};
-use super::trained::{Ready, Trained, grads, not_negative};
+use super::trained::{CopyStep, Ready, Trained, grads, methods_of_trained, not_negative};
 use super::{CopiedParameter, Optimizer};
 use crate::error::TorchError;
 use crate::fused::{FusedAdam, StepTensors, WeightDecay};
 use crate::kernels::Rule;
-use crate::named::Named;
 
 /// Adam: the weight decay is added to the gradient.
 pub type Adam = AdamFamily<false>;
 
-/// AdamW: the weight decay is taken off the parameter.
+/// AdamW: the weight decay is subtracted from the parameter.
 pub type AdamW = AdamFamily<true>;
 
 /// Settings of [`Adam`] and [`AdamW`]; the defaults are PyTorch's.
@@ -22,15 +21,15 @@ pub type AdamW = AdamFamily<true>;
 pub struct AdamOptions {
     /// Learning rate.
     pub lr: f64,
-    /// How much of the running means of gradient and squared gradient is kept from step to step.
+    /// Decay rates of the running means of the gradient and of the squared gradient.
     pub betas: (f64, f64),
-    /// Added to the divisor.
+    /// Epsilon, which is added to the divisor.
     pub eps: f64,
-    /// How much of a parameter decays; `None` is PyTorch's default: 0 for Adam, 0.01 for AdamW.
+    /// Weight decay; `None` means PyTorch's default: 0 for Adam, 0.01 for AdamW.
     pub weight_decay: Option<f64>,
-    /// Whether the greatest mean of squared gradients so far divides, instead of the present one.
+    /// Whether to use AMSGrad.
     pub amsgrad: bool,
-    /// Whether steps go up instead of down.
+    /// Whether to maximize instead of minimize.
     pub maximize: bool,
 }
 
@@ -45,9 +44,7 @@ impl AdamOptions {
         not_negative("eps", self.eps)?;
         for beta in [self.betas.0, self.betas.1] {
             if !(0.0..1.0).contains(&beta) {
-                return Err(TorchError::Unfit(format!(
-                    "a beta is {beta}; expected at least 0 and less than 1"
-                )));
+                return Err(TorchError::value("a beta", beta, "at least 0 and less than 1"));
             }
         }
         Ok(())
@@ -66,7 +63,7 @@ impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
     const DECAY: WeightDecay = if DECOUPLED { WeightDecay::Decoupled } else { WeightDecay::L2 };
     const DEFAULT_WEIGHT_DECAY: f64 = if DECOUPLED { 1e-2 } else { 0.0 };
 
-    /// Trains some parameters, or groups of them.
+    /// Trains parameters, or parameter groups.
     pub fn new(parameters: impl Into<ParameterGroups>, options: AdamOptions) -> Result<Self, TorchError> {
         options.check()?;
         let weight_decay = options.weight_decay.unwrap_or(Self::DEFAULT_WEIGHT_DECAY);
@@ -126,33 +123,16 @@ impl<const DECOUPLED: bool> Optimizer for AdamFamily<DECOUPLED> {
             return Ok(false);
         }
         let AdamOptions { betas, eps, maximize, .. } = self.options;
-        let (slots, rule) = (self.layout().slots, Rule::Adam { betas, eps, decoupled: DECOUPLED });
-        let rest = self.trained.step_copies(copies, slots, (rule, maximize), tensors.found_inf)?;
+        let rule = Rule::Adam { betas, eps, decoupled: DECOUPLED };
+        let step = CopyStep { slots: self.layout().slots, rule, maximize, found_inf: tensors.found_inf };
+        let rest = self.trained.step_copies(copies, step)?;
         let Some(rest) = rest else { return Ok(false) };
         let mut rest = rest.into_iter().enumerate();
         rest.try_for_each(|(batch, ready)| self.step_batch(batch, &ready, tensors))?;
         Ok(true)
     }
 
-    fn zero_grad(&mut self) -> Result<(), TorchError> {
-        self.trained.zero_grad()
-    }
-
-    fn keep_lr_on_device(&mut self) -> Result<(), TorchError> {
-        self.trained.keep_lr_on_device()
-    }
-
-    fn lr(&self) -> f64 {
-        self.trained.lr()
-    }
-
-    fn set_lr(&mut self, lr: f64) {
-        self.trained.set_lr(lr);
-    }
-
-    fn parameters(&self) -> Vec<Named> {
-        self.trained.named()
-    }
+    methods_of_trained!();
 
     fn state(&self) -> OptimizerState {
         let AdamOptions { betas, eps, weight_decay, amsgrad, maximize, .. } = self.options;

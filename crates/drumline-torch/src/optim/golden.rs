@@ -1,4 +1,4 @@
-//! The optimizers held against PyTorch 2.11: `bench/oracle/optim.py` wrote what is expected.
+//! The optimizers compared with PyTorch 2.11: `bench/oracle/optim.py` wrote the expected values.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -102,7 +102,7 @@ fn difference(found: &Tensor, expected: &Tensor) -> f64 {
 }
 
 #[test]
-fn ten_steps_are_pytorchs() {
+fn ten_steps_equal_pytorchs() {
     let golden = golden();
     for case in CASES {
         let mut optimizer = make(case, start(&golden));
@@ -129,7 +129,7 @@ fn compare_state(case: &str, state: &OptimizerState, golden: &Golden) {
 }
 
 #[test]
-fn a_saved_state_goes_on_with_the_same_bits() {
+fn a_saved_state_resumes_to_the_same_bits() {
     let golden = golden();
     for case in CASES {
         let mut whole = make(case, start(&golden));

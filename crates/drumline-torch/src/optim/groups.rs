@@ -1,4 +1,4 @@
-//! Groups of parameters with rates of their own.
+//! Parameter groups with their own learning rate and weight decay.
 
 use crate::named::Named;
 
@@ -9,7 +9,7 @@ pub struct ParameterGroup {
     pub parameters: Vec<Named>,
     /// The learning rate is multiplied by this.
     pub lr_factor: f64,
-    /// Their weight decay; `None` is the optimizer's.
+    /// Their weight decay; `None` means the optimizer's.
     pub weight_decay: Option<f64>,
 }
 
@@ -19,12 +19,12 @@ impl From<Vec<Named>> for ParameterGroup {
     }
 }
 
-/// All groups of an optimizer: made from a list of parameters, which is one group, or from a list of groups.
+/// All groups of an optimizer. A list of parameters makes one group.
 #[derive(Debug, Clone)]
 pub struct ParameterGroups(pub Vec<ParameterGroup>);
 
 impl ParameterGroups {
-    /// All parameters, whatever their groups.
+    /// The parameters of all groups.
     pub fn into_parameters(self) -> Vec<Named> {
         self.0.into_iter().flat_map(|group| group.parameters).collect()
     }
@@ -42,9 +42,9 @@ impl From<Vec<ParameterGroup>> for ParameterGroups {
     }
 }
 
-/// Two groups: what decays, and biases and norms, which do not.
+/// Two groups: parameters with weight decay; and biases and norms, without it.
 ///
-/// A parameter of fewer than two dimensions, or one named `bias`, does not decay.
+/// A parameter with fewer than two dimensions, or one named `bias`, has no weight decay.
 ///
 /// ```
 /// use drumline_torch::{no_decay_on_norms, parameters};

@@ -1,18 +1,19 @@
-//! f32 copies of parameters that are kept in fewer bits: what is too small for those is not lost, but added up in the copies.
+//! Master weights: f32 copies of 16-bit parameters, in which steps add up that are too small for 16 bits.
 //!
 //! ```text
 //!   parameter (bf16) ─ forward, backward ─▶ gradient (bf16) ─ copied ─▶ gradient (f32)
 //!        ▲                                                                  ▼ step
 //!        └────────────────────── rounded ──────────────────────── master weight (f32)
 //! ```
-//! On a GPU kernels of our own do all that follows the backward pass in one pass over memory, where they fit ([`Optimizer::step_copies`]).
+//! On a GPU our own kernels do all that follows backward in one pass over memory, if they support the optimizer
+//! ([`Optimizer::step_copies`]).
 //!
-//! A bf16 number has 8 bits: near 1 it cannot grow by less than 1/128, and a learning rate of 1e-3 would change nothing.
+//! A bf16 number has 8 bits of precision: near 1 it cannot grow by less than 1/128, and a step of 1e-3 changes nothing.
 
 use tch::{Kind, Tensor, no_grad};
 
 use super::groups::ParameterGroups;
-use super::state::OptimizerState;
+use super::state::{OptimizerState, StateError};
 use super::trained::gradient_of;
 use super::{CopiedParameter, Optimizer};
 use crate::cuda::is_recorded;
@@ -20,13 +21,15 @@ use crate::error::TorchError;
 use crate::foreach::foreach_copy;
 use crate::fused::StepTensors;
 use crate::grad::{grad, set_grad};
-use crate::memory_format::lies_as;
+use crate::memory_format::has_layout_of;
 use crate::named::Named;
+use crate::recordable::NotRecordable;
 
 /// The slot of a master weight in a saved state.
 const MASTER: &str = "master";
 
-/// An optimizer of any kind that steps f32 copies of parameters in `BFloat16` or `Half`. Parameters in f32 are stepped as they are.
+/// Wraps an optimizer so that it steps f32 copies of parameters in `BFloat16` or `Half`. Parameters in f32 are stepped
+/// directly.
 ///
 /// ```
 /// use drumline_torch::{MasterWeights, Named, Optimizer, Sgd, SgdOptions, set_grad};
@@ -47,13 +50,13 @@ const MASTER: &str = "master";
 pub struct MasterWeights<O> {
     inner: O,
     pairs: Vec<Pair>,
-    /// Whether the copies are older than the parameters: before the first step these may still be loaded, or come from another rank.
+    /// Whether all copies must be refreshed: before the first step the parameters may still be loaded or broadcast.
     are_stale: bool,
-    /// How often each parameter had been written to after the last step.
+    /// The autograd version of each parameter after the last step.
     versions: Vec<i64>,
 }
 
-/// A parameter and its copy; the same tensor where none is needed.
+/// A parameter and its copy; the same tensor if it needs no copy.
 #[derive(Debug)]
 struct Pair {
     parameter: Named,
@@ -72,8 +75,8 @@ impl Pair {
         Ok(Self { parameter: parameter.clone(), master })
     }
 
-    /// The copy becomes the parameter where that is not the copy rounded: somebody has changed it.
-    fn take_in(&mut self) -> Result<(), TorchError> {
+    /// Refreshes the elements of the copy whose rounded value is not the parameter's: the program has changed those.
+    fn refresh(&mut self) -> Result<(), TorchError> {
         let (parameter, master) = (self.parameter.tensor.f_detach()?, self.master.f_detach()?);
         let is_own = parameter.f_eq_tensor(&master.f_to_kind(parameter.kind())?)?;
         let taken = master.f_where_self(&is_own, &parameter.f_to_kind(master.kind())?)?;
@@ -84,7 +87,8 @@ impl Pair {
         self.parameter.tensor.kind() != self.master.kind()
     }
 
-    /// A gradient, and its place in f32: the copy's own where that has one, so that a captured graph finds it again.
+    /// A gradient, and the tensor for it in f32: the copy's gradient if it has one, so that a captured graph finds it
+    /// again.
     fn place(&self, found: &Tensor) -> Result<(Tensor, Tensor), TorchError> {
         let place = match grad(&self.master)? {
             Some(place) => place,
@@ -99,7 +103,7 @@ impl Pair {
     }
 }
 
-/// The copied parameters that have a gradient. The copy of another has none either: it may have had one in an earlier step.
+/// The copied parameters that have a gradient. Copies of the others lose the gradient of an earlier step.
 fn with_gradients(pairs: &[Pair]) -> Result<(Vec<&Pair>, Vec<CopiedParameter<'_>>), TorchError> {
     let (mut found, mut copies) = (Vec::new(), Vec::new());
     for pair in pairs.iter().filter(|pair| pair.is_copied()) {
@@ -115,24 +119,25 @@ fn with_gradients(pairs: &[Pair]) -> Result<(Vec<&Pair>, Vec<CopiedParameter<'_>
     Ok((found, copies))
 }
 
-/// Gradients in f32, for the copies.
-fn bring_gradients(pairs: &[&Pair], copies: &[CopiedParameter<'_>]) -> Result<(), TorchError> {
+/// Casts gradients to f32, for the copies.
+fn cast_gradients(pairs: &[&Pair], copies: &[CopiedParameter<'_>]) -> Result<(), TorchError> {
     let places = pairs.iter().zip(copies).map(|(pair, copied)| pair.place(&copied.grad));
     let (places, found): (Vec<_>, Vec<_>) = places.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
     foreach_copy(&places.iter().collect::<Vec<_>>(), &found.iter().collect::<Vec<_>>())
 }
 
-/// The same tensor; strides of extents of 1, which mean nothing, are made those of `like`: lists of tensors whose strides are equal are copied at once.
+/// The same tensor, with the strides of `like` for dims of size 1, where strides do not matter: libtorch copies lists
+/// of tensors with equal strides in one kernel.
 fn with_strides_of(tensor: &Tensor, like: &Tensor) -> Result<Tensor, TorchError> {
     let strides = like.stride();
-    if !lies_as(tensor, like) || tensor.stride() == strides {
+    if !has_layout_of(tensor, like) || tensor.stride() == strides {
         return Ok(tensor.shallow_clone());
     }
     Ok(tensor.f_as_strided(tensor.size(), &strides[..], None)?)
 }
 
 impl<O: Optimizer> MasterWeights<O> {
-    /// `make` makes the optimizer of the copies, which have the parameters' names.
+    /// `make` creates the optimizer of the copies, which have the parameters' names.
     pub fn new(
         parameters: impl Into<ParameterGroups>,
         make: impl FnOnce(ParameterGroups) -> Result<O, TorchError>,
@@ -154,21 +159,18 @@ impl<O: Optimizer> MasterWeights<O> {
         self.pairs.iter().filter(|pair| pair.is_copied())
     }
 
-    /// A copy that is recorded would be made with each launch, and never before.
+    /// A refresh that is recorded would run again with each launch.
     fn check_not_recorded(&self) -> Result<(), TorchError> {
         for pair in self.copied() {
             if is_recorded(pair.parameter.tensor.device())? {
-                return Err(TorchError::Unfit(format!(
-                    "parameter `{}` has changed since its f32 copy was made, and this step is recorded for a graph; \
-                     try take_in_changes, or a step, before the recording",
-                    pair.parameter.name
-                )));
+                let parameter = pair.parameter.name.clone();
+                return Err(NotRecordable::StaleMasterWeight { parameter }.into());
             }
         }
         Ok(())
     }
 
-    /// The parameters, and their copies.
+    /// The copied parameters, and their copies.
     fn both(&self) -> (Vec<&Tensor>, Vec<&Tensor>) {
         self.copied().map(|pair| (&pair.parameter.tensor, &pair.master)).unzip()
     }
@@ -176,10 +178,10 @@ impl<O: Optimizer> MasterWeights<O> {
 
 impl<O: Optimizer> Optimizer for MasterWeights<O> {
     fn step_with(&mut self, tensors: StepTensors<'_>) -> Result<(), TorchError> {
-        self.take_in_changes()?;
+        self.refresh_master_weights()?;
         let (pairs, copies) = with_gradients(&self.pairs)?;
         if !self.inner.step_copies(&copies, tensors)? {
-            bring_gradients(&pairs, &copies)?;
+            cast_gradients(&pairs, &copies)?;
             self.inner.step_with(tensors)?;
             let (parameters, masters) = self.both();
             foreach_copy(&parameters, &masters)?;
@@ -188,7 +190,7 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
         Ok(())
     }
 
-    fn take_in_changes(&mut self) -> Result<(), TorchError> {
+    fn refresh_master_weights(&mut self) -> Result<(), TorchError> {
         let now = self.versions();
         if self.are_stale || now != self.versions {
             self.check_not_recorded()?;
@@ -202,7 +204,7 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
             let copied = self.pairs.iter_mut().filter(|pair| pair.is_copied());
             let changed =
                 copied.zip(now.iter().zip(before)).filter(|(_, (now, before))| Some(*now) != *before);
-            changed.into_iter().try_for_each(|(pair, _)| pair.take_in())?;
+            changed.into_iter().try_for_each(|(pair, _)| pair.refresh())?;
         }
         self.versions = now;
         Ok(())
@@ -228,7 +230,7 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
         self.pairs.iter().map(|pair| pair.parameter.clone()).collect()
     }
 
-    /// That of the optimizer, with the copies as `<parameter>.master`.
+    /// The state of the wrapped optimizer, with the copies as `<parameter>.master`.
     fn state(&self) -> OptimizerState {
         let mut state = self.inner.state();
         if !self.are_stale {
@@ -243,7 +245,7 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
     fn load_state(&mut self, state: &OptimizerState) -> Result<(), TorchError> {
         let is_master = |named: &&Named| named.name.rsplit_once('.').is_some_and(|(_, slot)| slot == MASTER);
         let (saved, rest): (Vec<_>, Vec<_>) = state.tensors.iter().partition(is_master);
-        // One that has made no step has no copies of its own.
+        // A state from before the first step has no copies.
         let masters = if rest.is_empty() && saved.is_empty() { Vec::new() } else { self.saved(&saved)? };
         let rest = rest.into_iter().cloned().collect();
         self.inner.load_state(&OptimizerState { tensors: rest, ..state.clone() })?;
@@ -254,7 +256,7 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
 }
 
 impl<O: Optimizer> MasterWeights<O> {
-    /// The saved copies of all that are copied here, in their order.
+    /// The saved copies of all copied parameters, in their order.
     fn saved<'a>(&self, saved: &[&'a Named]) -> Result<Vec<&'a Tensor>, TorchError> {
         let find = |pair: &Pair| {
             let name = format!("{}.{MASTER}", pair.parameter.name);
@@ -262,12 +264,8 @@ impl<O: Optimizer> MasterWeights<O> {
             let tensor =
                 found.map(|named| &named.tensor).filter(|tensor| tensor.size() == pair.master.size());
             tensor.ok_or_else(|| {
-                TorchError::Unfit(format!(
-                    "cannot load the state of an optimizer: it has no `{name}` of shape {:?}, the f32 copy of a parameter in {:?}; \
-                     try the precision it was saved with",
-                    pair.master.size(),
-                    pair.parameter.tensor.kind()
-                ))
+                let (shape, kind) = (pair.master.size(), pair.parameter.tensor.kind());
+                StateError::NoMasterWeight { name, shape, kind }.into()
             })
         };
         self.copied().map(find).collect()
@@ -316,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_in_f32_are_stepped_as_they_are() {
+    fn parameters_in_f32_are_stepped_directly() {
         let (short, long) = (leaf("short", Kind::BFloat16), leaf("long", Kind::Float));
         let mut optimizer = MasterWeights::new(vec![short, long.clone()], sgd).unwrap();
         small_steps(&mut optimizer, 1);
@@ -326,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parameter_without_a_gradient_stays_and_so_does_its_copy() {
+    fn without_a_gradient_neither_parameter_nor_copy_changes() {
         let (trained, frozen) = (leaf("trained", Kind::BFloat16), leaf("frozen", Kind::BFloat16));
         let both = [trained.clone(), frozen.clone()];
         let options = SgdOptions { lr: 1.0, ..SgdOptions::default() };
@@ -338,7 +336,7 @@ mod tests {
             }
             optimizer.step().unwrap();
             let masters: Vec<_> = optimizer.state().tensors.iter().map(first).collect();
-            assert_eq!(masters, both.each_ref().map(first), "copies are their parameters");
+            assert_eq!(masters, both.each_ref().map(first), "copies equal their parameters");
             masters
         };
         assert_eq!(step_of(&[&trained, &frozen]), [0.0, 0.0]);
@@ -348,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_that_are_loaded_before_the_first_step_count() {
+    fn weights_loaded_before_the_first_step_reach_the_copies() {
         let parameter = leaf("a", Kind::BFloat16);
         let mut optimizer = MasterWeights::new(vec![parameter.clone()], sgd).unwrap();
         let _ = no_grad(|| parameter.tensor.shallow_clone().fill_(4.0));
@@ -358,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_change_counts_and_what_they_leave_keeps_its_small_steps() {
+    fn changed_parameters_refresh_their_copies_and_others_keep_small_steps() {
         let (changed, left) = (leaf("changed", Kind::BFloat16), leaf("left", Kind::BFloat16));
         let mut optimizer = MasterWeights::new(vec![changed.clone(), left.clone()], sgd).unwrap();
         small_steps(&mut optimizer, 3);
@@ -367,10 +365,10 @@ mod tests {
         assert!(before < 1.0 - 2e-4 && first(&left) == 1.0, "{before}");
         no_grad(|| {
             let _ = changed.tensor.shallow_clone().fill_(4.0);
-            // Written to, as by weights that are exchanged for an evaluation and back.
+            // Written with the same values, as when weights are swapped for an evaluation and back.
             left.tensor.shallow_clone().copy_(&left.tensor.copy());
         });
-        optimizer.take_in_changes().unwrap();
+        optimizer.refresh_master_weights().unwrap();
         assert_eq!((master(&optimizer, 0), master(&optimizer, 1)), (4.0, before));
         let _ = no_grad(|| changed.tensor.shallow_clone().fill_(8.0));
         small_steps(&mut optimizer, 1);
@@ -378,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_saved_state_goes_on_with_the_same_bits_and_a_strange_one_is_refused() {
+    fn a_saved_state_resumes_to_the_same_bits_and_a_wrong_one_is_an_error() {
         let new = |parameters: Vec<Named>| {
             let options = AdamOptions { lr: 1e-4, ..AdamOptions::default() };
             MasterWeights::new(parameters, |copies| AdamW::new(copies, options)).unwrap()
@@ -395,8 +393,8 @@ mod tests {
         }
         let mut strange = whole.state();
         strange.tensors.retain(|named| named.name != "a.master");
-        let told = resumed.load_state(&strange).unwrap_err().to_string();
-        assert!(told.contains("it has no `a.master` of shape [3]"), "{told}");
+        let error = resumed.load_state(&strange).unwrap_err().to_string();
+        assert!(error.contains("it has no `a.master` of shape [3]"), "{error}");
         let begun = new(vec![leaf("a", Kind::BFloat16)]).state();
         resumed.load_state(&begun).unwrap();
     }

@@ -1,30 +1,29 @@
-//! Stochastic gradient descent with momentum, dampening, Nesterov's look ahead and weight decay, as `torch.optim.SGD`.
+//! Stochastic gradient descent with momentum, dampening, Nesterov momentum and weight decay, as `torch.optim.SGD`.
 
 use tch::Tensor;
 
 use super::groups::ParameterGroups;
 use super::state::{Layout, OptimizerState};
-use super::trained::{Ready, Trained, grads, not_negative};
+use super::trained::{CopyStep, Ready, Trained, grads, methods_of_trained, not_negative};
 use super::{CopiedParameter, Optimizer};
 use crate::error::TorchError;
 use crate::fused::{FusedSgd, StepTensors};
 use crate::kernels::Rule;
-use crate::named::Named;
 
 /// Settings of [`Sgd`]; the defaults are PyTorch's.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SgdOptions {
     /// Learning rate.
     pub lr: f64,
-    /// How much of the momentum buffer is kept from step to step.
+    /// Momentum.
     pub momentum: f64,
-    /// How much of a gradient is kept out of the buffer, from a parameter's second step on.
+    /// Dampening of the momentum, from a parameter's second step on.
     pub dampening: f64,
-    /// Whether a step looks ahead by the momentum.
+    /// Whether to use Nesterov momentum.
     pub nesterov: bool,
-    /// How much of a parameter is added to its gradient.
+    /// Weight decay, which adds a part of the parameter to its gradient.
     pub weight_decay: f64,
-    /// Whether steps go up instead of down.
+    /// Whether to maximize instead of minimize.
     pub maximize: bool,
 }
 
@@ -38,13 +37,12 @@ impl SgdOptions {
     fn check(&self) -> Result<(), TorchError> {
         not_negative("the momentum", self.momentum)?;
         if !self.dampening.is_finite() {
-            return Err(TorchError::Unfit(format!("the dampening is {}; expected a number", self.dampening)));
+            return Err(TorchError::value("the dampening", self.dampening, "a finite number"));
         }
         if self.nesterov && (self.momentum == 0.0 || self.dampening != 0.0) {
-            return Err(TorchError::Unfit(format!(
-                "nesterov needs a momentum and no dampening; got momentum {} and dampening {}",
-                self.momentum, self.dampening
-            )));
+            let got = format!("({}, {})", self.momentum, self.dampening);
+            let expected = "a positive momentum and a dampening of 0, which nesterov needs";
+            return Err(TorchError::value("(momentum, dampening)", got, expected));
         }
         Ok(())
     }
@@ -58,7 +56,7 @@ pub struct Sgd {
 }
 
 impl Sgd {
-    /// Trains some parameters, or groups of them.
+    /// Trains parameters, or parameter groups.
     pub fn new(parameters: impl Into<ParameterGroups>, options: SgdOptions) -> Result<Self, TorchError> {
         options.check()?;
         let trained = Trained::new(parameters.into(), options.lr, options.weight_decay)?;
@@ -76,14 +74,16 @@ impl Sgd {
         ready: Vec<Ready>,
         tensors: StepTensors<'_>,
     ) -> Result<(), TorchError> {
-        match self.options.momentum == 0.0 {
-            true => self.run(batch, &ready, Buffers::None, tensors),
-            false => self.step_with_momentum(batch, ready, tensors),
+        if self.options.momentum == 0.0 {
+            self.run(batch, &ready, Buffers::None, tensors)
+        } else {
+            self.step_with_momentum(batch, ready, tensors)
         }
     }
 
-    /// A parameter's first step is another call: it fills the buffer, which is kept only if that went well. One that is left out on the device leaves
-    /// zeros, from which the next step makes the same of them, as there is no dampening then.
+    /// A parameter's first step is a separate call, which fills the buffer. The buffer is kept only if the call
+    /// succeeds. A first step that the device skips leaves zeros, which the next step treats the same, because there is
+    /// no dampening then.
     fn step_with_momentum(
         &mut self,
         batch: usize,
@@ -93,7 +93,7 @@ impl Sgd {
         let held = &self.trained.batches[batch];
         let is_known = |ready: &Ready| !held.parameters[ready.place].kept.is_empty();
         let (known, new): (Vec<_>, Vec<_>) = ready.into_iter().partition(is_known);
-        new.iter().try_for_each(|ready| held.parameters[ready.place].check_begin())?;
+        new.iter().try_for_each(|ready| held.parameters[ready.place].check_first_step())?;
         self.run(batch, &known, Buffers::Known(&held.kept(&known, 0)), tensors)?;
         let made: Vec<_> = held.tensors(&new).into_iter().map(Tensor::zeros_like).collect();
         self.run(batch, &new, Buffers::New(&made.iter().collect::<Vec<_>>()), tensors)?;
@@ -136,11 +136,9 @@ impl Sgd {
 impl Optimizer for Sgd {
     fn step_with(&mut self, tensors: StepTensors<'_>) -> Result<(), TorchError> {
         if tensors.found_inf.is_some() && self.options.dampening != 0.0 {
-            return Err(TorchError::Unfit(format!(
-                "the dampening is {}, and a step that may be left out on the device does not know which one is a parameter's first; \
-                 try a dampening of 0",
-                self.options.dampening
-            )));
+            let expected =
+                "0, because a step that the device may skip cannot know whether it is a parameter's first";
+            return Err(TorchError::value("the dampening", self.options.dampening, expected));
         }
         let mut ready = self.trained.ready()?.into_iter().enumerate();
         ready.try_for_each(|(batch, ready)| self.step_batch(batch, ready, tensors))
@@ -155,34 +153,17 @@ impl Optimizer for Sgd {
             return Ok(false);
         }
         let SgdOptions { momentum, nesterov, maximize, .. } = self.options;
-        let (slots, rule) = (self.layout().slots, Rule::Sgd { momentum, nesterov });
-        // Buffers of zeros come to the same as a first step, as there is no dampening.
-        let rest = self.trained.step_copies(copies, slots, (rule, maximize), tensors.found_inf)?;
+        let rule = Rule::Sgd { momentum, nesterov };
+        let step = CopyStep { slots: self.layout().slots, rule, maximize, found_inf: tensors.found_inf };
+        // With buffers of zeros a step equals a first step, because there is no dampening.
+        let rest = self.trained.step_copies(copies, step)?;
         let Some(rest) = rest else { return Ok(false) };
         let mut rest = rest.into_iter().enumerate();
         rest.try_for_each(|(batch, ready)| self.step_batch(batch, ready, tensors))?;
         Ok(true)
     }
 
-    fn zero_grad(&mut self) -> Result<(), TorchError> {
-        self.trained.zero_grad()
-    }
-
-    fn keep_lr_on_device(&mut self) -> Result<(), TorchError> {
-        self.trained.keep_lr_on_device()
-    }
-
-    fn lr(&self) -> f64 {
-        self.trained.lr()
-    }
-
-    fn set_lr(&mut self, lr: f64) {
-        self.trained.set_lr(lr);
-    }
-
-    fn parameters(&self) -> Vec<Named> {
-        self.trained.named()
-    }
+    methods_of_trained!();
 
     fn state(&self) -> OptimizerState {
         let SgdOptions { momentum, dampening, nesterov, weight_decay, maximize, .. } = self.options;
@@ -202,10 +183,11 @@ impl Optimizer for Sgd {
 }
 
 /// The momentum buffers of a call.
+#[derive(Clone, Copy)]
 enum Buffers<'a> {
     /// There is no momentum.
     None,
-    /// They hold something.
+    /// They are filled.
     Known(&'a [&'a Tensor]),
     /// They become the gradient: this is the parameters' first step.
     New(&'a [&'a Tensor]),

@@ -1,4 +1,4 @@
-//! The parameters of an optimizer, in batches that one fused call can take, and the tensors kept for each.
+//! The parameters of an optimizer, in batches for one fused call each, with their state tensors.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,12 +9,13 @@ use super::groups::{ParameterGroup, ParameterGroups};
 use super::state::empty_slot;
 use crate::cuda::is_recorded;
 use crate::error::TorchError;
-use crate::fused::{Lr, fitting_grad, is_dense};
+use crate::fused::{Lr, grad_with_layout, is_dense};
 use crate::grad::set_grad;
 use crate::kernels::{CheckedStep, MasterStep, Rounded, Rule};
 use crate::named::Named;
+use crate::recordable::NotRecordable;
 
-/// Everything an optimizer trains, and its learning rate.
+/// The parameters of an optimizer, and its learning rate.
 #[derive(Debug)]
 pub(super) struct Trained {
     lr: f64,
@@ -25,13 +26,13 @@ pub(super) struct Trained {
 #[derive(Debug)]
 pub(super) struct Batch {
     lr_factor: f64,
-    /// The learning rate of these, where it is kept on their device.
+    /// Their learning rate, if it is kept on their device.
     lr_tensor: Option<Tensor>,
     pub(super) weight_decay: f64,
     pub(super) parameters: Vec<Parameter>,
 }
 
-/// A parameter and what is kept for it.
+/// A parameter and its state.
 #[derive(Debug)]
 pub(super) struct Parameter {
     pub(super) named: Named,
@@ -39,16 +40,52 @@ pub(super) struct Parameter {
     pub(super) kept: Vec<Tensor>,
 }
 
-/// A parameter that has a gradient in this step: its place in the batch, and the gradient, made to fit.
+/// A parameter that has a gradient in this step: its index in the batch, and the gradient with the parameter's layout.
 pub(super) struct Ready {
     pub(super) place: usize,
     pub(super) grad: Tensor,
 }
 
-/// What a step has to do in one batch: parameters as they are, and copies of others.
+/// A step of f32 copies.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct CopyStep<'a> {
+    pub(super) slots: &'a [&'a str],
+    pub(super) rule: Rule,
+    /// Whether to maximize instead of minimize.
+    pub(super) maximize: bool,
+    pub(super) found_inf: Option<&'a Tensor>,
+}
+
+/// The methods of `Optimizer` that are the same for all optimizers with a field `trained`.
+macro_rules! methods_of_trained {
+    () => {
+        fn zero_grad(&mut self) -> Result<(), TorchError> {
+            self.trained.zero_grad()
+        }
+
+        fn keep_lr_on_device(&mut self) -> Result<(), TorchError> {
+            self.trained.keep_lr_on_device()
+        }
+
+        fn lr(&self) -> f64 {
+            self.trained.lr()
+        }
+
+        fn set_lr(&mut self, lr: f64) {
+            self.trained.set_lr(lr);
+        }
+
+        fn parameters(&self) -> Vec<$crate::named::Named> {
+            self.trained.named()
+        }
+    };
+}
+pub(super) use methods_of_trained;
+
+/// The work of a step in one batch: parameters that are stepped directly, and f32 copies.
 struct Split<'a> {
     ready: Vec<Ready>,
-    /// Places, each with what it is a copy of.
+    /// Indices of copies in the batch, each with the parameter that it is a copy of.
     copies: Vec<(usize, &'a CopiedParameter<'a>)>,
 }
 
@@ -84,13 +121,13 @@ impl Trained {
         Ok(())
     }
 
-    /// A parameter that is listed twice would make two steps in one.
+    /// A parameter that occurs twice would make two steps in one.
     fn check_distinct(&self) -> Result<(), TorchError> {
         let (mut names, mut places) = (HashSet::new(), HashSet::new());
         for Named { name, tensor } in self.parameters().map(|parameter| &parameter.named) {
             let is_new_place = tensor.numel() == 0 || places.insert(tensor.data_ptr());
             if !names.insert(name) || !is_new_place {
-                return Err(TorchError::Unfit(format!("parameter `{name}` is given to the optimizer twice")));
+                return Err(TorchError::DuplicateParameter { name: name.clone() });
             }
         }
         Ok(())
@@ -104,13 +141,13 @@ impl Trained {
         self.lr = lr;
         for batch in &mut self.batches {
             if let Some(tensor) = &mut batch.lr_tensor {
-                // A device that cannot take a number cannot make the next step either, and that one tells.
+                // If the device fails here, the next step fails as well, and returns the error.
                 let _ = tensor.f_fill_(lr * batch.lr_factor);
             }
         }
     }
 
-    /// From now on the learning rates are read on the device.
+    /// Keeps the learning rates on the device from now on.
     pub(super) fn keep_lr_on_device(&mut self) -> Result<(), TorchError> {
         for batch in &mut self.batches {
             let Some(first) = batch.parameters.first() else { continue };
@@ -120,7 +157,7 @@ impl Trained {
         Ok(())
     }
 
-    /// The learning rate of a batch, as a kernel takes it.
+    /// The learning rate of a batch for the kernel.
     pub(super) fn lr_of<'a>(&self, batch: &'a Batch) -> Lr<'a> {
         batch.lr_tensor.as_ref().map_or(Lr::Value(self.lr * batch.lr_factor), Lr::Tensor)
     }
@@ -133,13 +170,13 @@ impl Trained {
         self.batches.iter_mut().flat_map(|batch| &mut batch.parameters)
     }
 
-    /// For each batch the parameters that have a gradient. All are looked at before any is stepped: one that does not fit
-    /// must not leave half a step behind.
+    /// For each batch the parameters that have a gradient. All gradients are checked before the first step, so that an
+    /// error does not leave half a step behind.
     pub(super) fn ready(&self) -> Result<Vec<Vec<Ready>>, TorchError> {
         self.batches.iter().map(Batch::ready).collect()
     }
 
-    /// Makes what is kept for parameters that make their first step.
+    /// Creates the state of parameters that make their first step.
     pub(super) fn make_slots(
         &mut self,
         slots: &[&str],
@@ -149,22 +186,22 @@ impl Trained {
         for place in places {
             let parameter = &mut self.batches[batch].parameters[place];
             if parameter.kept.len() < slots.len() {
-                parameter.check_begin()?;
+                parameter.check_first_step()?;
                 parameter.kept = slots.iter().map(|slot| empty_slot(&parameter.named.tensor, slot)).collect();
             }
         }
         Ok(())
     }
 
-    /// Steps the copies of all batches, and rounds them into what they are copies of. Returns what is left for each batch; none, and no parameter has changed,
-    /// where kernels cannot, or not all copies are trained here by their names.
+    /// Steps the copies of all batches, and rounds them into their 16-bit parameters. Returns the remaining parameters
+    /// of each batch. Returns `None`, without a change, if our kernels do not support the tensors, or a copy is not
+    /// trained here.
     pub(super) fn step_copies(
         &mut self,
         copies: &[CopiedParameter<'_>],
-        slots: &[&str],
-        (rule, maximize): (Rule, bool),
-        found_inf: Option<&Tensor>,
+        step: CopyStep<'_>,
     ) -> Result<Option<Vec<Vec<Ready>>>, TorchError> {
+        let CopyStep { slots, rule, maximize, found_inf } = step;
         if copies.iter().any(|copied| !copied.parameter.device().is_cuda()) {
             return Ok(None);
         }
@@ -230,12 +267,12 @@ impl Batch {
         Rounded { parameter: copied.parameter, grad: &copied.grad, master: &named.tensor, kept }
     }
 
-    /// The parameters themselves that are ready.
+    /// The parameters that are ready.
     pub(super) fn tensors(&self, ready: &[Ready]) -> Vec<&Tensor> {
         ready.iter().map(|ready| &self.parameters[ready.place].named.tensor).collect()
     }
 
-    /// The tensors kept in `slot` for those that are ready.
+    /// The state tensors in `slot` of the parameters that are ready.
     pub(super) fn kept(&self, ready: &[Ready], slot: usize) -> Vec<&Tensor> {
         ready.iter().map(|ready| &self.parameters[ready.place].kept[slot]).collect()
     }
@@ -246,22 +283,20 @@ impl Parameter {
         Ok(gradient_of(&self.named)?.map(|grad| Ready { place, grad }))
     }
 
-    /// Refuses a first step that is recorded for a graph: what is kept would begin anew with each launch.
-    pub(super) fn check_begin(&self) -> Result<(), TorchError> {
+    /// An error if this first step is recorded in a CUDA graph: each launch would reset the state.
+    pub(super) fn check_first_step(&self) -> Result<(), TorchError> {
         let Named { name, tensor } = &self.named;
         if is_recorded(tensor.device())? {
-            return Err(TorchError::Unfit(format!(
-                "parameter `{name}` would make its first step in a graph, and each launch would begin anew what the optimizer keeps for it; \
-                 try a step before the recording in which it has a gradient"
-            )));
+            return Err(NotRecordable::FirstStep { parameter: name.clone() }.into());
         }
         Ok(())
     }
 }
 
-/// A parameter's gradient, made to lie as the parameter does.
+/// A parameter's gradient with the parameter's memory layout.
 pub(super) fn gradient_of(Named { name, tensor }: &Named) -> Result<Option<Tensor>, TorchError> {
-    fitting_grad(tensor).map_err(|error| TorchError::Unfit(format!("parameter `{name}`: {error}")))
+    let named = |cause| TorchError::Parameter { name: name.clone(), cause: Box::new(cause) };
+    grad_with_layout(tensor).map_err(named)
 }
 
 pub(super) fn grads(ready: &[Ready]) -> Vec<&Tensor> {
@@ -271,16 +306,20 @@ pub(super) fn grads(ready: &[Ready]) -> Vec<&Tensor> {
 fn check_trainable(Named { name, tensor }: &Named) -> Result<(), TorchError> {
     let kind = tensor.kind();
     if !matches!(kind, Kind::Float | Kind::Double | Kind::Half | Kind::BFloat16) {
-        return Err(TorchError::Unfit(format!(
-            "parameter `{name}` is of kind {kind:?}; expected Float, Double, Half or BFloat16"
-        )));
+        return Err(TorchError::Kind {
+            what: format!("parameter `{name}`"),
+            expected: "Float, Double, Half or BFloat16".to_owned(),
+            got: format!("{kind:?}"),
+        });
     }
     if !is_dense(tensor)? {
-        return Err(TorchError::Unfit(format!(
-            "parameter `{name}` has gaps or overlaps in memory (shape {:?}, strides {:?}); try a contiguous copy",
-            tensor.size(),
-            tensor.stride()
-        )));
+        return Err(TorchError::Strides {
+            what: format!("parameter `{name}`"),
+            problem: "gaps or overlaps",
+            shape: tensor.size(),
+            strides: tensor.stride(),
+            hint: "a contiguous copy",
+        });
     }
     Ok(())
 }
@@ -289,5 +328,5 @@ pub(super) fn not_negative(what: &str, value: f64) -> Result<(), TorchError> {
     if value.is_finite() && value >= 0.0 {
         return Ok(());
     }
-    Err(TorchError::Unfit(format!("{what} is {value}; expected a number that is not negative")))
+    Err(TorchError::value(what, value, "a number that is not negative"))
 }

@@ -1,4 +1,4 @@
-//! Our batch normalisation against libtorch's own operations: outputs, gradients and what is remembered.
+//! Our batch normalisation against libtorch's operations: outputs, gradients and running statistics.
 
 use drumline_torch::{Activation, BatchNormLayer, batch_norm_cuda, batch_norm_sum_relu_cuda};
 use tch::{Kind, Tensor};
@@ -27,7 +27,7 @@ impl Layer {
     fn new(case: &Case) -> Self {
         tch::manual_seed(5);
         let channels = case.size[1];
-        // Means that are large beside the spread cost digits where sums are taken carelessly.
+        // Means that are large compared with the deviation lose precision in naive sums.
         let xs = Tensor::randn(case.size, FLOAT) * 0.5 + Tensor::randn([1, channels, 1, 1], FLOAT) * 3.0;
         Self {
             xs: leaf(&channels_last(&xs.to_kind(case.kind))),
@@ -44,7 +44,7 @@ impl Layer {
         case.adds.then_some(&self.other)
     }
 
-    /// With a sum, two that are the same; each is used, so that both have a gradient.
+    /// With a sum there are two equal outputs. Both are used, so that both have a gradient.
     fn ours(&self, case: &Case) -> Tensor {
         let layer = BatchNormLayer {
             weight: &self.weight,
@@ -60,7 +60,7 @@ impl Layer {
             Some(other) => {
                 let [one, again] = batch_norm_sum_relu_cuda(&self.xs, layer, other).unwrap().unwrap();
                 assert!(one.allclose(&again, 0.0, 0.0, true));
-                // Also where only one of them is used.
+                // The same if only one of them is used.
                 match case.size[0] % 3 {
                     0 => one,
                     1 => again,
@@ -97,7 +97,7 @@ impl Layer {
         if case.adds { y + other } else { y }
     }
 
-    /// Numbers at the edge of the ReLU lie on one side or the other by rounding: no gradient comes from there.
+    /// Values near zero may be on either side of the ReLU because of rounding, so they get no gradient.
     fn backward(&self, y: &Tensor, case: &Case) -> Vec<(&'static str, Tensor)> {
         tch::manual_seed(6);
         let edge = if case.kind == Kind::Float { 1e-4 } else { 0.05 };
@@ -119,7 +119,7 @@ impl Layer {
     }
 }
 
-/// Those of the last line are not small: two passes each way.
+/// The cases of the last line use the kernels for large tensors.
 const SIZES: [[i64; 4]; 12] = [
     [2, 8, 3, 5],
     [128, 64, 8, 8],
@@ -155,7 +155,7 @@ fn check(case: &Case) {
 }
 
 #[test]
-fn it_computes_what_libtorch_computes() {
+fn results_equal_libtorchs() {
     let _turn = gpu();
     for size in SIZES {
         for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
@@ -169,7 +169,7 @@ fn it_computes_what_libtorch_computes() {
 }
 
 #[test]
-fn what_does_not_fit_is_left_to_libtorch() {
+fn unsupported_tensors_are_left_to_libtorch() {
     let _turn = gpu();
     let layer = Layer::new(&Case {
         size: [2, 8, 3, 5],
@@ -193,9 +193,9 @@ fn what_does_not_fit_is_left_to_libtorch() {
     assert!(!fits(&layer.xs.to_kind(Kind::Double)));
 }
 
-/// A net that has gone astray must be seen to have.
+/// A diverged network must be visible.
 #[test]
-fn what_is_not_a_number_stays_it() {
+fn nan_stays_nan() {
     let _turn = gpu();
     for size in [[2, 8, 3, 5], [64, 64, 28, 28]] {
         for (adds, activation) in [(false, Activation::Relu), (true, Activation::Relu)] {

@@ -1,4 +1,4 @@
-//! What convolution nets begin with, and gradients of weights beside backward, against libtorch's own operations.
+//! The first layers of ResNets, and weight gradients on a second stream, against libtorch's operations.
 
 use drumline_torch::cuda::{Graph, Pool, Priority, Stream, synchronize};
 use drumline_torch::{
@@ -10,7 +10,7 @@ use tch::{Kind, Tensor};
 use super::shared::{FLOAT, GPU, channels_last, gpu, leaf, off};
 
 #[test]
-fn max_pool_is_libtorchs() {
+fn max_pool_equals_libtorchs() {
     let _turn = gpu();
     for (size, kind) in [
         ([2, 8, 6, 6], Kind::Float),
@@ -19,7 +19,7 @@ fn max_pool_is_libtorchs() {
         ([1, 8, 1, 2], Kind::Half),
     ] {
         tch::manual_seed(1);
-        // Few different numbers, so that many are equal: the first of them is the one.
+        // Few different values, so that many are equal: the first maximum counts.
         let xs = channels_last(&Tensor::randint_low(-3, 4, size, FLOAT).to_kind(kind));
         let (ours, theirs) = (leaf(&xs), leaf(&xs));
         let found = max_pool_cuda(&ours).unwrap().unwrap();
@@ -30,10 +30,7 @@ fn max_pool_is_libtorchs() {
         (expected * &by_y).sum(Kind::Float).backward();
         assert!(off(&ours.grad(), &theirs.grad()) < 5e-3, "{size:?} {kind:?}");
     }
-    assert!(
-        max_pool_cuda(&Tensor::ones([1, 8, 4, 4], FLOAT)).unwrap().is_none(),
-        "channels do not lie side by side"
-    );
+    assert!(max_pool_cuda(&Tensor::ones([1, 8, 4, 4], FLOAT)).unwrap().is_none(), "not channels last");
 }
 
 #[test]
@@ -48,7 +45,7 @@ fn the_folded_stem_computes_the_same() {
             let (ours, theirs) = (leaf(&weight.to_kind(kind)), leaf(&weight));
             let found =
                 autocast(GPU, Kind::BFloat16, || conv_stem_cuda(&images, &ours)).unwrap().unwrap().unwrap();
-            // Both round images and weights to bf16; libtorch's products are then those of f32.
+            // Both round images and weights to bf16; libtorch then multiplies in f32.
             let rounded = |tensor: &Tensor| tensor.to_kind(Kind::BFloat16).to_kind(Kind::Float);
             let expected =
                 rounded(&images).conv2d(&rounded(&theirs), None::<Tensor>, [2, 2], [3, 3], [1, 1], 1);
@@ -71,7 +68,7 @@ fn the_folded_stem_computes_the_same() {
     assert!(conv_stem_cuda(&images.narrow(2, 0, 32), &weight).unwrap().is_none(), "f32 stays libtorch's");
 }
 
-/// Two convolutions; leaves the gradients of their weights.
+/// Two convolutions; returns the gradients of their weights.
 fn two_layers(beside: Option<&Beside>, weights: &[Tensor], images: &Tensor) -> Vec<Tensor> {
     let forward = || -> Result<Tensor, TorchError> {
         let conv = Conv2d { padding: 1, ..Conv2d::default() };
@@ -89,7 +86,7 @@ fn two_layers(beside: Option<&Beside>, weights: &[Tensor], images: &Tensor) -> V
 }
 
 #[test]
-fn gradients_beside_backward_are_those_of_backward() {
+fn gradients_on_the_second_stream_equal_those_of_backward() {
     let _turn = gpu();
     tch::manual_seed(3);
     let images = Tensor::randn([8, 16, 12, 12], FLOAT);
@@ -123,9 +120,9 @@ fn gradients_beside_backward_are_those_of_backward() {
     }
 }
 
-/// Autograd lays gradients out as their weights; so does this, whatever cuDNN makes.
+/// Gradients have the memory layout of their weights, as with autograd, whatever cuDNN returns.
 #[test]
-fn gradients_beside_backward_lie_as_their_weights() {
+fn gradients_on_the_second_stream_have_the_layout_of_their_weights() {
     let _turn = gpu();
     tch::manual_seed(8);
     let images = channels_last(&Tensor::randn([8, 16, 12, 12], FLOAT));
@@ -143,9 +140,9 @@ fn gradients_beside_backward_lie_as_their_weights() {
     Sgd::new(parameters, options).unwrap().step().unwrap();
 }
 
-/// A step that has no convolution leaves the stream beside it alone, and can be recorded.
+/// A step without convolutions does not use the second stream, and can be recorded.
 #[test]
-fn nothing_beside_backward_is_recorded_as_well() {
+fn a_step_without_convolutions_can_be_recorded() {
     let _turn = gpu();
     let weight = leaf(&Tensor::ones([4, 4], FLOAT));
     let beside = Beside::new(0).unwrap();

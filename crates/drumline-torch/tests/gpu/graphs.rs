@@ -1,4 +1,4 @@
-//! Recorded work: the same numbers as without recording, also random ones; a recording that fails leaves everything usable.
+//! CUDA graphs compute the same numbers as eager mode, also random ones. After a failed recording everything is usable.
 
 use drumline_torch::cuda::{Graph, GraphedStep, Pool, Priority, Stream, empty_cache, memory, pinned};
 use drumline_torch::{
@@ -10,7 +10,7 @@ use tch::{Device, Kind, Tensor};
 use super::shared::{FLOAT, GPU, gpu, values};
 
 #[test]
-fn a_graph_computes_what_was_recorded_on_the_present_inputs() {
+fn a_graph_uses_the_current_inputs() {
     let _turn = gpu();
     let mut input = Tensor::ones([8], FLOAT);
     let stream = Stream::new(0, Priority::Normal).unwrap();
@@ -26,7 +26,7 @@ fn a_graph_computes_what_was_recorded_on_the_present_inputs() {
 }
 
 #[test]
-fn random_numbers_are_those_that_would_have_been_drawn() {
+fn a_graph_draws_the_same_random_numbers_as_eager_mode() {
     let _turn = gpu();
     let stream = Stream::new(0, Priority::Normal).unwrap();
     let _scope = stream.enter().unwrap();
@@ -46,7 +46,7 @@ fn random_numbers_are_those_that_would_have_been_drawn() {
     assert_ne!(launched[0], launched[1]);
 }
 
-/// A small network with dropout and a norm, and what trains it.
+/// A small network with dropout and a norm, and its optimizer.
 struct Trained {
     net: nn::SequentialT,
     optimizer: Sgd,
@@ -130,7 +130,7 @@ fn a_step_that_reads_a_value_is_refused_and_can_be_made_eagerly() {
     println!("{error}");
     assert!(error.contains("captur"), "{error}");
     let again = read(&mut trained).unwrap_err().to_string();
-    assert_eq!(again, error, "it is tried again, and refused again");
+    assert_eq!(again, error, "it is tried again, and fails again");
     let losses: Vec<f64> =
         (0..5).map(|_| trained.step((&input, &target)).unwrap().double_value(&[])).collect();
     assert!(losses.iter().all(|loss| loss.is_finite()), "{losses:?}");
@@ -168,7 +168,7 @@ fn a_refused_recording_keeps_no_memory() {
     assert_eq!(values(&made), [1.0; 8]);
 }
 
-/// The weights after steps with these learning rates: in fp16, clipped, by one graph or operation by operation.
+/// The weights after steps with these learning rates: in fp16, clipped, as one graph or in eager mode.
 fn scaled_steps(rates: &[f64], graphed: bool) -> (Vec<f32>, Vec<f64>) {
     let mut trained = Trained::new();
     let policy = DynamicScale { init_scale: 16_777_216.0, growth_interval: 3, ..DynamicScale::default() };
@@ -191,9 +191,10 @@ fn scaled_steps(rates: &[f64], graphed: bool) -> (Vec<f32>, Vec<f64>) {
             unscaled.step_on_device(&mut scaler, &mut trained.optimizer)?;
             Ok(norm)
         };
-        match graphed {
-            true => drop(step.run(make).unwrap()),
-            false => drop(make().unwrap()),
+        if graphed {
+            drop(step.run(make).unwrap());
+        } else {
+            drop(make().unwrap());
         }
         scales.push(scaler.scale().unwrap());
     }

@@ -1,4 +1,4 @@
-//! Steps on f32 copies by kernels of our own, against libtorch's on the CPU.
+//! Steps on f32 master weights with our own kernels, against libtorch's on the CPU.
 
 use drumline_torch::cuda::{Graph, Pool, Priority, Stream};
 use drumline_torch::{
@@ -19,7 +19,7 @@ fn numbers(size: &[i64], by: f64) -> Tensor {
     (Tensor::arange(numel, (Kind::Double, Device::Cpu)) * by + by).sin().view(size)
 }
 
-/// Parameters of many sizes, more than one launch takes; one lies as images do, one is in f32, one has no elements.
+/// Parameters of many sizes, more than fit into one launch; one is channels last, one is in f32, one has no elements.
 fn parameters(kind: Kind, device: Device) -> Vec<Named> {
     let sizes = (0..60).map(|index| vec![1 + index * 7]).chain([vec![64, 32, 3, 3], vec![9000, 3], vec![0]]);
     let made = sizes.enumerate().map(|(index, size)| {
@@ -41,7 +41,7 @@ fn give_gradients(parameters: &[Named], step: usize) {
         let mut placed = no_grad(|| tensor.empty_like());
         placed.copy_(&gradient);
         let gradient = placed;
-        // One has none now and then, also after a step that was libtorch's.
+        // One parameter sometimes has no gradient, also after a step of libtorch.
         set_grad(tensor, Some(&gradient).filter(|_| index != 5 || (step != 4 && step != 6))).unwrap();
     }
 }
@@ -84,7 +84,7 @@ impl Optimizer for Any {
     ) -> Result<bool, TorchError> {
         let made = self.0.step_copies(copies, tensors)?;
         let by_ours = copies[0].parameter.device() == GPU && tensors.grad_scale.is_none();
-        assert_eq!(made, by_ours, "by kernels of our own");
+        assert_eq!(made, by_ours, "with our own kernels");
         Ok(made)
     }
     fn keep_lr_on_device(&mut self) -> Result<(), TorchError> {
@@ -110,8 +110,8 @@ impl Optimizer for Any {
     }
 }
 
-/// What is trained and kept after some steps. The first and another are left out by `found_inf`, one divides its gradients and so is libtorch's, one is made by an
-/// optimizer that goes on from a saved state.
+/// Parameters and state after some steps. `found_inf` skips the first and another one; one divides its gradients, so
+/// that libtorch makes it; one is made by an optimizer that resumes from a saved state.
 fn trained(kind: Kind, device: Device, make: Make, on_device: bool) -> Vec<Named> {
     let parameters = parameters(kind, device);
     let new = || {
@@ -140,7 +140,7 @@ fn trained(kind: Kind, device: Device, make: Make, on_device: bool) -> Vec<Named
 }
 
 #[test]
-fn steps_on_copies_are_libtorchs() {
+fn steps_on_master_weights_equal_libtorchs() {
     let _gpu = gpu();
     for kind in [Kind::BFloat16, Kind::Half] {
         for (name, make) in rules() {
@@ -156,7 +156,7 @@ fn steps_on_copies_are_libtorchs() {
                     }
                     let difference = (found.to_kind(Kind::Double) - right.to_kind(Kind::Double)).abs();
                     let largest = difference.max().double_value(&[]);
-                    // A last bit of f32 may round a parameter the other way.
+                    // The last bit of f32 may change the rounding of a parameter.
                     let most = if right.kind() == Kind::Float { 2e-6 } else { 0.008 };
                     assert!(largest <= most, "{name}, {kind:?}: {} is off by {largest}", expected.name);
                     let off = difference.gt(1e-5).to_kind(Kind::Double).mean(Kind::Double).double_value(&[]);
@@ -191,12 +191,12 @@ fn autograd_and_other_optimizers_see_that_parameters_were_written() {
         optimizer.step().unwrap();
         shared.tensor.double_value(&[0, 0])
     };
-    // Momentum is each one's own: 1, 1, then 1.9 each.
+    // Each optimizer has its own momentum: 1, 1, then 1.9 each.
     assert_eq!(step(&mut first), 0.0);
     assert_eq!(step(&mut second), -1.0);
     assert!((step(&mut first) + 2.9).abs() < 0.01);
     assert!((step(&mut second) + 4.8).abs() < 0.03);
-    // What a backward pass needs was changed in between.
+    // A tensor that backward needs was changed in between.
     let loss = shared.tensor.square().sum(Kind::Float);
     step(&mut first);
     let said = loss.f_backward().unwrap_err().to_string();
@@ -204,11 +204,11 @@ fn autograd_and_other_optimizers_see_that_parameters_were_written() {
 }
 
 #[test]
-fn gradients_that_do_not_fit_are_refused_and_others_are_made_to() {
+fn wrong_gradients_are_errors_and_other_layouts_are_copied() {
     let _gpu = gpu();
     let parameter = ones("w", Kind::Half);
     let mut optimizer = sgd(&parameter);
-    let mut told = |grad: &Tensor| {
+    let mut step_with = |grad: &Tensor| {
         set_grad(&parameter.tensor, Some(grad)).unwrap();
         optimizer.step().map_err(|error| error.to_string())
     };
@@ -220,16 +220,16 @@ fn gradients_that_do_not_fit_are_refused_and_others_are_made_to() {
         (Tensor::ones([4, 8], (Kind::Float, GPU)), "type"),
         (Tensor::ones([4, 8], half).to_sparse_sparse_dim(2), "not dense"),
     ] {
-        let said = told(&grad).unwrap_err();
+        let said = step_with(&grad).unwrap_err();
         assert!(said.contains("parameter `w`") && said.contains(what), "{said}");
     }
     assert_eq!(parameter.tensor.double_value(&[3, 7]), 1.0);
-    told(&Tensor::ones([8, 4], half).tr()).unwrap();
+    step_with(&Tensor::ones([8, 4], half).tr()).unwrap();
     assert_eq!(parameter.tensor.sum(Kind::Double).double_value(&[]), 0.0);
 }
 
 #[test]
-fn a_first_step_is_not_recorded() {
+fn recording_a_first_step_is_an_error() {
     let _gpu = gpu();
     let stream = Stream::new(0, Priority::Normal).unwrap();
     let _scope = stream.enter().unwrap();
@@ -238,14 +238,14 @@ fn a_first_step_is_not_recorded() {
         let mut optimizer = sgd(&parameter);
         set_grad(&parameter.tensor, Some(&parameter.tensor.ones_like())).unwrap();
         if kind == Kind::BFloat16 {
-            // The copy is not made yet, and would be made by each launch.
+            // The copy does not exist yet, and each launch would make it.
             let said = Graph::record(Pool::new().unwrap(), || optimizer.step()).unwrap_err().to_string();
-            assert!(said.contains("try take_in_changes, or a step, before the recording"), "{said}");
+            assert!(said.contains("try refresh_master_weights, or a step, before the recording"), "{said}");
             let _ = no_grad(|| parameter.tensor.shallow_clone().fill_(2.0));
-            optimizer.take_in_changes().unwrap();
+            optimizer.refresh_master_weights().unwrap();
             assert_eq!(optimizer.state().tensors[0].tensor.double_value(&[0, 0]), 2.0);
             let _ = no_grad(|| parameter.tensor.shallow_clone().fill_(1.0));
-            optimizer.take_in_changes().unwrap();
+            optimizer.refresh_master_weights().unwrap();
         }
         let said = Graph::record(Pool::new().unwrap(), || optimizer.step()).unwrap_err().to_string();
         assert!(said.contains("`w` would make its first step in a graph"), "{said}");

@@ -1,4 +1,4 @@
-//! How much memory is in use, and what is told when there is none left.
+//! How much memory is in use, and the error when there is none left.
 
 use drumline_torch::TorchError;
 use drumline_torch::cuda::{empty_cache, memory, reset_peak};
@@ -29,16 +29,16 @@ fn tensors_are_counted_and_peaks_are_kept() {
 }
 
 #[test]
-fn out_of_memory_says_who_has_it_and_training_can_go_on() {
+fn out_of_memory_has_a_breakdown_and_training_can_continue() {
     let _turn = gpu();
     let _held = Tensor::zeros([256 * MIB], FLOAT);
     let total = i64::try_from(memory(0).unwrap().total).unwrap();
     let error = TorchError::from(Tensor::f_zeros([total / 4], FLOAT).unwrap_err());
-    let told = error.to_string();
-    assert!(matches!(error, TorchError::OutOfMemory(_)), "{told}");
+    let text = error.to_string();
+    assert!(matches!(error, TorchError::OutOfMemory(_)), "{text}");
     for part in ["GPU 0 (NVIDIA", "is out of memory", "tensors have 1.", "are free", "try a smaller batch"] {
-        assert!(told.contains(part), "{part}: {told}");
+        assert!(text.contains(part), "{part}: {text}");
     }
-    println!("{told}");
+    println!("{text}");
     assert_eq!(Tensor::ones([4], FLOAT).sum(tch::Kind::Float).double_value(&[]), 4.0);
 }

@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 pub(super) const GPU: Device = Device::Cuda(0);
 pub(super) const FLOAT: (Kind, Device) = (Kind::Float, GPU);
 
-/// Opens the GPU; one test at a time has it, as peaks, generators and graphs are the whole process's.
+/// Opens the GPU. One test at a time uses it, because memory peaks, generators and graphs belong to the process.
 pub(super) fn gpu() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! Streams, events and copies beside them.
+//! Streams, events and asynchronous copies.
 
 use drumline_torch::cuda::{
     Event, Priority, Properties, Stream, Timing, can_access_peer, copy_async, device_count, keep_until,
@@ -9,7 +9,7 @@ use tch::{Device, Kind, Tensor};
 use super::shared::{FLOAT, GPU, gpu, long_work, values};
 
 #[test]
-fn a_gpu_tells_what_it_is() {
+fn a_gpu_has_properties() {
     let _turn = gpu();
     let found = Properties::of(0).unwrap();
     assert!(found.name.contains("NVIDIA") && found.capability.0 >= 7, "{found:?}");
@@ -41,7 +41,7 @@ fn a_stream_waits_for_an_event_of_another() {
 }
 
 #[test]
-fn events_keep_the_time() {
+fn events_measure_time() {
     let _turn = gpu();
     let stream = Stream::current(0).unwrap();
     let (from, to) = (Event::new(Timing::On).unwrap(), Event::new(Timing::On).unwrap());
@@ -55,7 +55,7 @@ fn events_keep_the_time() {
 }
 
 #[test]
-fn pinned_memory_is_copied_beside_other_work() {
+fn copies_of_pinned_memory_are_asynchronous() {
     let _turn = gpu();
     let host = pinned(&Tensor::arange(1 << 20, (Kind::Float, Device::Cpu))).unwrap();
     let mut there = Tensor::zeros([1 << 20], FLOAT);

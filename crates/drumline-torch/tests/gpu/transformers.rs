@@ -1,4 +1,4 @@
-//! Layer norms and a language model's loss against libtorch's own operations.
+//! Layer norms and a language model's loss against libtorch's operations.
 
 use drumline_torch::{
     BranchEnd, LayerNormLayer, RightClasses, autocast, layer_norm_cuda, linear_cross_entropy_cuda,
@@ -16,7 +16,7 @@ fn columns(size: i64) -> [Tensor; 3] {
 }
 
 #[test]
-fn a_norm_is_libtorchs() {
+fn a_norm_equals_libtorchs() {
     let _turn = gpu();
     for (rows, size, kind, close) in [
         (7, 768, Kind::Float, 1e-5),
@@ -53,9 +53,9 @@ fn a_norm_is_libtorchs() {
     }
 }
 
-/// A sum and its norm, both of which are used; the sum is in f32 or as short as the rest.
+/// A sum and its norm, both of which are used; the sum is in f32 or in the type of the rest.
 #[test]
-fn a_norm_of_a_sum_is_libtorchs() {
+fn a_norm_of_a_sum_equals_libtorchs() {
     let _turn = gpu();
     for (is_long, close) in [(true, 5e-3), (false, 1e-2)] {
         tch::manual_seed(5);
@@ -97,7 +97,7 @@ fn a_norm_of_a_sum_is_libtorchs() {
 }
 
 #[test]
-fn the_loss_of_a_head_is_libtorchs() {
+fn the_loss_of_a_language_model_equals_libtorchs() {
     let _turn = gpu();
     for (kind, close) in [(Kind::Float, 1e-5), (Kind::BFloat16, 1e-2)] {
         tch::manual_seed(6);
@@ -124,7 +124,7 @@ fn the_loss_of_a_head_is_libtorchs() {
             assert!(off < close, "{kind:?}, gradient {place}: {off}");
         }
         let padding = ours[1].grad().narrow(0, valid, count - valid).abs().max().double_value(&[]);
-        assert_eq!(padding, 0.0, "what is no class has no gradient");
+        assert_eq!(padding, 0.0, "padding has no gradient");
         let _ = classes.get(7).fill_(valid);
         let strange = linear_cross_entropy_cuda(&states, &weight, right).unwrap().unwrap();
         assert!(strange.double_value(&[]).is_nan());
@@ -140,7 +140,7 @@ fn the_loss_of_a_head_is_libtorchs() {
 }
 
 #[test]
-fn a_second_backward_through_the_loss_is_refused() {
+fn a_second_backward_through_the_loss_is_an_error() {
     let _turn = gpu();
     let states = leaf(&Tensor::ones([8, 16], FLOAT));
     let (weight, classes) = (Tensor::ones([32, 16], FLOAT), Tensor::zeros([8], (Kind::Int64, GPU)));
@@ -148,6 +148,6 @@ fn a_second_backward_through_the_loss_is_refused() {
     let loss = linear_cross_entropy_cuda(&states, &weight, right).unwrap().unwrap();
     let backward = |keep| Tensor::f_run_backward(&[&loss], &[&states], keep, false);
     assert!(backward(true).is_ok());
-    let told = backward(false).unwrap_err().to_string();
-    assert!(told.contains("the logits are gone after the first backward"), "{told}");
+    let error = backward(false).unwrap_err().to_string();
+    assert!(error.contains("the first backward has overwritten the logits"), "{error}");
 }

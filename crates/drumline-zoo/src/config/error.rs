@@ -1,4 +1,4 @@
-//! What can be wrong with a configuration, and where it was given.
+//! Errors in a configuration, and where they are.
 
 use std::fmt;
 use std::io;
@@ -48,24 +48,24 @@ pub enum ConfigError {
         /// What is wrong there.
         what: String,
     },
-    /// There is no such key.
+    /// The key does not exist.
     #[error("{place}: unknown key {key}{advice}")]
     Unknown {
-        /// The key as it was given.
+        /// The key that was given.
         key: String,
         /// Where.
         place: Place,
-        /// `; try …`, or nothing if no key is like it.
+        /// `; try …`, or nothing if no key is similar.
         advice: String,
     },
-    /// The key takes something else.
+    /// The value does not have the key's type.
     #[error("{place}: {key}: expected {expects}, got {got}")]
     Value {
         /// The key.
         key: String,
         /// What was given.
         got: String,
-        /// What it takes.
+        /// What the key takes.
         expects: String,
         /// Where.
         place: Place,
@@ -76,18 +76,18 @@ pub enum ConfigError {
         /// The key.
         key: String,
     },
-    /// Values that cannot be used, or not together.
+    /// A value of the right type that cannot be used, or not together with others.
     #[error("{key} {what}")]
-    Unfit {
-        /// The key that is to be changed.
+    Invalid {
+        /// The key to change.
         key: &'static str,
-        /// What is wrong with it, and what to try.
+        /// What is wrong with the value, and what to try.
         what: String,
     },
     /// The resolved configuration cannot be written.
     #[error("cannot write the configuration to {}: {source}; try another OUT_DIR", path.display())]
     Save {
-        /// Where it was to go.
+        /// The file.
         path: PathBuf,
         /// Why not.
         #[source]
@@ -95,7 +95,7 @@ pub enum ConfigError {
     },
 }
 
-/// A key with its value as they are given; an equals sign is what others have between them.
+/// A key with its value as `KEY VALUE`, also if the user wrote `KEY=VALUE`.
 fn with_value(key: &str) -> String {
     match key.split_once('=') {
         Some((key, value)) if !value.is_empty() => format!("{key} {value}"),

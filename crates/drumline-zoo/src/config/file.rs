@@ -1,4 +1,4 @@
-//! A configuration file: a map of keys, and of sections that are maps of keys. Read into a flat list with line numbers.
+//! Reads a configuration file, a map of keys and sections, into a flat list with line numbers.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use super::Given;
 use super::error::{ConfigError, Place};
 use super::value::Value;
 
-/// All values of the file, each with its full key, of a configuration that knows these keys.
+/// All values of a file, each with its full key. `known` lists the keys that exist.
 pub(super) fn read(path: &Path, known: &[String]) -> Result<Vec<Given>, ConfigError> {
     match root(path)? {
-        // An empty file changes nothing.
+        // An empty file changes no key.
         Value::Null => Ok(Vec::new()),
         Value::Section(pairs) => {
             let mut given = Vec::new();
@@ -21,13 +21,14 @@ pub(super) fn read(path: &Path, known: &[String]) -> Result<Vec<Given>, ConfigEr
             Ok(given)
         }
         _ => {
-            let what = "the file is no map of keys; try `TRAIN:` with `  BATCH_SIZE: 32` below it".to_owned();
+            let what =
+                "the file is not a map of keys; try `TRAIN:` with `  BATCH_SIZE: 32` below it".to_owned();
             Err(ConfigError::Yaml { place: place(path, Location::UNKNOWN), what })
         }
     }
 }
 
-/// The names at the top of the file, in its order.
+/// The top-level keys of a file, in its order.
 pub(crate) fn top_keys(path: &Path) -> Result<Vec<String>, ConfigError> {
     match root(path)? {
         Value::Section(pairs) => Ok(pairs.into_iter().map(|(key, _)| key).collect()),
@@ -66,7 +67,7 @@ struct Reader<'a> {
     known: &'a [String],
 }
 
-/// Adds what stands behind `key` to the list, or each key of it if it is a section.
+/// Adds the value of `key` to the list, or each key in it if it is a section.
 fn flatten(
     key: String,
     value: Spanned<Value>,
@@ -76,7 +77,7 @@ fn flatten(
     let place = place(reader.path, value.referenced);
     let wrong = |what: &str| Err(ConfigError::Yaml { place: place.clone(), what: format!("{key} {what}") });
     match value.value {
-        Value::Section(_) if reader.is_key(&key) => wrong("has no keys of its own; try a value behind it"),
+        Value::Section(_) if reader.is_key(&key) => wrong("has no keys of its own; try a value after it"),
         Value::Section(pairs) => {
             for (name, value) in pairs {
                 flatten(format!("{key}.{name}"), value, reader, given)?;

@@ -1,36 +1,41 @@
-//! `FP16`: how the loss of a training in fp16 is scaled, by the names of DeepSpeed's `"fp16"`. The same in all kinds of configurations.
+//! `FP16`: how the loss is scaled in fp16 training, with the key names of DeepSpeed's `"fp16"` section. All tasks share
+//! it.
 //!
 //! ```text
-//!   no key ─▶ PyTorch's rule      LOSS_SCALE above 0 ─▶ always that      LOSS_SCALE 0, or any other key ─▶ DeepSpeed's rule
+//!   no key                           ─▶ PyTorch's rule
+//!   LOSS_SCALE above 0               ─▶ that scale, constant
+//!   LOSS_SCALE 0, or any other key   ─▶ DeepSpeed's rule
 //! ```
 
 use drumline_torch::{DeepSpeedScale, ScalePolicy};
 
-use super::check::unfit;
+use super::check::invalid;
 use super::error::ConfigError;
 use super::section::section;
 use super::setting::PrecisionKind;
 
 section! {
-    /// `FP16`: how the loss is scaled where the precision is fp16. A key that is not given is `None`.
+    /// `FP16`: how the loss is scaled if the precision is fp16. A key that is not given is `None`.
     Fp16 "FP16" {
-        /// Of PRECISION fp16: what the loss is multiplied by; 0: by DeepSpeed's rule; null: by PyTorch's, or DeepSpeed's if a key below is given
+        /// With PRECISION fp16, the constant loss scale; 0: dynamic by DeepSpeed's rule; null: dynamic by PyTorch's
+        /// rule, or by DeepSpeed's if a key below is given
         "LOSS_SCALE" loss_scale: Option<f64> = None;
-        /// DeepSpeed's rule begins with 2 to this power; null: 16
+        /// DeepSpeed's rule: initial loss scale, as a power of 2; null: 16
         "INITIAL_SCALE_POWER" initial_scale_power: Option<u32> = None;
-        /// It doubles the scale after so many steps without overflow; null: 1000
+        /// DeepSpeed's rule: the scale doubles after this many steps without overflow; null: 1000
         "LOSS_SCALE_WINDOW" loss_scale_window: Option<u32> = None;
-        /// It halves the scale at this one of several overflows; null: 2
+        /// DeepSpeed's rule: the scale halves after this many overflows; null: 2
         "HYSTERESIS" hysteresis: Option<u32> = None;
-        /// Whether a step without overflow begins that count anew; null: false, only a scale that has grown does
+        /// DeepSpeed's rule: whether a step without overflow resets the count of overflows; null: false, only a growing
+        /// scale does
         "CONSECUTIVE_HYSTERESIS" consecutive_hysteresis: Option<bool> = None;
-        /// It goes no lower; null: 1
+        /// DeepSpeed's rule: lowest loss scale; null: 1
         "MIN_LOSS_SCALE" min_loss_scale: Option<f64> = None;
     }
 }
 
 impl Fp16 {
-    /// The rule by which the loss is scaled.
+    /// The loss scaling policy.
     pub fn policy(&self) -> ScalePolicy {
         match self.loss_scale {
             Some(scale) if scale > 0.0 => ScalePolicy::Static(scale),
@@ -52,7 +57,7 @@ impl Fp16 {
         }
     }
 
-    /// The first key that is given.
+    /// The first key that was given.
     fn given(&self) -> Option<&'static str> {
         self.loss_scale.map(|_| "FP16.LOSS_SCALE").or_else(|| self.given_of_deepspeed())
     }
@@ -68,17 +73,18 @@ impl Fp16 {
         keys.into_iter().find(|(_, is_given)| *is_given).map(|(key, _)| key)
     }
 
-    /// Refuses numbers that cannot scale a loss, and keys that nothing would come of. `of` is the key of the precision.
+    /// Returns an error for numbers that cannot scale a loss, and for keys that would have no effect. `of` is the key
+    /// of the precision.
     pub(crate) fn check(&self, of: &str, precision: PrecisionKind) -> Result<(), ConfigError> {
         if let Some(key) = self.given().filter(|_| precision != PrecisionKind::Fp16) {
             let what =
                 format!("is given, but {of} is {}; try {of} fp16, or leave the key out", precision.name());
-            return unfit(key, what);
+            return invalid(key, what);
         }
         if let (Some(scale), Some(key)) =
             (self.loss_scale.filter(|scale| *scale > 0.0), self.given_of_deepspeed())
         {
-            return unfit(
+            return invalid(
                 key,
                 format!("is for a scale that moves; try FP16.LOSS_SCALE 0 instead of {scale}"),
             );
@@ -92,15 +98,15 @@ impl Fp16 {
             self.deepspeed();
         match self.loss_scale {
             Some(scale) if !(0.0..=most).contains(&scale) => {
-                unfit("FP16.LOSS_SCALE", format!("is {scale}; try 0, or a number such as 1024"))
+                invalid("FP16.LOSS_SCALE", format!("is {scale}; try 0, or a number such as 1024"))
             }
             _ if initial_scale_power > 127 => {
-                unfit("FP16.INITIAL_SCALE_POWER", format!("is {initial_scale_power}; try 16"))
+                invalid("FP16.INITIAL_SCALE_POWER", format!("is {initial_scale_power}; try 16"))
             }
-            _ if loss_scale_window == 0 => unfit("FP16.LOSS_SCALE_WINDOW", "is 0; try 1 or more"),
-            _ if hysteresis == 0 => unfit("FP16.HYSTERESIS", "is 0; try 1 or more"),
+            _ if loss_scale_window == 0 => invalid("FP16.LOSS_SCALE_WINDOW", "is 0; try 1 or more"),
+            _ if hysteresis == 0 => invalid("FP16.HYSTERESIS", "is 0; try 1 or more"),
             _ if min_loss_scale <= 0.0 || min_loss_scale > most => {
-                unfit("FP16.MIN_LOSS_SCALE", format!("is {min_loss_scale}; try 1"))
+                invalid("FP16.MIN_LOSS_SCALE", format!("is {min_loss_scale}; try 1"))
             }
             _ => Ok(()),
         }
@@ -110,15 +116,15 @@ impl Fp16 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use crate::images::ImageConfig;
 
-    fn loaded(pairs: &[&str]) -> Result<Config, ConfigError> {
-        Config::load(None, &[&["PRECISION", "fp16"], pairs].concat())
+    fn loaded(pairs: &[&str]) -> Result<ImageConfig, ConfigError> {
+        ImageConfig::load(None, &[&["PRECISION", "fp16"], pairs].concat())
     }
 
     #[test]
-    fn keys_decide_the_rule() {
-        let policy = |pairs: &[&str]| loaded(pairs).unwrap().fp16.policy();
+    fn the_keys_select_the_scaling_policy() {
+        let policy = |pairs: &[&str]| loaded(pairs).unwrap().shared.fp16.policy();
         let rule = DeepSpeedScale::default();
         assert_eq!(policy(&[]), ScalePolicy::default());
         assert_eq!(policy(&["FP16.LOSS_SCALE", "128"]), ScalePolicy::Static(128.0));
@@ -136,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_scale_a_loss_is_refused() {
+    fn invalid_loss_scales_are_refused() {
         for (pairs, words) in [
             (&["FP16.LOSS_SCALE", "-1"][..], "FP16.LOSS_SCALE is -1; try 0, or a number such as 1024"),
             (&["FP16.LOSS_SCALE", "1e39"], "FP16.LOSS_SCALE is 1"),
@@ -165,11 +171,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_is_read_again() {
+    fn a_saved_configuration_is_read_back() {
         let config = loaded(&["FP16.LOSS_SCALE", "0", "FP16.HYSTERESIS", "3"]).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("c.yaml");
         std::fs::write(&path, config.to_yaml()).unwrap();
-        assert_eq!(Config::load::<&str>(Some(&path), &[]).unwrap(), config);
+        assert_eq!(ImageConfig::load::<&str>(Some(&path), &[]).unwrap(), config);
     }
 }

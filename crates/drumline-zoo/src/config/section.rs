@@ -1,33 +1,41 @@
-//! Sections of keys, declared as structs.
+//! Sections of configuration keys, declared as structs.
 
 use super::value::Value;
 
-/// A key as it is now.
+/// A key with its current value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
     /// The full name: `TRAIN.BATCH_SIZE`.
     pub key: String,
-    /// Its value.
+    /// The current value.
     pub value: Value,
-    /// What it takes, in words.
+    /// A description of the values that it takes.
     pub expects: String,
-    /// What it takes in a file, as a JSON schema.
+    /// The JSON schema of its values in a file.
     pub schema: serde_json::Value,
-    /// What it is for.
+    /// What the key is for.
     pub about: &'static str,
 }
 
-/// Keys that share the part before the point.
+/// A group of keys with the same prefix before the dot.
 pub(crate) trait Section {
-    /// That part; empty for keys without one.
+    /// The prefix; empty for keys without a section.
     fn prefix(&self) -> &'static str;
-    /// All its keys.
+    /// All keys of the section.
     fn entries(&self) -> Vec<Entry>;
-    /// Sets a key by its full name: `None` if it is not one of these, an error that says what was expected.
-    fn set(&mut self, key: &str, value: &Value) -> Option<Result<(), String>>;
+    /// Sets a key by its full name. Returns `None` if the section does not have the key.
+    fn set(&mut self, key: &str, value: &Value) -> Option<Result<(), WrongType>>;
 }
 
-/// Declares a section: its fields, with key, type, default and meaning.
+/// A value that does not have the type of its key.
+#[derive(Debug, thiserror::Error)]
+#[error("expected {expects}")]
+pub(crate) struct WrongType {
+    /// A description of the values that the key takes.
+    pub(crate) expects: String,
+}
+
+/// Declares a section: a struct whose fields have a key, type, default and description.
 macro_rules! section {
     ($(#[doc = $of:literal])* $name:ident $prefix:literal {
         $($(#[doc = $about:literal])* $key:literal $field:ident: $type:ty = $default:expr;)*
@@ -59,11 +67,17 @@ macro_rules! section {
                 },)*]
             }
 
-            fn set(&mut self, key: &str, value: &$crate::config::Value) -> Option<Result<(), String>> {
+            fn set(
+                &mut self,
+                key: &str,
+                value: &$crate::config::Value,
+            ) -> Option<Result<(), $crate::config::section::WrongType>> {
                 $(if key == $crate::config::section::full($prefix, $key) {
                     let read = <$type as $crate::config::setting::Setting>::read(value);
-                    let expects = <$type as $crate::config::setting::Setting>::expects;
-                    return Some(read.map(|read| self.$field = read).ok_or_else(expects));
+                    let wrong_type = || $crate::config::section::WrongType {
+                        expects: <$type as $crate::config::setting::Setting>::expects(),
+                    };
+                    return Some(read.map(|read| self.$field = read).ok_or_else(wrong_type));
                 })*
                 None
             }

@@ -1,7 +1,7 @@
-//! How the types of keys are read from values and written back.
+//! How values of configuration keys are parsed and written.
 //!
-//! As in yacs the type of a key decides: a text that came from a command line is read as that type, `None` only where a key
-//! may be without a value. Unlike there a whole number is also a number.
+//! As in yacs, the type of the key decides: a text from the command line is parsed as that type, and `None` is only
+//! accepted for optional keys. Unlike in yacs, a float key also accepts an integer.
 
 use std::path::PathBuf;
 
@@ -11,13 +11,14 @@ use super::value::Value;
 
 /// A type that a key can have.
 pub(crate) trait Setting: Sized {
-    /// What it takes, in words.
+    /// A description of the accepted values.
     fn expects() -> String;
-    /// What it takes in a file, as a JSON schema, for editors. Narrower than `read` where a text would do as well.
+    /// The JSON schema of the accepted values in a file, for editors. It is stricter than `read`, which also accepts
+    /// texts.
     fn schema() -> Json;
-    /// The value as this type.
+    /// Parses a value.
     fn read(value: &Value) -> Option<Self>;
-    /// The same way back.
+    /// Writes the value so that `read` returns it again.
     fn write(&self) -> Value;
 }
 
@@ -237,13 +238,13 @@ impl<T: Setting> Setting for Vec<T> {
     }
 }
 
-/// `'x'` as a shell passes it on from a Python user's command line.
+/// Removes quotes: Python users write `'x'`, and shells pass the quotes on.
 fn unquoted(text: &str) -> &str {
     let within = |quote| text.strip_prefix(quote).and_then(|text| text.strip_suffix(quote));
     within('\'').or_else(|| within('"')).unwrap_or(text)
 }
 
-/// An enum whose variants have names in a configuration.
+/// Declares an enum whose variants have names in a configuration.
 macro_rules! choice {
     ($(#[$about:meta])* $name:ident, $expects:literal { $($(#[$doc:meta])* $variant:ident = $text:literal,)* }) => {
         $(#[$about])*
@@ -253,7 +254,7 @@ macro_rules! choice {
         }
 
         impl $name {
-            /// As it stands in a configuration.
+            /// The name in a configuration.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $text,)*
@@ -286,10 +287,10 @@ macro_rules! choice {
 
 pub(crate) use choice;
 
-/// On, off, or as the program finds it best.
+/// On, off, or decided automatically.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Switch {
-    /// As it is found best.
+    /// Decided automatically.
     Auto,
     /// On.
     On,
@@ -324,37 +325,61 @@ impl Setting for Switch {
 }
 
 choice! {
-    /// How the learning rate falls.
+    /// How the learning rate decays.
     LrPolicy, "cos or steps" {
-        /// Half a cosine from 1 to `OPTIM.MIN_LR`.
+        /// A half cosine from 1 to `OPTIM.MIN_LR`.
         Cos = "cos",
-        /// Times `OPTIM.LR_MULT` at each of `OPTIM.STEPS`.
+        /// Multiplied by `OPTIM.LR_MULT` at each of `OPTIM.STEPS`.
         Steps = "steps",
     }
 }
 
 choice! {
-    /// What lies in the folder of a data set.
+    /// The learning rate after the warm-up.
+    AfterWarmup, "linear, cosine or constant" {
+        /// Decays linearly to zero.
+        Linear = "linear",
+        /// Decays as a half cosine to `OPTIM.MIN_LR`.
+        Cosine = "cosine",
+        /// Stays constant.
+        Constant = "constant",
+    }
+}
+
+choice! {
+    /// The optimizer.
+    OptimizerName, "adam, adamw or sgd" {
+        /// Adam.
+        Adam = "adam",
+        /// AdamW.
+        Adamw = "adamw",
+        /// SGD.
+        Sgd = "sgd",
+    }
+}
+
+choice! {
+    /// The format of a dataset.
     DataKind, "auto, cifar10, cifar100, folder or dummy" {
-        /// Told from the files.
+        /// Detected from the files.
         Auto = "auto",
         /// CIFAR-10's binary files.
         Cifar10 = "cifar10",
         /// CIFAR-100's binary files.
         Cifar100 = "cifar100",
-        /// `SPLIT/CLASS/image.jpg`, as ImageNet.
+        /// `SPLIT/CLASS/image.jpg`, as in ImageNet.
         Folder = "folder",
-        /// Nothing: random images, as with `MODEL.DUMMY_INPUT`.
+        /// Random images without a folder, as with `MODEL.DUMMY_INPUT`.
         Dummy = "dummy",
     }
 }
 
 choice! {
-    /// What computes.
+    /// The device to compute on.
     DeviceKind, "auto, cpu or cuda" {
         /// A GPU if there is one.
         Auto = "auto",
-        /// The processor.
+        /// The CPU.
         Cpu = "cpu",
         /// The GPU of this rank.
         Cuda = "cuda",
@@ -362,33 +387,33 @@ choice! {
 }
 
 choice! {
-    /// In which numbers a training computes.
+    /// The precision of training.
     PrecisionKind, "fp32, bf16, fp16 or bf16-master" {
         /// f32 throughout.
         Fp32 = "fp32",
         /// bfloat16 in matrix products and convolutions.
         Bf16 = "bf16",
-        /// float16 there, with a scaled loss.
+        /// float16 in matrix products and convolutions, with a scaled loss.
         Fp16 = "fp16",
-        /// As bf16, and the weights are kept so, too, with f32 copies that the optimizer steps.
+        /// Like bf16, but the weights are also stored in bfloat16; the optimizer updates f32 master copies.
         Bf16Master = "bf16-master",
     }
 }
 
 choice! {
-    /// How images and the weights of convolutions lie in memory.
+    /// The memory layout of images and convolution weights.
     MemoryFormat, "auto, contiguous or channels_last" {
-        /// Channels last on a GPU, contiguous on a processor.
+        /// Channels last on a GPU, contiguous on a CPU.
         Auto = "auto",
-        /// One channel after the other.
+        /// NCHW: one channel after the other.
         Contiguous = "contiguous",
-        /// All channels of a pixel together.
+        /// NHWC: all channels of a pixel together.
         ChannelsLast = "channels_last",
     }
 }
 
 impl MemoryFormat {
-    /// Whether channels are last on a device.
+    /// Whether the layout is channels-last on a device.
     pub fn is_channels_last(self, device: tch::Device) -> bool {
         match self {
             Self::Auto => device.is_cuda(),

@@ -1,4 +1,4 @@
-//! A configuration as a table of keys in sections: read from a file and from `KEY VALUE` pairs, written as YAML.
+//! A configuration as a table of keys in sections: read from a file and `KEY VALUE` pairs, written as YAML.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -6,26 +6,91 @@ use std::path::Path;
 use serde_json::{Map, Value as Json, json};
 
 use super::error::{ConfigError, Place};
-use super::section::{Entry, Section};
+use super::section::{Entry, Section, WrongType};
+use super::shared::TaskConfig;
 use super::value::Value;
 use super::{Given, file, nearest};
 
-/// A configuration whose keys are known by name.
+/// A configuration whose keys can be accessed by name.
 pub(crate) trait Table: Default {
-    /// Its sections; one within another right behind that.
+    /// All sections. A nested section, or a second struct with keys of the same section, must follow directly.
     fn sections(&self) -> Vec<&dyn Section>;
 
-    /// The same, to be changed.
+    /// All sections, mutable, in the same order.
     fn sections_mut(&mut self) -> Vec<&mut dyn Section>;
 
-    /// Fills in what follows from keys that nobody has given.
+    /// Sets defaults that depend on other keys. `given` lists the keys that were given.
     fn settle(&mut self, given: &BTreeSet<String>);
 
-    /// Refuses values that are of the right type and still cannot be used.
+    /// Returns an error for values that have the right type but cannot be used.
     fn check(&self) -> Result<(), ConfigError>;
 }
 
-/// The defaults, changed by the file, changed by the pairs, and checked.
+/// Implements both lists of sections from the paths of their fields.
+macro_rules! sections {
+    ($($($field:ident).+),+ $(,)?) => {
+        fn sections(&self) -> Vec<&dyn $crate::config::section::Section> {
+            vec![$(&self.$($field).+),+]
+        }
+
+        fn sections_mut(&mut self) -> Vec<&mut dyn $crate::config::section::Section> {
+            vec![$(&mut self.$($field).+),+]
+        }
+    };
+}
+
+/// The public functions of a configuration.
+macro_rules! public_table {
+    ($name:ident) => {
+        impl $name {
+            /// Loads the defaults, then the file, then the `KEY VALUE` pairs, and checks the result.
+            pub fn load<S: AsRef<str>>(
+                file: Option<&std::path::Path>,
+                pairs: &[S],
+            ) -> Result<Self, $crate::config::ConfigError> {
+                $crate::config::table::load(file, pairs)
+            }
+
+            /// The configuration as YAML, which [`load`](Self::load) and Python can read.
+            pub fn to_yaml(&self) -> String {
+                $crate::config::table::to_yaml(self)
+            }
+
+            /// The JSON schema of a configuration file.
+            pub fn schema() -> serde_json::Value {
+                $crate::config::table::schema::<Self>()
+            }
+
+            /// Every key with its value, type and description.
+            pub fn entries(&self) -> Vec<$crate::config::Entry> {
+                $crate::config::table::entries(self)
+            }
+        }
+    };
+}
+
+/// The same for a task's configuration with a field `shared`, and the title of its schema.
+macro_rules! task_table {
+    ($name:ident, $title:literal) => {
+        $crate::config::table::public_table!($name);
+
+        impl $crate::config::TaskConfig for $name {
+            const TITLE: &'static str = $title;
+
+            fn shared(&self) -> $crate::config::SharedKeys {
+                self.shared.clone()
+            }
+
+            fn set_device(&mut self, device: $crate::config::DeviceKind) {
+                self.shared.run.device = device;
+            }
+        }
+    };
+}
+
+pub(crate) use {public_table, sections, task_table};
+
+/// Loads the defaults, then the file, then the pairs, and checks the result.
 pub(crate) fn load<T: Table, S: AsRef<str>>(file: Option<&Path>, pairs: &[S]) -> Result<T, ConfigError> {
     let mut table = T::default();
     let known: Vec<_> = entries(&table).into_iter().map(|entry| entry.key).collect();
@@ -44,18 +109,18 @@ pub(crate) fn load<T: Table, S: AsRef<str>>(file: Option<&Path>, pairs: &[S]) ->
     Ok(table)
 }
 
-/// Every key with its value, what it takes and what it is for.
+/// Every key with its value, type and description.
 pub(crate) fn entries<T: Table>(table: &T) -> Vec<Entry> {
     table.sections().iter().flat_map(|section| section.entries()).collect()
 }
 
-/// Every key with its value, for programs.
+/// Every key with its value as JSON.
 pub(crate) fn to_json<T: Table>(table: &T) -> impl Iterator<Item = (String, serde_json::Value)> + use<T> {
     entries(table).into_iter().map(|entry| (entry.key, entry.value.to_json()))
 }
 
-/// What a file may hold, as a JSON schema: editors complete keys, and show what they are for, by it.
-pub(crate) fn schema<T: Table>(title: &str) -> Json {
+/// The JSON schema of a configuration file. Editors use it to complete and explain keys.
+pub(crate) fn schema<T: TaskConfig>() -> Json {
     let mut sections = Map::new();
     for entry in entries(&T::default()) {
         let Entry { key, value, mut schema, about, .. } = entry;
@@ -65,11 +130,12 @@ pub(crate) fn schema<T: Table>(title: &str) -> Json {
         names.into_iter().fold(&mut sections, section_of).insert(name, schema);
     }
     let mut schema = section_schema(sections);
-    (schema["$schema"], schema["title"]) = ("http://json-schema.org/draft-07/schema#".into(), title.into());
+    (schema["$schema"], schema["title"]) =
+        ("http://json-schema.org/draft-07/schema#".into(), T::TITLE.into());
     schema
 }
 
-/// The keys of a section, which is made if it is not there.
+/// The keys of a section, which is created if it does not exist.
 fn section_of<'a>(within: &'a mut Map<String, Json>, name: &str) -> &'a mut Map<String, Json> {
     let section = within.entry(name).or_insert_with(|| section_schema(Map::new()));
     section["properties"].as_object_mut().expect("a section has keys")
@@ -79,15 +145,17 @@ fn section_schema(keys: Map<String, Json>) -> Json {
     json!({"type": "object", "properties": keys, "additionalProperties": false})
 }
 
-/// As YAML, in a form that [`load`] and Python's yacs read.
+/// The configuration as YAML that [`load`] and Python's yacs can read.
 pub(crate) fn to_yaml<T: Table>(table: &T) -> String {
-    let mut text = String::new();
+    let (mut text, mut last) = (String::new(), "");
     for section in table.sections() {
         let prefix = section.prefix();
         let depth = if prefix.is_empty() { 0 } else { prefix.split('.').count() };
-        if let Some(name) = prefix.rsplit('.').next().filter(|name| !name.is_empty()) {
+        let name = prefix.rsplit('.').next().unwrap_or_default();
+        if prefix != last && !name.is_empty() {
             text.push_str(&format!("{}{name}:\n", "  ".repeat(depth - 1)));
         }
+        last = prefix;
         for entry in section.entries() {
             let name = entry.key.rsplit('.').next().unwrap_or_default();
             text.push_str(&format!("{}{name}: {}\n", "  ".repeat(depth), entry.value));
@@ -99,7 +167,7 @@ pub(crate) fn to_yaml<T: Table>(table: &T) -> String {
 fn set<T: Table>(table: &mut T, given: &Given, known: &[String]) -> Result<(), ConfigError> {
     for section in table.sections_mut() {
         if let Some(outcome) = section.set(&given.key, &given.value) {
-            return outcome.map_err(|expects| ConfigError::Value {
+            return outcome.map_err(|WrongType { expects }| ConfigError::Value {
                 key: given.key.clone(),
                 got: given.as_typed(),
                 expects,
@@ -111,7 +179,7 @@ fn set<T: Table>(table: &mut T, given: &Given, known: &[String]) -> Result<(), C
     Err(ConfigError::Unknown { advice: nearest::advice(&key, known), key, place })
 }
 
-/// `KEY VALUE KEY VALUE …`, as yacs takes it.
+/// Parses `KEY VALUE KEY VALUE …`, as yacs does.
 fn overrides<S: AsRef<str>>(words: &[S]) -> Result<Vec<Given>, ConfigError> {
     let pairs = words.chunks(2).map(|pair| match pair {
         [key, value] => {
@@ -121,4 +189,18 @@ fn overrides<S: AsRef<str>>(words: &[S]) -> Result<Vec<Given>, ConfigError> {
         _ => Err(ConfigError::NoValue { key: pair[0].as_ref().to_owned() }),
     });
     pairs.collect()
+}
+
+/// Asserts that the table of a documentation page has every key with its default.
+#[cfg(test)]
+pub(crate) fn assert_in_guide<T: Table>(page: &str) {
+    let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(page);
+    let guide = std::fs::read_to_string(guide).unwrap();
+    let row = |entry: Entry| {
+        format!("| `{}` | `{}` | {} | {} |", entry.key, entry.value, entry.expects, entry.about)
+    };
+    let rows: Vec<_> = entries(&T::default()).into_iter().map(row).collect();
+    let table = guide.lines().skip_while(|line| !line.starts_with("| key | default |")).skip(2);
+    let listed: Vec<_> = table.take_while(|line| line.starts_with('|')).collect();
+    assert_eq!(listed, rows, "the table of {page} should be:\n{}", rows.join("\n"));
 }

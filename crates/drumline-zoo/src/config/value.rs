@@ -1,31 +1,31 @@
-//! A value as YAML or a command line gives it, before the key's type has been asked.
+//! A value from YAML or a command line, before it is parsed as the type of its key.
 
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{Location, Spanned};
 
-/// A scalar, a list, or in a file a section. What comes from a command line is always a text.
+/// A scalar, a list, or a section of a file. Values from the command line are always texts.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
-    /// `null`; in a text `None` means the same.
+    /// `null`; the text `None` means the same.
     Null,
     /// `true` or `false`.
     Bool(bool),
     /// A whole number.
     Int(i64),
-    /// Any other number.
+    /// A float.
     Float(f64),
-    /// A text, whose meaning depends on the key.
+    /// A text, which the type of the key interprets.
     Text(String),
     /// A list.
     List(Vec<Value>),
-    /// Keys with their values, and where in the file these stand.
+    /// Keys with their values, and the lines of the values in the file.
     Section(Vec<(String, Spanned<Value>)>),
 }
 
 impl Value {
-    /// For programs; sections have no values of their own.
+    /// The value as JSON.
     pub(crate) fn to_json(&self) -> serde_json::Value {
         match self {
             Self::Null => serde_json::Value::Null,
@@ -40,14 +40,14 @@ impl Value {
         }
     }
 
-    /// A section that stands in no file.
+    /// A section that does not come from a file.
     pub(crate) fn section(pairs: impl IntoIterator<Item = (&'static str, Self)>) -> Self {
         let spanned = |value| Spanned { value, referenced: Location::UNKNOWN, defined: Location::UNKNOWN };
         Self::Section(pairs.into_iter().map(|(key, value)| (key.to_owned(), spanned(value))).collect())
     }
 }
 
-/// As it stands in a YAML file.
+/// The value in YAML syntax.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -56,7 +56,7 @@ impl fmt::Display for Value {
             Self::Int(value) => write!(f, "{value}"),
             Self::Float(value) => f.write_str(&float(*value)),
             Self::Text(text) if is_plain(text) => f.write_str(text),
-            // A JSON text is a YAML text.
+            // A JSON string is also a YAML string.
             Self::Text(text) => write!(f, "{}", serde_json::Value::from(text.as_str())),
             Self::List(values) => {
                 let values: Vec<_> = values.iter().map(ToString::to_string).collect();
@@ -71,7 +71,7 @@ impl fmt::Display for Value {
     }
 }
 
-/// With a point and a signed exponent, as PyYAML wants it: without them it reads a text.
+/// A float with a point and a signed exponent: PyYAML would read other forms as text.
 fn float(value: f64) -> String {
     if !value.is_finite() {
         return if value.is_nan() {
@@ -87,7 +87,7 @@ fn float(value: f64) -> String {
     format!("{digits}{point}e{sign}{exponent}")
 }
 
-/// Whether a text means itself without quotes, in YAML of any age.
+/// Whether a text needs no quotes in YAML 1.1 and 1.2.
 fn is_plain(text: &str) -> bool {
     const WORDS: [&str; 9] = ["null", "none", "true", "false", "yes", "no", "on", "off", "y"];
     let begins = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/' || c == '_');
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_stay_numbers() {
+    fn floats_are_written_for_pyyaml() {
         for (value, written) in
             [(5e-5, "5.0e-5"), (1e20, "1.0e+20"), (0.1, "0.1"), (1.0, "1.0"), (1.5e-9, "1.5e-9")]
         {

@@ -1,15 +1,15 @@
-//! A batch put together: each image painted into its place.
+//! Builds a batch: writes each image into its place.
 
 use drumline_torch::tensor_from_vec;
 use tch::Tensor;
 
 use crate::transforms::{Painter, Transform};
-use drumline::{Dataset, ImageBatch, Sample, SampleError};
+use drumline::data::{Dataset, ImageBatch, Sample, SampleError};
 
-/// Why an image cannot be made.
+/// Why an image cannot be read.
 pub(super) type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// A data set whose images are painted one by one.
+/// A dataset whose images are written one by one.
 pub(super) trait Paint: Dataset {
     fn transform(&self) -> &Transform;
 
@@ -18,7 +18,7 @@ pub(super) trait Paint: Dataset {
     fn paint(&self, sample: Sample, painter: &mut Painter<'_>, out: &mut [f32]) -> Result<(), Cause>;
 }
 
-/// Make the batch in one piece of memory, which becomes the tensor's.
+/// Builds a batch in one allocation, which the tensor takes over.
 pub(super) fn batch(data: &impl Paint, samples: &[Sample]) -> Result<ImageBatch, SampleError> {
     let (size, elements) = (data.transform().geometry.size() as i64, data.transform().elements());
     let mut painter = data.transform().painter();

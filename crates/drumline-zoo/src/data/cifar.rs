@@ -1,8 +1,8 @@
 //! CIFAR-10 and CIFAR-100 from their binary files, held in memory.
 //!
 //! ```text
-//!   CIFAR-10    record of 3073 bytes:  label            │ 1024 red │ 1024 green │ 1024 blue      (32×32, rows from the top)
-//!   CIFAR-100   record of 3074 bytes:  coarse │ fine    │ …                                      the fine label is the class
+//!   CIFAR-10    record of 3073 bytes:  label         │ 1024 red │ 1024 green │ 1024 blue   (32×32, rows from the top)
+//!   CIFAR-100   record of 3074 bytes:  coarse │ fine │ …                                   the fine label is the class
 //! ```
 
 use std::io::ErrorKind;
@@ -12,9 +12,10 @@ use super::assemble::{self, Cause, Paint};
 use super::on_device::Stock;
 use crate::error::ZooError;
 use crate::transforms::{Layout, Painter, Pixels, Transform};
-use drumline::{Dataset, ImageBatch, Sample, SampleError, TorchError};
+use drumline::data::{Dataset, ImageBatch, Sample, SampleError};
+use drumline::torch::TorchError;
 
-/// Which of the two.
+/// CIFAR-10 or CIFAR-100.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CifarKind {
     /// Ten classes.
@@ -23,24 +24,24 @@ pub enum CifarKind {
     Cifar100,
 }
 
-/// Which part of a data set.
+/// The split of a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Split {
-    /// What is trained on.
+    /// The training set.
     Train,
-    /// What is never trained on.
+    /// The test set.
     Test,
 }
 
 impl CifarKind {
-    /// Which of the two lies in the folder, if any: one file of it is enough.
+    /// Detects which CIFAR is in a folder. One of its files is enough.
     pub fn detect(dir: &Path) -> Option<Self> {
         let is_there =
             |kind: &Self| [Split::Train, Split::Test].iter().any(|split| kind.folder(dir, *split).is_some());
         [Self::Cifar10, Self::Cifar100].into_iter().find(is_there)
     }
 
-    /// How many classes there are.
+    /// The number of classes.
     pub fn num_classes(self) -> i64 {
         match self {
             Self::Cifar10 => 10,
@@ -48,7 +49,7 @@ impl CifarKind {
         }
     }
 
-    /// The folder with files of a part: `dir`, or the one in it that the published archive unpacks to.
+    /// The folder that contains the files of a split: `dir`, or the subfolder that the published archive creates.
     pub(crate) fn folder(self, dir: &Path, split: Split) -> Option<PathBuf> {
         let inner = match self {
             Self::Cifar10 => "cifar-10-batches-bin",
@@ -58,7 +59,7 @@ impl CifarKind {
         [dir.to_owned(), dir.join(inner)].into_iter().find(has_file)
     }
 
-    /// The names of the files of a part.
+    /// The file names of a split.
     pub(crate) fn files(self, split: Split) -> &'static [&'static str] {
         match (self, split) {
             (Self::Cifar10, Split::Train) => &[
@@ -74,7 +75,7 @@ impl CifarKind {
         }
     }
 
-    /// Bytes before the pixels; the last is the class.
+    /// The number of bytes before the pixels; the last of them is the class.
     fn label_bytes(self) -> usize {
         match self {
             Self::Cifar10 => 1,
@@ -90,7 +91,7 @@ impl CifarKind {
 const SIDE: usize = 32;
 const PIXELS: usize = 3 * SIDE * SIDE;
 
-/// The images of one part.
+/// The images of one split.
 pub struct Cifar {
     kind: CifarKind,
     files: Vec<DataFile>,
@@ -98,20 +99,20 @@ pub struct Cifar {
     transform: Transform,
 }
 
-/// A file, and the images up to its end.
+/// A file, and the index after its last image.
 struct DataFile {
     path: PathBuf,
     end: usize,
 }
 
 impl Cifar {
-    /// Read the files of one part of the CIFAR that lies in the folder, as [`open_kind`](Self::open_kind) does.
+    /// Opens a split of the CIFAR in a folder; see [`open_kind`](Self::open_kind).
     pub fn open(dir: &Path, split: Split, transform: Transform) -> Result<Self, ZooError> {
         let kind = CifarKind::detect(dir).ok_or_else(|| ZooError::NoCifar { path: dir.to_owned() })?;
         Self::open_kind(kind, dir, split, transform)
     }
 
-    /// Read the files of one part and check them: whole records, labels within range, none cut short.
+    /// Reads the files of a split and checks them: complete records, labels in range, no truncated file.
     pub fn open_kind(
         kind: CifarKind,
         dir: &Path,
@@ -159,7 +160,8 @@ impl Cifar {
         Ok(())
     }
 
-    /// The files of a part are of one size, or differ by one image where the number does not divide: a shorter one is cut short.
+    /// The files of a split have the same size, or differ by one image if the number does not divide evenly. A smaller
+    /// file is truncated.
     fn check_sizes(&self) -> Result<(), ZooError> {
         let starts = std::iter::once(0).chain(self.files.iter().map(|file| file.end));
         let sizes: Vec<_> = self.files.iter().zip(starts).map(|(file, start)| file.end - start).collect();

@@ -1,4 +1,4 @@
-//! JPEG and PNG files to bytes.
+//! Decodes JPEG and PNG files.
 
 use std::fs;
 use std::io::Cursor;
@@ -8,7 +8,7 @@ use image::{ImageError, ImageFormat, ImageReader, Limits, RgbImage};
 
 use super::assemble::Cause;
 
-/// The image as red, green and blue; grey and transparent ones are converted.
+/// Reads an image as RGB. Greyscale and transparent images are converted.
 pub(super) fn decode(path: &Path) -> Result<RgbImage, Cause> {
     let bytes = fs::read(path)?;
     if bytes.is_empty() {
@@ -21,12 +21,12 @@ pub(super) fn decode(path: &Path) -> Result<RgbImage, Cause> {
         Ok(format @ (ImageFormat::Jpeg | ImageFormat::Png)) => format,
         _ => return Err("neither JPEG nor PNG; try to convert it".into()),
     };
-    // From memory, as the decoders are then compiled once, with their crate.
+    // Decoding from memory instead of a generic reader: the decoders are then compiled once, in their own crate.
     let image = image::load_from_memory_with_format(&bytes, format);
     Ok(image.map_err(|error| refused(&error, &bytes, format))?.into_rgb8())
 }
 
-/// Why an image cannot be used: it is broken, or it is whole and too large.
+/// Why an image cannot be used: it is damaged, or it is too large.
 fn refused(error: &ImageError, bytes: &[u8], format: ImageFormat) -> String {
     let size = || ImageReader::with_format(Cursor::new(bytes), format).into_dimensions().ok();
     match (error, size()) {
@@ -41,8 +41,8 @@ fn refused(error: &ImageError, bytes: &[u8], format: ImageFormat) -> String {
     }
 }
 
-/// Whether a JPEG has its end: decoders fill up what is missing with grey. A thumbnail in the file has an end of its own, but
-/// the image begins after it.
+/// Whether a JPEG is complete. Decoders fill missing parts with grey. A thumbnail in the file has its own end marker,
+/// but the image data begins after it.
 fn is_complete(jpeg: &[u8]) -> bool {
     const END: [u8; 2] = [0xff, 0xd9];
     const SCAN: [u8; 2] = [0xff, 0xda];

@@ -1,11 +1,12 @@
-//! Made-up input, to measure training without reading anything.
+//! Random images, to measure training speed without reading files.
 
 use super::assemble::{self, Cause, Paint};
 use super::on_device::Stock;
 use crate::transforms::{Layout, Painter, Pixels, Transform};
-use drumline::{Dataset, ImageBatch, Sample, SampleError, TorchError};
+use drumline::data::{Dataset, ImageBatch, Sample, SampleError};
+use drumline::torch::TorchError;
 
-/// As many images as asked for, of a few different ones; classes by turns.
+/// A dataset of any length that repeats a few random images. Labels cycle through the classes.
 pub struct Dummy {
     len: usize,
     num_classes: i64,
@@ -13,11 +14,11 @@ pub struct Dummy {
     transform: Transform,
 }
 
-/// Different images: enough for a batch to have some variety, few enough to stay in the cache.
+/// The number of different images: enough for some variety in a batch, few enough to stay in the cache.
 const POOL: usize = 16;
 
 impl Dummy {
-    /// Noise of the size that the transform gives out.
+    /// Creates random images of the transform's output size.
     pub fn new(len: usize, num_classes: i64, transform: Transform) -> Self {
         let mut rng = Sample::new(0, 0, 0).rng();
         let words = (POOL * transform.elements()).div_ceil(8);
@@ -25,12 +26,12 @@ impl Dummy {
         Self { len, num_classes, pool, transform }
     }
 
-    /// How many classes there are.
+    /// The number of classes.
     pub fn num_classes(&self) -> i64 {
         self.num_classes
     }
 
-    /// The different images, with the labels of all.
+    /// The different images, with the labels of all samples.
     pub(super) fn stock(&self) -> Option<Stock<'_>> {
         let (elements, size) = (self.transform.elements(), self.transform.geometry.size());
         let pool = self.pool.chunks_exact(elements).take(POOL);
@@ -94,7 +95,7 @@ mod tests {
     use crate::transforms::{Flip, Geometry, Normalize};
 
     #[test]
-    fn images_have_the_size_and_classes_take_turns() {
+    fn images_have_the_right_size_and_labels_cycle() {
         let geometry = Geometry::CenterCrop { resize: None, size: 40 };
         let transform = Transform { geometry, flip: Flip::Never, normalize: Normalize::imagenet() };
         let data = Dummy::new(100, 3, transform);

@@ -1,7 +1,7 @@
-//! A folder of images with a folder for each class, as ImageNet's.
+//! A folder of images with a subfolder for each class, as in ImageNet.
 //!
-//! Classes are the names of the folders in sorted order; a class's images are all JPEG and PNG files under its folder, sorted. This
-//! is the order of torchvision's `ImageFolder`.
+//! Classes are the names of the subfolders in sorted order. The images of a class are all JPEG and PNG files under its
+//! folder, sorted. This is the order of torchvision's `ImageFolder`.
 
 use std::ffi::OsString;
 use std::fs;
@@ -11,19 +11,21 @@ use super::assemble::{self, Cause, Paint};
 use super::decode::decode;
 use crate::error::ZooError;
 use crate::transforms::{Layout, Painter, Pixels, Transform};
-use drumline::{Dataset, ImageBatch, Sample, SampleError, TorchError};
+use drumline::data::{Dataset, ImageBatch, Sample, SampleError};
+use drumline::torch::TorchError;
 
-/// The images of one folder; files are read when they are needed.
+/// The images of a folder. Files are read when they are needed.
 pub struct ImageFolder {
     classes: Vec<String>,
     images: Vec<(PathBuf, usize)>,
-    /// Of the paths from the folder on.
+    /// The checksum of the relative paths.
     fingerprint: u32,
     transform: Transform,
 }
 
 impl ImageFolder {
-    /// List the images. A class without any is an error, as its number would mean another class elsewhere.
+    /// Lists the images. A class without images is an error, because class numbers would differ from those on a host
+    /// that has some.
     pub fn open(dir: &Path, transform: Transform) -> Result<Self, ZooError> {
         let mut folders: Vec<_> = list(dir)?.into_iter().filter(|path| path.is_dir()).collect();
         folders.sort();
@@ -43,13 +45,13 @@ impl ImageFolder {
         Ok(data)
     }
 
-    /// The names of the classes; a label is a place in this list.
+    /// The names of the classes; a label is an index into this list.
     pub fn classes(&self) -> &[String] {
         &self.classes
     }
 }
 
-/// Which files there are; not what is in them, which would take as long as an epoch to read.
+/// A checksum of the file names. The contents are not included, because reading them takes as long as an epoch.
 fn fingerprint(dir: &Path, images: &[(PathBuf, usize)]) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     for (path, _) in images {
@@ -70,10 +72,10 @@ fn images_under(dir: &Path) -> Result<Vec<PathBuf>, ZooError> {
     let (mut folders, mut images) = (vec![dir.to_owned()], Vec::new());
     while let Some(folder) = folders.pop() {
         for path in list(&folder)? {
-            match is_image(&path) {
-                true => images.push(path),
-                false if path.is_dir() => folders.push(path),
-                false => (),
+            if is_image(&path) {
+                images.push(path);
+            } else if path.is_dir() {
+                folders.push(path);
             }
         }
     }
@@ -189,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_named() {
+    fn damaged_files_are_named() {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path();
         let refused = || ImageFolder::open(dir, Transform::imagenet_train(24)).unwrap_err().to_string();
@@ -203,7 +205,7 @@ mod tests {
         let whole = fs::read(format!("{GOLDEN}/image_resize_photo.jpg")).unwrap();
         let png = fs::read(format!("{GOLDEN}/image_resize.png")).unwrap();
         let file = dir.join("cat/1.jpg");
-        // As large as it says, by the two numbers in the header of its frame.
+        // The decoder trusts the width and height in the frame header.
         let mut large = whole.clone();
         let frame = large.windows(2).position(|marker| marker == [0xff, 0xc0]).unwrap();
         large[frame + 5..frame + 9].copy_from_slice(&[0x75, 0x30, 0x75, 0x30]);

@@ -1,11 +1,11 @@
-//! Data sets of images: CIFAR's binary files, folders as ImageNet's, and made-up input.
+//! Image datasets: CIFAR's binary files, folders as in ImageNet, and random images.
 //!
 //! ```text
 //!   DIR/data_batch_1.bin … test_batch.bin     CIFAR-10       DIR/train/<class>/*.jpg, *.png    an image folder
 //!   DIR/train.bin, test.bin                   CIFAR-100      DIR/val/<class>/…
 //! ```
-//! Each gives batches of f32 images, written in one pass from bytes (`transforms`); images of one size can be kept on a GPU, and made into
-//! batches there (`on_device`).
+//! Each dataset makes batches of f32 images in one pass from bytes (`transforms`). Images of one size can be stored on
+//! a GPU and made into batches there (`on_device`).
 
 mod assemble;
 mod cifar;
@@ -23,24 +23,25 @@ pub use on_device::{BatchLayout, OnDevice};
 
 use crate::error::ZooError;
 use crate::transforms::Transform;
-use drumline::{Dataset, ImageBatch, Sample, SampleError, TorchError};
+use drumline::data::{Dataset, ImageBatch, Sample, SampleError};
+use drumline::torch::TorchError;
 use on_device::Stock;
 
-/// Any of the data sets.
+/// Any image dataset.
 #[derive(Debug)]
 pub enum Images {
     /// CIFAR-10 or CIFAR-100.
     Cifar(Cifar),
     /// A folder of images.
     Folder(ImageFolder),
-    /// Made-up input.
+    /// Random images.
     Dummy(Dummy),
-    /// One of these with its images on a device.
+    /// A dataset whose images are stored on a device.
     OnDevice(OnDevice),
 }
 
 impl Images {
-    /// Open what lies in `dir`: CIFAR's files if they are there, otherwise the folder `split` of images.
+    /// Opens the dataset in `dir`: CIFAR's files if they exist, otherwise the image folder `split`.
     pub fn open(dir: &Path, split: &str, transform: Transform) -> Result<Self, ZooError> {
         match CifarKind::detect(dir) {
             Some(_) => {
@@ -51,7 +52,7 @@ impl Images {
         }
     }
 
-    /// How many classes there are.
+    /// The number of classes.
     pub fn num_classes(&self) -> i64 {
         match self {
             Self::Cifar(data) => data.kind().num_classes(),
@@ -61,7 +62,7 @@ impl Images {
         }
     }
 
-    /// What could be kept on a device: images of one size that are only cut and mirrored.
+    /// The images, if they can be stored on a device: they must have one size, and only be cropped and flipped.
     fn stock(&self) -> Option<Stock<'_>> {
         let stock = match self {
             Self::Cifar(data) => data.stock()?,
@@ -71,7 +72,7 @@ impl Images {
         Some(stock).filter(|stock| !stock.transform.geometry.resizes(stock.sizes))
     }
 
-    /// Refuse a model with another number of classes; `dir` is for the message.
+    /// Returns an error if the model has another number of classes. `dir` is for the message.
     pub fn check_classes(&self, model: i64, dir: &Path) -> Result<(), ZooError> {
         match self.num_classes() {
             found if found == model => Ok(()),
@@ -134,7 +135,7 @@ mod tests {
     use crate::synth_cifar;
 
     #[test]
-    fn what_lies_in_a_folder_is_found_and_held_against_the_model() {
+    fn a_dataset_is_detected_and_its_classes_are_checked() {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path();
         let missing = Images::open(dir, "val", Transform::cifar_test()).unwrap_err().to_string();

@@ -1,12 +1,12 @@
-//! Images of one size kept where the network is, as bytes, and batches made of them there.
+//! Stores images of one size as bytes on the network's device, and makes batches there.
 //!
 //! ```text
-//!   host     what is random of each sample (its window) ─▶ a place for each row and each column of the batch ─┐ one small copy
-//!   device   bytes of all images ─▶ gathered by row + column ─▶ looked up in the table of numbers ─▶ batch   ◀┘
+//!   host     draws the window of each sample ─▶ a place for each row and column of the batch ─┐ one small copy
+//!   device   bytes of all images ─▶ gathered by row + column ─▶ normalised by table ─▶ batch  ◀┘
 //! ```
-//! A *place* counts pixels over all images, from 1; place 0 is a black pixel, which stands for all that lies beyond an image's edge. Windows are
-//! drawn by the same function as on the processor and numbers come from the same table, so a batch has the same bits wherever it is made.
-//! Not here: whether the images fit (`program/pieces/placing.rs`).
+//! A *place* counts pixels over all images, from 1. Place 0 is a black pixel, which stands for everything beyond an
+//! image's edge. The same function draws the windows as on the CPU, and values come from the same table, so a batch has
+//! the same bits on either device. `images/placing.rs` decides whether the images fit.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -16,25 +16,26 @@ use tch::{Device, Kind, Tensor};
 use super::Images;
 use crate::error::ZooError;
 use crate::transforms::{Pixels, Transform, Window};
-use drumline::{Dataset, ImageBatch, Sample, SampleError, TorchError};
+use drumline::data::{Dataset, ImageBatch, Sample, SampleError};
+use drumline::torch::TorchError;
 
-/// A row or column beyond the edge: added to any place it stays below 0.
+/// The place of a row or column beyond the edge: the sum with any other place stays negative.
 const BEYOND: i64 = i64::MIN / 4;
 
-/// How the numbers of a batch lie in memory.
+/// The memory layout of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BatchLayout {
-    /// One channel after the other.
+    /// NCHW: one channel after the other.
     Contiguous,
-    /// All channels of a pixel together, in which they are gathered.
+    /// NHWC: all channels of a pixel together, as they are gathered.
     ChannelsLast,
 }
 
-/// What can be kept on a device: images of one size, their labels, and how they become numbers.
+/// Images that can be stored on a device: their pixels, labels and transform.
 pub(super) struct Stock<'a> {
-    /// Width and height of each.
+    /// The width and height of every image.
     pub(super) sizes: (usize, usize),
-    /// The sample at an index is the image at that index, counted from the first again where there are fewer.
+    /// The images. If there are fewer images than samples, they repeat.
     pub(super) images: Vec<Pixels<'a>>,
     pub(super) labels: Vec<i64>,
     pub(super) transform: &'a Transform,
@@ -45,7 +46,7 @@ impl Stock<'_> {
         (3 * self.sizes.0 * self.sizes.1 * self.images.len()) as u64
     }
 
-    /// All pixels, red, green and blue together, behind a black one.
+    /// All pixels as RGB, after a black one.
     fn pixels(&self) -> Vec<u8> {
         let mut pixels = Vec::with_capacity(self.bytes() as usize + 3);
         pixels.extend([0; 3]);
@@ -54,9 +55,9 @@ impl Stock<'_> {
     }
 }
 
-/// A data set kept on a device. Batches are made there, on the stream of whoever asks for them.
+/// A dataset stored on a device. Batches are made on the caller's stream.
 pub struct OnDevice {
-    /// For names and classes.
+    /// The original dataset, for names and classes.
     source: Box<Images>,
     sizes: (usize, usize),
     num_images: usize,
@@ -64,27 +65,28 @@ pub struct OnDevice {
     transform: Transform,
     layout: BatchLayout,
     device: Device,
-    /// A tensor may be used by one thread at a time.
+    /// A mutex, because only one thread may use a tensor at a time.
     resident: Mutex<Resident>,
 }
 
-/// What lies on the device for good.
+/// The tensors that stay on the device.
 struct Resident {
-    /// u8, places × 3.
+    /// The pixels: u8 `[places, 3]`.
     pixels: Tensor,
-    /// The number of each byte, for red, then green, then blue.
+    /// The table of normalised values of each byte, for red, green and blue.
     table: Tensor,
-    /// Where in it a channel begins.
+    /// The offset of each channel in the table.
     channels: Tensor,
 }
 
 impl Images {
-    /// How many bytes of a device the images would take; `None` where they cannot lie there, as their sizes differ.
+    /// The number of bytes that the images need on a device; `None` if they cannot be stored there because their sizes
+    /// differ.
     pub fn bytes_on_device(&self) -> Option<u64> {
         self.stock().map(|stock| stock.bytes())
     }
 
-    /// The same data set with its images on a device. Batches are the same to the bit.
+    /// Moves the images to a device. Batches are the same to the bit.
     pub fn on_device(self, device: Device, layout: BatchLayout) -> Result<Self, ZooError> {
         let Some(stock) = self.stock() else {
             return Err(ZooError::Unsuitable {
@@ -109,7 +111,7 @@ impl Images {
 }
 
 impl Resident {
-    /// Copies of which the host waits for the end: any stream may read them.
+    /// Copies the images and waits for the copies, so that any stream may read them.
     fn new(stock: &Stock<'_>, device: Device) -> Result<Self, TorchError> {
         let numbers: Vec<f32> =
             (0..3).flat_map(|channel| *stock.transform.normalize.table(channel)).collect();
@@ -120,7 +122,7 @@ impl Resident {
         })
     }
 
-    /// The images whose rows and columns have these places: f32, samples × 3 × side × side, with channels last in memory.
+    /// The images at these rows and columns: f32 `[samples, 3, side, side]`, channels-last in memory.
     fn gathered(&self, rows: &Tensor, columns: &Tensor) -> Result<Tensor, TorchError> {
         let (samples, side) = rows.size2()?;
         let places = rows.f_unsqueeze(2)?.f_add(&columns.f_unsqueeze(1)?)?.f_clamp_min_(0)?;
@@ -130,7 +132,7 @@ impl Resident {
     }
 }
 
-/// Places of a batch as the host writes them.
+/// The places of a batch, computed on the host.
 #[derive(Default)]
 struct Places {
     rows: Vec<i64>,
@@ -138,7 +140,7 @@ struct Places {
 }
 
 impl Places {
-    /// The window of an image that begins at place `first`.
+    /// Adds the window of an image whose first pixel is at place `first`.
     fn add(&mut self, window: &Window, first: usize, (width, height): (usize, usize)) {
         let within = |at: isize, side: usize| usize::try_from(at).ok().filter(|at| *at < side);
         for row in 0..window.size {
@@ -154,7 +156,7 @@ impl Places {
 }
 
 impl OnDevice {
-    /// Where the images are.
+    /// The device of the images.
     pub fn device(&self) -> Device {
         self.device
     }
@@ -191,7 +193,7 @@ impl OnDevice {
         Ok((images, all.f_narrow(0, 2 * samples * side, samples)?))
     }
 
-    /// From pinned memory, so that nobody waits for the copy.
+    /// Copies from pinned memory, which does not block the host.
     fn uploaded(&self, numbers: &[i64]) -> Result<Tensor, TorchError> {
         let numbers = Tensor::f_from_slice(numbers)?;
         match self.device {
@@ -245,7 +247,7 @@ mod tests {
     use crate::data::{Cifar, CifarKind, Dummy, Split};
     use crate::synth_cifar;
     use crate::transforms::{Flip, Geometry, Normalize};
-    use drumline::{DistributedSampler, Loader, LoaderOptions, SamplerOptions};
+    use drumline::data::{DistributedSampler, Loader, LoaderOptions, SamplerOptions};
 
     fn cifar(transform: &Transform) -> (Images, Images) {
         let folder = tempfile::tempdir().unwrap();
@@ -254,7 +256,7 @@ mod tests {
         (Images::Cifar(open().unwrap()), Images::Cifar(open().unwrap()))
     }
 
-    /// Sample by sample, in several epochs and layouts.
+    /// Compares sample by sample, in several epochs and layouts.
     fn same(host: &Images, device: Images, layout: BatchLayout) {
         let device = device.on_device(Device::Cpu, layout).unwrap();
         assert_eq!((device.len(), device.num_classes()), (host.len(), host.num_classes()));
@@ -274,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_are_those_of_the_processor_to_the_bit() {
+    fn batches_equal_those_of_the_cpu_to_the_bit() {
         let crop = |geometry, flip| Transform { geometry, flip, normalize: Normalize::imagenet() };
         for transform in [
             Transform::cifar_train(),
@@ -300,17 +302,17 @@ mod tests {
             images.batch(&samples).unwrap().images
         };
         assert_eq!(of(1), of(1));
-        assert_ne!(of(1), of(2), "control of the comparison");
+        assert_ne!(of(1), of(2), "control: the comparison sees differences");
     }
 
     #[test]
-    fn made_up_images_are_the_same_as_well() {
+    fn random_images_are_the_same_too() {
         let dummy = || Images::Dummy(Dummy::new(50, 3, Transform::imagenet_test(20, 20)));
         same(&dummy(), dummy(), BatchLayout::ChannelsLast);
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn images_of_different_sizes_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(folder.path().join("train/cat")).unwrap();
         image::RgbImage::new(4, 4).save(folder.path().join("train/cat/a.png")).unwrap();
@@ -322,13 +324,13 @@ mod tests {
             "{refused}"
         );
         let (resized, _) = cifar(&Transform::imagenet_train(8));
-        assert_eq!(resized.bytes_on_device(), None, "the processor resizes");
+        assert_eq!(resized.bytes_on_device(), None, "only the CPU resizes");
         let (fits, _) = cifar(&Transform::cifar_train());
         assert_eq!(fits.bytes_on_device(), Some(60 * 3 * 32 * 32));
     }
 
     #[test]
-    fn a_loader_gives_them_without_workers_and_goes_on_where_it_stood() {
+    fn a_loader_works_without_workers_and_resumes_at_its_position() {
         let (host, device) = cifar(&Transform::cifar_train());
         let device = device.on_device(Device::Cpu, BatchLayout::Contiguous).unwrap();
         let options = LoaderOptions { batch_size: 7, workers: 3, pin_memory: true, ..Default::default() };

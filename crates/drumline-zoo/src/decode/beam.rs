@@ -1,49 +1,50 @@
-//! The beam of one sentence: which partial translations live on. Only decides; what words are likely is told.
+//! The beam of one sentence: decides which partial translations continue, given the probabilities of the next tokens.
 
 use super::BeamOptions;
 
 /// A translation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Hypothesis {
-    /// Its words, without the mark of the end.
+    /// Its tokens, without the end token.
     pub tokens: Vec<i64>,
-    /// The greater, the better: its logarithmic probability, divided by what [`BeamOptions::alpha`] says.
+    /// The log probability, divided by the length penalty of [`BeamOptions::alpha`]. Greater is better.
     pub score: f64,
 }
 
-/// A translation in the beam.
+/// A partial translation in the beam.
 #[derive(Debug, Clone)]
 struct Entry {
     tokens: Vec<i64>,
-    /// Sum of the words' logarithmic probabilities.
+    /// The sum of the tokens' log probabilities.
     sum: f64,
     finished: bool,
 }
 
-/// The beam. Its entries are the rows of a sentence; where there are fewer, the rest of the rows repeat the first.
+/// The beam. Its entries are the rows of a sentence; if there are fewer entries than rows, the remaining rows repeat
+/// the first.
 #[derive(Debug)]
 pub(super) struct Beam {
     entries: Vec<Entry>,
     options: BeamOptions,
 }
 
-/// An entry may become this.
+/// A possible successor of an entry.
 struct Candidate {
     parent: usize,
-    /// None: the parent is finished and stays.
+    /// The next token; `None` if the parent is finished and stays in the beam.
     word: Option<i64>,
     sum: f64,
     score: f64,
 }
 
 impl Beam {
-    /// Nothing is said yet.
+    /// Starts with one empty translation.
     pub(super) fn new(options: &BeamOptions) -> Self {
         let entries = vec![Entry { tokens: Vec::new(), sum: 0.0, finished: false }];
         Self { entries, options: *options }
     }
 
-    /// The last word of each row.
+    /// The last token of each row.
     pub(super) fn last_words(&self) -> impl Iterator<Item = i64> {
         let last = |row: usize| {
             let entry = self.entries.get(row).unwrap_or(&self.entries[0]);
@@ -52,8 +53,9 @@ impl Beam {
         (0..self.options.beam_size).map(last)
     }
 
-    /// One more word for each translation that is not finished. `best` gives the likeliest words of a row, at least `beam_size` of them where there
-    /// are as many, and their logarithmic probabilities. Gives the row that each row goes on from.
+    /// Adds one token to each translation that is not finished. `best` returns the most probable tokens of a row with
+    /// their log probabilities: at least `beam_size` of them, if there are that many. Returns the row that each new row
+    /// continues.
     pub(super) fn advance<B: IntoIterator<Item = (i64, f64)>>(
         &mut self,
         best: impl Fn(usize) -> B,
@@ -104,9 +106,10 @@ impl Beam {
             .iter()
             .map(|entry| {
                 let length = entry.tokens.len() as f64;
-                let score = match self.options.alpha > 0.0 {
-                    true => self.penalised(entry.sum, length),
-                    false => entry.sum / length,
+                let score = if self.options.alpha > 0.0 {
+                    self.penalised(entry.sum, length)
+                } else {
+                    entry.sum / length
                 };
                 Hypothesis { tokens: entry.tokens.clone(), score }
             })
@@ -118,9 +121,6 @@ impl Beam {
 
     /// The score by which entries are compared during the search.
     fn penalised(&self, sum: f64, length: f64) -> f64 {
-        match self.options.alpha > 0.0 {
-            true => sum / ((5.0 + length) / 6.0).powf(self.options.alpha),
-            false => sum,
-        }
+        if self.options.alpha > 0.0 { sum / ((5.0 + length) / 6.0).powf(self.options.alpha) } else { sum }
     }
 }

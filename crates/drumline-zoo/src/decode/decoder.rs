@@ -1,4 +1,4 @@
-//! A decoder that says one word after the other, and computes only what is new.
+//! Incremental decoding: computes one token at a time, with cached keys and values.
 //!
 //! ```text
 //!   source: keys, values      sentences × heads × places × size   computed once, shared by the rows of a sentence
@@ -9,12 +9,12 @@ use tch::Tensor;
 
 use crate::models::transformer::{KeysValues, Transformer};
 
-/// What goes on after a step.
+/// The rows and sentences that continue after a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kept {
-    /// The row that each row goes on from, sentence by sentence.
+    /// The old row that each new row continues, sentence by sentence.
     pub rows: Vec<i64>,
-    /// The sentences that go on.
+    /// The sentences that continue.
     pub sentences: Vec<i64>,
 }
 
@@ -27,13 +27,15 @@ pub struct Kept {
 ///
 /// let store = VarStore::new(Device::Cpu);
 /// let (d_word_vec, d_model, src_vocab, tgt_vocab) = (16, 16, 11, 13);
-/// let small = TransformerOptions { n_layers: 2, n_head: 4, d_word_vec, d_model, d_inner_hid: 32, src_vocab, tgt_vocab, ..Default::default() };
+/// let small = TransformerOptions {
+///     n_layers: 2, n_head: 4, d_word_vec, d_model, d_inner_hid: 32, src_vocab, tgt_vocab, ..Default::default()
+/// };
 /// let model = Transformer::new(&store.root(), &small)?;
 /// no_grad(|| {
 ///     // Two sentences, three translations of each; all begin with 3.
 ///     let mut decoder = Decoder::new(&model, &padded(&[vec![4, 5, 6], vec![7, 8]], 0), 3);
 ///     assert_eq!(decoder.next(&Tensor::from_slice(&[3i64; 6])).size(), [6, 13]);
-///     // The second sentence goes on, with its first translation twice.
+///     // Only the second sentence continues, with its first translation twice.
 ///     decoder.keep(&Kept { rows: vec![3, 3, 4], sentences: vec![1] });
 ///     assert_eq!(decoder.next(&Tensor::from_slice(&[9i64, 10, 9])).size(), [3, 13]);
 /// });
@@ -48,7 +50,7 @@ pub struct Decoder<'a> {
 }
 
 impl<'a> Decoder<'a> {
-    /// Encodes `source`, sentences × places, for `rows` translations of each.
+    /// Encodes `source` `[sentences, places]`, for `rows` translations of each sentence.
     pub fn new(model: &'a Transformer, source: &Tensor, rows: usize) -> Self {
         let memory = model.encode(source);
         let kept = model.keys_values(&memory);
@@ -56,7 +58,7 @@ impl<'a> Decoder<'a> {
         Self { model, source: kept, mask: memory.mask, past }
     }
 
-    /// Logits of each row's next word, rows × words, after its last one.
+    /// The logits of each row's next token `[rows, vocabulary]`, given its last one.
     pub fn next(&mut self, words: &Tensor) -> Tensor {
         let Self { model, source, mask, past } = self;
         past.make_room();
@@ -66,7 +68,7 @@ impl<'a> Decoder<'a> {
         logits
     }
 
-    /// Reorders the rows, and leaves out those of sentences that are done.
+    /// Reorders the rows and drops those of finished sentences.
     pub fn keep(&mut self, kept: &Kept) {
         let device = self.mask.device();
         if !kept.rows.iter().copied().eq(0..self.past.rows()) {
@@ -84,14 +86,14 @@ impl<'a> Decoder<'a> {
     }
 }
 
-/// Keys and values of all places so far, of all layers, in one tensor: 2 · layers × rows × heads × room × size.
+/// Keys and values of all places so far, for all layers, in one tensor `[2 · layers, rows, heads, capacity, size]`.
 #[derive(Debug)]
 struct Past {
     kept: Tensor,
     places: i64,
 }
 
-/// Places by which the room grows.
+/// The number of places by which the capacity grows.
 const ROOM: i64 = 16;
 
 impl Past {
@@ -114,7 +116,7 @@ impl Past {
         }
     }
 
-    /// Adds a place to a layer, and gives all of its places.
+    /// Appends a place to a layer and returns all places of the layer.
     fn with(&mut self, layer: i64, new: &KeysValues) -> KeysValues {
         let add = |part: i64, new: &Tensor| {
             let all = self.kept.get(part);

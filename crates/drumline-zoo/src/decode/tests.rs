@@ -1,11 +1,12 @@
-//! The search against a plain one that computes everything anew at each step, and the decoder against the whole forward.
+//! Compares the search with a simple one that recomputes everything at each step, and the decoder with the full forward
+//! pass.
 
 use super::*;
 use crate::models::transformer::{NormPlace, TransformerOptions, padded};
 use tch::Device;
 use tch::nn::VarStore;
 
-/// A model with weights of a formula: other tests draw from the process's generator at the same time.
+/// A model whose weights come from a formula, because other tests draw from the global generator at the same time.
 fn model(seed: u8, norm: NormPlace) -> (VarStore, Transformer) {
     tch::set_num_threads(1);
     let store = VarStore::new(Device::Cpu);
@@ -28,7 +29,7 @@ fn model(seed: u8, norm: NormPlace) -> (VarStore, Transformer) {
     for (place, (name, mut tensor)) in (0..).zip(all) {
         let index = Tensor::arange(tensor.numel() as i64, (Kind::Double, Device::Cpu));
         let angles = &index * (0.7 + 0.1 * f64::from(seed)) + &index * &index * 1e-2 + f64::from(place);
-        // Of the words some are much likelier than others, so that translations end at different steps.
+        // Some tokens are much more probable than others, so that translations end at different steps.
         let scale = if name == "generator.weight" { 1.0 } else { 0.3 };
         no_grad(|| tensor.copy_(&(angles.sin() * scale).view_as(&tensor)));
     }
@@ -40,11 +41,11 @@ fn sentences() -> Vec<Vec<i64>> {
 }
 
 #[test]
-fn a_decoder_with_a_past_says_what_the_whole_forward_says() {
+fn the_incremental_decoder_matches_the_full_forward() {
     for norm in [NormPlace::After, NormPlace::Before] {
         let (_store, model) = model(1, norm);
         let source = padded(&sentences()[..3], 0);
-        // More places than the first room holds.
+        // More places than the first capacity.
         let words = Tensor::randint_low(3, 9, [6, 2 * 16 + 3], (Kind::Int64, Device::Cpu));
         let twice = source.repeat_interleave_self_int(2, 0, None);
         let whole = no_grad(|| model.forward(&twice, &words, false));
@@ -57,7 +58,7 @@ fn a_decoder_with_a_past_says_what_the_whole_forward_says() {
 }
 
 #[test]
-fn rows_are_reordered_and_sentences_left_out() {
+fn rows_are_reordered_and_finished_sentences_dropped() {
     let (_store, model) = model(2, NormPlace::After);
     let source = padded(&sentences()[..3], 0);
     let words = Tensor::from_slice2(&[[3i64, 4], [3, 5], [3, 6], [3, 7], [3, 8], [3, 4]]);
@@ -74,7 +75,7 @@ fn rows_are_reordered_and_sentences_left_out() {
     assert!(next.allclose(&whole, 1e-5, 1e-5, false));
 }
 
-/// Logarithmic probabilities of the next words after some beginnings of one length, by a forward of all of them from their first words on.
+/// Log probabilities of the next tokens after prefixes of one length, from a full forward pass.
 fn next_words(models: &[&Transformer], source: &[i64], begun: &[Vec<i64>], bos: i64) -> Vec<Vec<f64>> {
     let source = match source {
         [] => padded(&[vec![0]], 0),
@@ -91,10 +92,10 @@ fn next_words(models: &[&Transformer], source: &[i64], begun: &[Vec<i64>], bos: 
     Vec::try_from(mean.log()).unwrap()
 }
 
-/// A translation so far, the sum of its words' scores, and whether it is finished.
+/// A partial translation, the sum of its scores, and whether it is finished.
 type Begun = (Vec<i64>, f64, bool);
 
-/// One sentence, all words of the vocabulary, nothing kept from one step to the next.
+/// A search for one sentence over the whole vocabulary, without a cache.
 fn plain_search(models: &[&Transformer], source: &[i64], options: &BeamOptions) -> Vec<Hypothesis> {
     let alpha = options.alpha.max(0.0);
     let penalty = |length: usize| ((5.0 + length as f64) / 6.0).powf(alpha);
@@ -138,7 +139,7 @@ fn assert_same(got: &[Hypothesis], expected: &[Hypothesis], what: &str) {
 }
 
 #[test]
-fn the_search_is_that_of_a_plain_one() {
+fn the_search_matches_a_simple_search() {
     let (_first, first) = model(3, NormPlace::After);
     let (_second, second) = model(4, NormPlace::Before);
     let source = sentences();
@@ -169,17 +170,18 @@ fn the_search_is_that_of_a_plain_one() {
 #[test]
 fn all_translations_are_found_by_a_beam_that_holds_them() {
     let (_store, model) = model(5, NormPlace::After);
-    // Two steps over 9 words, of which padding is never said: 8 × 8 translations at most.
+    // Two steps over 9 tokens, without padding: at most 8 × 8 translations.
     let options = BeamOptions { beam_size: 80, alpha: 1.0, keep_n: 80, max_steps: 2, ..Default::default() };
     let found = &beam_search(&[&model], &padded(&sentences()[..1], 0), &options).unwrap()[0];
     assert_eq!(found.len(), 1 + 7 * 8);
     let distinct: std::collections::BTreeSet<_> = found.iter().map(|one| &one.tokens).collect();
-    // A word with the end after it, and the same word with another one after it, are different; the empty one is there once.
+    // A token followed by the end and the same token followed by another one are different; the empty translation
+    // occurs once.
     assert_eq!(distinct.len(), found.len());
 }
 
 #[test]
-fn nothing_to_translate_is_no_trouble() {
+fn empty_input_is_translated_to_nothing() {
     let (_store, model) = model(6, NormPlace::After);
     let options = BeamOptions { max_steps: 3, ..Default::default() };
     let translated = |size: [i64; 2]| {
@@ -192,7 +194,7 @@ fn nothing_to_translate_is_no_trouble() {
 }
 
 #[test]
-fn what_cannot_be_searched_is_told() {
+fn invalid_searches_are_refused() {
     let (_store, model) = model(7, NormPlace::After);
     let source = padded(&sentences(), 0);
     let refused = |models: &[&Transformer], source: &Tensor, options: BeamOptions| {

@@ -1,45 +1,48 @@
-//! Windows of a file of tokens. A window is read when it is asked for: the file may be larger than memory.
+//! Windows of a token file. Windows are read on demand, so the file may be larger than memory.
 //!
 //! ```text
 //!   tokens   t0 t1 t2 t3 t4 t5 t6 t7 t8 …       block 4
 //!   window 0 └──────────┘ input t0…t3, target t1…t4
 //!   window 1             └──────────┘ input t4…t7, target t5…t8
 //! ```
-//! Each token is a target once in an epoch. In training windows may begin at another token in each epoch, drawn from the run's seed, so that a token has
-//! not always the same ones before it: all are then moved by so many places, up to the last, which ends with the file. In which order windows come, and to
-//! which rank, is the sampler's to say.
+//! Each token is a target once per epoch. In training, all windows of an epoch may be shifted by the same random
+//! offset, drawn from the run's seed and the epoch, so that a token does not always have the same context. The last
+//! window ends with the file. The sampler decides the order of windows and the rank of each.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use drumline::{Cause, Dataset, Sample, SampleError, TorchError};
+use drumline::data::{Cause, Dataset, Sample, SampleError};
+use drumline::torch::TorchError;
 use drumline_text::{GptTokenizer, TextError, TokenHeader};
 use tch::{Device, Kind, Tensor};
 
 /// Where windows begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Begin {
-    /// At the same tokens always, the first at the file's.
+    /// At the same tokens in each epoch; the first window begins with the file.
     #[default]
     Fixed,
-    /// At other ones in each epoch.
+    /// Shifted by another offset in each epoch.
     Moved,
 }
 
-/// Windows of so many tokens, and as targets the tokens that follow: both windows × places.
-#[derive(Debug)]
+/// A dataset of windows: the inputs `[windows, block]`, and as targets the tokens that follow each of them.
+#[derive(Debug, Clone)]
 pub struct TokenData {
     path: PathBuf,
     header: TokenHeader,
     block: usize,
     begin: Begin,
-    /// Read at any place by any thread: the system keeps what was read, and gives it back to others as memory is needed.
-    file: File,
+    /// Threads read the file at any place. The page cache keeps what was read and gives the memory back when it is
+    /// needed.
+    file: Arc<File>,
 }
 
 impl TokenData {
-    /// The windows of `block` tokens of a file that this tokenizer has made.
+    /// Opens a token file that `tokenizer` has made, with windows of `block` tokens.
     pub fn open(path: &Path, tokenizer: &GptTokenizer, block: usize) -> Result<Self, TextError> {
         let header = TokenHeader::open(path)?;
         let bad = |what: String| TextError::BadFile { path: path.to_owned(), what };
@@ -60,10 +63,10 @@ impl TokenData {
         }
         let file =
             File::open(path).map_err(|source| TextError::ReadFile { path: path.to_owned(), source })?;
-        Ok(Self { path: path.to_owned(), header, block, begin: Begin::Fixed, file })
+        Ok(Self { path: path.to_owned(), header, block, begin: Begin::Fixed, file: Arc::new(file) })
     }
 
-    /// The same with windows that begin elsewhere.
+    /// Changes where windows begin.
     #[must_use]
     pub fn beginning(self, begin: Begin) -> Self {
         Self { begin, ..self }
@@ -75,22 +78,22 @@ impl TokenData {
             Begin::Fixed => 0,
             Begin::Moved => sample.epoch_rng().below(self.block),
         };
-        // A target follows the last token of a window.
+        // The last token of a window is followed by a target.
         let last = self.header.count as usize - 1 - self.block;
         (sample.index * self.block + moved).min(last)
     }
 
-    /// What the file says of itself.
+    /// The header of the file.
     pub fn header(&self) -> &TokenHeader {
         &self.header
     }
 
-    /// Numbers that tell files apart without reading all of a large one: its header, and a checksum of windows here and there.
+    /// A fingerprint that does not read all of a large file: the header, and a checksum of some windows.
     pub fn fingerprint(&self) -> Result<String, SampleError> {
-        const LOOKED_AT: usize = 64;
+        const SAMPLED: usize = 64;
         let mut crc = crc32fast::Hasher::new();
-        for look in 0..LOOKED_AT.min(self.len()) {
-            let index = look * (self.len() - 1) / LOOKED_AT.min(self.len()).max(2).saturating_sub(1);
+        for look in 0..SAMPLED.min(self.len()) {
+            let index = look * (self.len() - 1) / SAMPLED.min(self.len()).max(2).saturating_sub(1);
             let (tokens, _) = self.batch(&[Sample::new(0, 0, index)])?;
             let tokens = Vec::<i64>::try_from(tokens.reshape([-1]));
             let tokens = tokens.map_err(|error| SampleError::new(index, self.name(index), error))?;
@@ -104,7 +107,7 @@ impl TokenData {
         format!("the window at token {start} of {:?}", self.path)
     }
 
-    /// Inputs and targets of windows.
+    /// The inputs and targets of windows.
     fn windows(&self, samples: &[Sample]) -> Result<(Tensor, Tensor), Cause> {
         let width = self.header.width;
         let of_window = (self.block + 1) * width;
@@ -115,7 +118,7 @@ impl TokenData {
         self.check(&bytes)?;
         let kind = if width == 2 { Kind::Int16 } else { Kind::Int };
         let tokens = Tensor::f_from_data_size(&bytes, &[samples.len() as i64, self.block as i64 + 1], kind)?;
-        // libtorch has no u16 to compute with: bits are read as i16, and the sign's are taken away.
+        // libtorch does not compute with u16: the bytes are read as i16, and the sign extension is masked out.
         let bits = (1i64 << (8 * width)) - 1;
         let part = |first| {
             let part = tokens.f_narrow(1, first, self.block as i64)?;
@@ -124,9 +127,9 @@ impl TokenData {
         Ok((part(0)?, part(1)?))
     }
 
-    /// Refuses tokens that the vocabulary has not.
+    /// Returns an error for tokens that the vocabulary does not have.
     fn check(&self, bytes: &[u8]) -> Result<(), Cause> {
-        // A fold is done with many at a time, which `max` is not.
+        // The compiler vectorises this fold, but not `max`.
         let greatest = match self.header.width {
             2 => bytes.as_chunks().0.iter().fold(0, |most, two| u16::from_le_bytes(*two).max(most)).into(),
             _ => bytes.as_chunks().0.iter().fold(0, |most, four| u32::from_le_bytes(*four).max(most)),
@@ -136,7 +139,7 @@ impl TokenData {
             return Ok(());
         }
         Err(format!(
-            "token {greatest} is none of the {vocabulary} that there are: the file is damaged; try drumline data tokens again"
+            "token {greatest} is not in the vocabulary of {vocabulary} tokens: the file is damaged; try drumline data tokens again"
         )
         .into())
     }
@@ -160,7 +163,7 @@ impl Dataset for TokenData {
         Some(crc32fast::hash(self.fingerprint().ok()?.as_bytes()))
     }
 
-    /// In an epoch that does not move it.
+    /// The position in an epoch without an offset.
     fn name(&self, index: usize) -> String {
         self.window_at(index * self.block)
     }
@@ -201,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_begin_elsewhere_in_each_epoch() {
+    fn windows_are_shifted_in_each_epoch() {
         let (_folder, path) = file("abcdefghijklmnopqrstuvwxyz");
         let fixed = TokenData::open(&path, &GptTokenizer::bytes(), 5).unwrap();
         let moved = TokenData::open(&path, &GptTokenizer::bytes(), 5).unwrap().beginning(Begin::Moved);
@@ -220,7 +223,7 @@ mod tests {
             let expected = [moved, moved + 5, moved + 10, moved + 15, (moved + 20).min(118)];
             assert_eq!(starts.as_slice(), expected, "all by as many, and none beyond the end");
         }
-        assert_eq!(of_epoch(&moved, 3, 7), starts[7], "a run that goes on sees the same");
+        assert_eq!(of_epoch(&moved, 3, 7), starts[7], "a resumed run sees the same windows");
         assert_ne!(
             (0..40).map(|epoch| of_epoch(&moved, 4, epoch)).collect::<Vec<_>>(),
             starts,
@@ -230,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_one_window_moves_as_far_as_it_goes() {
+    fn a_file_of_one_window_is_shifted_within_the_file() {
         let (_folder, path) = file("abcdefg");
         let data = TokenData::open(&path, &GptTokenizer::bytes(), 6).unwrap().beginning(Begin::Moved);
         let of = |epoch| data.batch(&[Sample::new(0, epoch, 0)]).unwrap().0.int64_value(&[0, 0]);
@@ -253,13 +256,17 @@ mod tests {
         std::fs::write(&path, &bytes).unwrap();
         let data = TokenData::open(&path, &GptTokenizer::bytes(), 3).unwrap();
         let error = data.batch(&[Sample::new(0, 0, 1)]).unwrap_err().to_string();
-        assert!(error.contains("the window at token 3") && error.contains("token 65381 is none"), "{error}");
+        assert!(
+            error.contains("the window at token 3") && error.contains("token 65381 is not in"),
+            "{error}"
+        );
         bytes.pop();
         std::fs::write(&path, &bytes).unwrap();
-        assert!(said(&GptTokenizer::bytes(), 3).contains("is torn"));
+        assert!(said(&GptTokenizer::bytes(), 3).contains("is incomplete"));
     }
 
-    /// A file of bytes' tokens with another width or count; what it has no tokens for are zeros that take no place on the disk.
+    /// A token file of bytes with another width or count. Missing tokens are zeros in a sparse file, which take no disk
+    /// space.
     fn sparse(width: u32, count: u64, tokens: &[u8]) -> (tempfile::TempDir, PathBuf) {
         let (folder, path) = file("a");
         let mut header = std::fs::read(&path).unwrap()[..TokenHeader::LEN].to_vec();
@@ -280,7 +287,7 @@ mod tests {
         let memory = std::fs::read_to_string("/proc/meminfo").unwrap();
         let total = memory.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap();
         let total: u64 = total.trim().trim_end_matches(" kB").parse().unwrap();
-        // Windows of 4 tokens, and the target of the last.
+        // A window has 4 tokens and the target of the last one.
         let count = total * 1024 * 3 / 2 / 2 / 4 * 4 + 1;
         let (_folder, path) = sparse(2, count, &[104, 0, 105, 0]);
         let data = TokenData::open(&path, &GptTokenizer::bytes(), 4).unwrap();
@@ -298,12 +305,15 @@ mod tests {
         let (input, target) = batch(&data, &[0]);
         assert_eq!(input, Tensor::from_slice2(&[[3i64, 256, 0, 255]]));
         assert_eq!(target, Tensor::from_slice2(&[[256i64, 0, 255, 7]]));
-        // As a number with a sign it would be below zero.
+        // As a signed number, it would be negative.
         for great in [257u32, 1 << 31, u32::MAX] {
             let (_folder, path) = sparse(4, 5, &great.to_le_bytes());
             let data = TokenData::open(&path, &GptTokenizer::bytes(), 4).unwrap();
             let said = data.batch(&[Sample::new(0, 0, 0)]).unwrap_err().to_string();
-            assert!(said.contains(&format!("token {great} is none of the 257")), "{said}");
+            assert!(
+                said.contains(&format!("token {great} is not in the vocabulary of 257 tokens")),
+                "{said}"
+            );
         }
     }
 

@@ -1,18 +1,18 @@
-//! What is minimised, and what is told of it: the loss of a token, perplexity, tokens a second.
+//! The loss per token, and the metrics: perplexity, tokens per second.
 
 use std::cell::Cell;
 use std::time::Instant;
 
-use drumline::Cause;
+use drumline::data::Cause;
 use drumline::trainer::{BatchMetric, Loss};
 use tch::Tensor;
 
 use crate::models::gpt::SummedLoss;
 
-/// Tokens, and those that follow them.
+/// Input tokens, and the tokens that follow them.
 type Windows = (Tensor, Tensor);
 
-/// The mean over tokens of what the model has added up.
+/// The mean over tokens of the loss that the model has summed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PerToken;
 
@@ -26,7 +26,7 @@ impl Loss<Windows, SummedLoss> for PerToken {
     }
 }
 
-/// The exponential of the mean loss: between how many equally likely tokens the model wavers.
+/// The exponential of the mean loss: the number of equally likely tokens that has the same loss.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Perplexity {
     loss: f64,
@@ -53,7 +53,7 @@ impl BatchMetric<Windows, SummedLoss> for Perplexity {
     }
 }
 
-/// Tokens of a step, of all ranks, by the time since the step before.
+/// Tokens of a step over all ranks, divided by the time since the previous step.
 #[derive(Debug, Clone)]
 pub struct TokensPerSecond {
     tokens: f64,

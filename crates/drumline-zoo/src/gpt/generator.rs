@@ -1,6 +1,7 @@
-//! Token after token, each drawn from what the model makes of those before.
+//! Generates text token by token, each sampled from the model's distribution.
 //!
-//! A model sees `n_positions` tokens. A text that gets longer goes on with the later half of them, so that a cache is made anew once in so many tokens.
+//! A model sees at most `n_positions` tokens. When the window is full, only its later half is kept, so the cache is
+//! recomputed once per half window.
 
 use std::ops::ControlFlow;
 
@@ -10,32 +11,32 @@ use tch::{Kind, Tensor, no_grad};
 use crate::error::ZooError;
 use crate::models::gpt::{Gpt, KvCache};
 
-/// Whether the keys and values of tokens are kept.
+/// Whether the keys and values of earlier tokens are cached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Caching {
-    /// A new token costs one place.
+    /// A new token computes only its own position.
     #[default]
-    Kept,
-    /// Everything is computed anew for each token: for comparison.
-    Anew,
+    On,
+    /// All positions are recomputed for each token, for comparison.
+    Off,
 }
 
 /// Continues texts.
 #[derive(Debug)]
 pub struct Generator<'a> {
-    /// What says which token is how likely.
+    /// The model.
     pub model: &'a Gpt,
-    /// The token at which a text ends.
+    /// The token that ends a text.
     pub end_of_text: u32,
-    /// The most tokens that are added.
+    /// The largest number of new tokens.
     pub max_tokens: usize,
-    /// For speed, or for comparison.
+    /// Whether keys and values are cached.
     pub caching: Caching,
 }
 
 impl Generator<'_> {
-    /// Gives each token behind `prompt` to `each` as it comes, until the text ends, `each` breaks, or there are enough. An empty prompt is the beginning of
-    /// a text.
+    /// Calls `each` with every new token after `prompt`, until the text ends, `each` breaks, or the limit is reached.
+    /// An empty prompt starts a new text.
     pub fn generate(
         &self,
         prompt: &[u32],
@@ -64,7 +65,7 @@ impl Generator<'_> {
         if i64::from(self.end_of_text) >= words {
             return Err(ZooError::Unsuitable {
                 what: format!(
-                    "a text ends with token {}, but the model knows {words}, from 0 on",
+                    "the end-of-text token is {}, but the model has {words} tokens",
                     self.end_of_text
                 ),
                 fix: "the tokenizer that it was trained with, or its eos_token_id in config.json".into(),
@@ -72,7 +73,7 @@ impl Generator<'_> {
         }
         match prompt.iter().find(|token| i64::from(**token) >= words) {
             Some(token) => Err(ZooError::Unsuitable {
-                what: format!("the prompt has token {token}, but the model knows {words}"),
+                what: format!("the prompt has token {token}, but the model has {words} tokens"),
                 fix: "the tokenizer that it was trained with".into(),
             }),
             None => Ok(()),
@@ -80,7 +81,7 @@ impl Generator<'_> {
     }
 }
 
-/// What is kept of a text.
+/// The state of one text.
 struct State {
     cache: KvCache,
     /// The first token that the model sees.
@@ -88,11 +89,11 @@ struct State {
 }
 
 impl State {
-    /// Logits of the token behind these, without those of added rows.
+    /// The logits of the next token, without padding rows.
     fn next(&mut self, generator: &Generator<'_>, tokens: &[i64]) -> Vec<f32> {
         let Generator { model, caching, .. } = generator;
         let start = first_seen(tokens.len(), model.options().n_positions as usize);
-        if start != self.start || *caching == Caching::Anew {
+        if start != self.start || *caching == Caching::Off {
             (self.cache, self.start) = (model.cache(), start);
         }
         let new = &tokens[start + self.cache.len() as usize..];
@@ -104,7 +105,7 @@ impl State {
     }
 }
 
-/// The first of `len` tokens that a model with so many places sees: the window moves by half its size when it is full.
+/// The first of `len` tokens that a model with `places` positions sees. A full window moves by half its size.
 fn first_seen(len: usize, places: usize) -> usize {
     let half = (places / 2).max(1);
     len.saturating_sub(places).div_ceil(half) * half
@@ -142,7 +143,8 @@ mod tests {
             ..Default::default()
         };
         let model = Gpt::new(&store.root(), &options).unwrap();
-        // By formula, as tests beside this one draw as well; far from even, so that another rounding does not change what is drawn.
+        // The weights come from a formula, because other tests draw random numbers at the same time. They are far
+        // apart, so that another rounding does not change the samples.
         for (place, named) in drumline_torch::parameters(&store).into_iter().enumerate() {
             let (mut tensor, size) = (named.tensor.shallow_clone(), named.tensor.numel() as i64);
             let numbers = Tensor::arange(size, (Kind::Double, Device::Cpu)) * 0.7 + place as f64;
@@ -163,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_changes_nothing_also_beyond_the_window() {
+    fn the_cache_does_not_change_the_text_even_beyond_the_window() {
         let (_store, model) = model();
         let plain = SamplingOptions { temperature: 0.8, seed: 11, ..Default::default() };
         for sampling in [
@@ -171,19 +173,19 @@ mod tests {
             plain,
             SamplingOptions { top_k: Some(5), ..plain },
         ] {
-            let [kept, anew] =
-                [Caching::Kept, Caching::Anew].map(|caching| generated(&model, caching, sampling));
-            assert_eq!(kept, anew, "{sampling:?}");
-            assert!(kept.len() > 10 && kept.iter().all(|token| *token < 28), "{kept:?}");
+            let [cached, recomputed] =
+                [Caching::On, Caching::Off].map(|caching| generated(&model, caching, sampling));
+            assert_eq!(cached, recomputed, "{sampling:?}");
+            assert!(cached.len() > 10 && cached.iter().all(|token| *token < 28), "{cached:?}");
         }
-        let other = generated(&model, Caching::Kept, SamplingOptions { seed: 12, ..plain });
-        assert_ne!(generated(&model, Caching::Kept, plain), other, "control: the seed decides");
+        let other = generated(&model, Caching::On, SamplingOptions { seed: 12, ..plain });
+        assert_ne!(generated(&model, Caching::On, plain), other, "control: the seed decides");
     }
 
     #[test]
-    fn it_ends_when_it_is_told_to_and_refuses_unknown_tokens() {
+    fn generation_stops_on_request_and_refuses_unknown_tokens() {
         let (_store, model) = model();
-        let generator = Generator { model: &model, end_of_text: 28, max_tokens: 30, caching: Caching::Kept };
+        let generator = Generator { model: &model, end_of_text: 28, max_tokens: 30, caching: Caching::On };
         let mut sampler =
             TokenSampler::new(SamplingOptions { temperature: 0.0, ..Default::default() }).unwrap();
         let mut count = 0;
@@ -195,18 +197,18 @@ mod tests {
         assert_eq!(count, 4);
         let said =
             generator.generate(&[29], &mut sampler, |_| ControlFlow::Continue(())).unwrap_err().to_string();
-        assert!(said.contains("token 29, but the model knows 29; try the tokenizer"), "{said}");
+        assert!(said.contains("token 29, but the model has 29 tokens; try the tokenizer"), "{said}");
     }
 
     #[test]
-    fn an_end_of_text_that_the_model_does_not_know_is_refused() {
+    fn an_unknown_end_of_text_token_is_refused() {
         let (_store, model) = model();
-        let generator = Generator { model: &model, end_of_text: 29, max_tokens: 3, caching: Caching::Kept };
+        let generator = Generator { model: &model, end_of_text: 29, max_tokens: 3, caching: Caching::On };
         let mut sampler = TokenSampler::new(SamplingOptions::default()).unwrap();
         for prompt in [&[][..], &[1, 2]] {
             let said = generator.generate(prompt, &mut sampler, |_| ControlFlow::Continue(()));
             let said = said.unwrap_err().to_string();
-            assert!(said.contains("ends with token 29, but the model knows 29, from 0 on; try"), "{said}");
+            assert!(said.contains("the end-of-text token is 29, but the model has 29 tokens; try"), "{said}");
         }
     }
 }

@@ -1,18 +1,22 @@
-//! Models that continue text: from a file of tokens to a trained GPT, and from a prompt to what follows.
+//! GPT: training from a file of tokens, and text generation.
 //!
 //! ```text
 //!   text ─▶ drumline data tokens ─▶ TokenData: windows of tokens ─▶ models::gpt ─▶ PerToken, Perplexity
 //!   prompt ─▶ Generator: token after token, with a cache ─▶ text
 //! ```
-//! The program that trains is `drumline-train train --cfg config/gpt-tiny.yaml`; a program of your own takes the parts from here.
+//! `drumline-train train --cfg config/gpt-tiny.yaml` trains with it. Other programs can use the parts by themselves.
 
 pub mod config;
 mod data;
 mod figures;
+mod found;
 mod generator;
+mod task;
 pub mod weights;
 
 pub use config::GptConfig;
 pub use data::{Begin, TokenData};
 pub use figures::{PerToken, Perplexity, TokensPerSecond};
+pub(crate) use found::Found;
 pub use generator::{Caching, Generator};
+pub(crate) use task::GptTask;

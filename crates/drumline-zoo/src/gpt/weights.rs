@@ -1,27 +1,25 @@
-//! A GPT-2's weights from and to safetensors files by Hugging Face's names.
+//! Loads and saves GPT-2 weights as safetensors with Hugging Face's names.
 //!
 //! ```text
-//!   transformer.h.0.attn.c_attn.weight ─┐                                     ┌ h.0.attn.bias, …masked_bias: masks of older files
-//!               h.0.attn.c_attn.weight ─┴▶ h.0.attn.c_attn.weight    left out ┴ lm_head.weight: the embedding once more, or it is refused
+//!   transformer.h.0.attn.c_attn.weight, or h.0.attn.c_attn.weight  ─▶ h.0.attn.c_attn.weight
+//!   h.0.attn.bias, h.0.attn.masked_bias                            masks in older files: ignored
+//!   lm_head.weight                                                 tied to wte.weight; an error if the values differ
 //! ```
-//! Where the model's embedding has rows that were added, a file without them fills the others.
+//! If the model's embedding has padding rows, a file without them fills only the other rows.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
-use safetensors::tensor::TensorView;
-use tch::Tensor;
 use tch::nn::VarStore;
 
 use crate::error::ZooError;
 use crate::models::gpt::GptOptions;
-use crate::weights::{Views, copy_alike, save_tensors, with_views};
+use crate::weights::{Tensors, copy_alike, read, remove_tied, save_tensors};
 
 const EMBEDDING: &str = "wte.weight";
 const HEAD: &str = "lm_head.weight";
 const PREFIX: &str = "transformer.";
 
-/// Load all weights of the model that `options` made in `store`.
+/// Loads all weights of the model that was built with `options` in `store`.
 ///
 /// ```
 /// use drumline_zoo::gpt::weights;
@@ -41,50 +39,33 @@ const PREFIX: &str = "transformer.";
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn load(store: &VarStore, options: &GptOptions, path: &Path) -> Result<(), ZooError> {
-    with_views(path, |views| {
-        let views = renamed(views, path)?;
-        let mut variables: BTreeMap<_, _> = store.variables().into_iter().collect();
-        let rows = views.get(EMBEDDING).and_then(|view| view.shape().first().copied());
-        if rows != Some(options.padded_vocab() as usize) {
-            narrow_embedding(&mut variables, options);
-        }
-        copy_alike(variables, &views, path)
-    })
+    let saved = renamed(read(path)?, path)?;
+    let mut variables: Tensors = store.variables().into_iter().collect();
+    let rows = saved.get(EMBEDDING).and_then(|embedding| embedding.size().first().copied());
+    if rows != Some(options.padded_vocab()) {
+        narrow_embedding(&mut variables, options);
+    }
+    copy_alike(variables, &saved, path)
 }
 
-/// Write all weights, without added rows: what Hugging Face's `GPT2Model` and `GPT2LMHeadModel` load.
+/// Writes all weights without padding rows. Hugging Face's `GPT2Model` and `GPT2LMHeadModel` load the file.
 pub fn save(store: &VarStore, options: &GptOptions, path: &Path) -> Result<(), ZooError> {
-    let mut tensors: BTreeMap<_, _> = store.variables().into_iter().collect();
+    let mut tensors: Tensors = store.variables().into_iter().collect();
     narrow_embedding(&mut tensors, options);
     save_tensors(tensors, path)
 }
 
-/// By the model's own names; without what is no weight.
-fn renamed<'a>(views: Views<'a>, path: &Path) -> Result<Views<'a>, ZooError> {
+/// Renames tensors to the model's names and drops those that are not weights.
+fn renamed(saved: Tensors, path: &Path) -> Result<Tensors, ZooError> {
     let is_mask = |name: &str| name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
-    let kept = views.into_iter().filter(|(name, _)| !is_mask(name));
-    let mut named: Views<'_> =
-        kept.map(|(name, view)| (name.strip_prefix(PREFIX).unwrap_or(name), view)).collect();
-    if let (Some(head), Some(embedding)) = (named.remove(HEAD), named.get(EMBEDDING))
-        && !is_same(&head, embedding)
-    {
-        return Err(ZooError::UnfitTensor {
-            path: path.to_owned(),
-            name: HEAD.to_owned(),
-            message: format!(
-                "its values are not those of {EMBEDDING}, expected the same: the model here has one tensor for both; try weights \
-                 that were trained with tie_word_embeddings"
-            ),
-        });
-    }
+    let kept = saved.into_iter().filter(|(name, _)| !is_mask(name));
+    let own = |name: String| name.strip_prefix(PREFIX).map_or_else(|| name.clone(), str::to_owned);
+    let mut named: Tensors = kept.map(|(name, tensor)| (own(name), tensor)).collect();
+    remove_tied(&mut named, HEAD, EMBEDDING, path)?;
     Ok(named)
 }
 
-fn is_same(one: &TensorView<'_>, other: &TensorView<'_>) -> bool {
-    (one.dtype(), one.shape(), one.data()) == (other.dtype(), other.shape(), other.data())
-}
-
-fn narrow_embedding(tensors: &mut BTreeMap<String, Tensor>, options: &GptOptions) {
+fn narrow_embedding(tensors: &mut Tensors, options: &GptOptions) {
     if let Some(embedding) = tensors.get_mut(EMBEDDING) {
         *embedding = embedding.detach().narrow(0, 0, options.vocab_size);
     }

@@ -1,21 +1,21 @@
-//! Dropout, with the errors of tensors that do not fit as panics, as tch has them.
+//! Dropout. Errors of libtorch are panics, as in tch's own modules.
 
 use tch::Tensor;
 
-/// Why it cannot fail.
+/// Why these functions cannot fail.
 const FITS: &str = "the probability was checked with the options, and shapes are the model's";
 
-/// Elements are zeroed with probability `p`, the others scaled so that the mean stays; with 0 nothing is done.
+/// Zeroes elements with probability `p` and scales the others so that the mean stays the same. With 0 it does nothing.
 pub(super) fn dropout(xs: &Tensor, p: f64) -> Tensor {
     drumline_torch::dropout(xs, p).expect(FITS)
 }
 
-/// The same of the positive part.
+/// ReLU, then dropout.
 pub(super) fn relu_dropout(xs: &Tensor, p: f64) -> Tensor {
     drumline_torch::relu_dropout(xs, p).expect(FITS)
 }
 
-/// `base` plus `xs` with dropout.
+/// `base` plus `xs` after dropout.
 pub(super) fn sum_with_dropout(base: &Tensor, xs: &Tensor, p: f64) -> Tensor {
     drumline_torch::sum_with_dropout(base, xs, p).expect(FITS)
 }

@@ -1,12 +1,13 @@
-//! GPT-2: a decoder that says at each place what comes next.
+//! GPT-2: a decoder-only Transformer that predicts the next token at each place.
 //!
 //! ```text
 //!   tokens ─▶ wte + wpe ─▶ n_layer × ( + attn(ln_1) , + mlp(ln_2) ) ─▶ ln_f ─▶ head (wte again) ─▶ logits
-//!                                                                         └▶ loss: in chunks, logits are never there all at once
+//!                                                                         └▶ loss, in chunks of the logits
 //! ```
-//! Tokens are i64, texts × places. Tensors have the names and the layout of Hugging Face's `GPT2Model`: `wte.weight`, `h.0.attn.c_attn.weight`
-//! (inputs × outputs), …; [`gpt::weights`](crate::gpt::weights) reads and writes its files. Nothing in forward looks at a number on the host, and
-//! shapes alone decide what is done: it can be recorded once and played again.
+//! Tokens are i64 `[texts, places]`. Tensors have the names and layout of Hugging Face's `GPT2Model`: `wte.weight`,
+//! `h.0.attn.c_attn.weight` (`[inputs, outputs]`), …; [`gpt::weights`](crate::gpt::weights) reads and writes its files.
+//! The forward pass reads no tensor value on the host, and only shapes decide what it does, so it can be recorded as a
+//! CUDA graph.
 //!
 //! Read in this order: `conv1d`, `attention`, `block`, `head`, `cache`.
 
@@ -16,7 +17,7 @@ mod cache;
 mod conv1d;
 mod head;
 
-use drumline::Cause;
+use drumline::data::Cause;
 use drumline::trainer::{Mode, Model};
 use tch::nn::{Init, Path};
 use tch::{Device, Tensor};
@@ -29,29 +30,32 @@ use head::Head;
 
 use crate::error::ZooError;
 use crate::models::dropout::dropout;
+use crate::models::options::{check_dropout, check_heads, check_sizes};
 use crate::models::transformer::LayerNorm;
 
-/// Deviation of GPT-2's first weights.
+/// The standard deviation of GPT-2's initial weights.
 const STDEV: f64 = 0.02;
 
-/// Sizes of a GPT-2, by Hugging Face's names. The default is the smallest of OpenAI's, of 124 million parameters.
+/// The sizes of a GPT-2, with Hugging Face's names. The default is the smallest of OpenAI's models, with 124 million
+/// parameters.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GptOptions {
-    /// Blocks.
+    /// Number of blocks.
     pub n_layer: i64,
-    /// Heads of each attention.
+    /// Number of attention heads.
     pub n_head: i64,
-    /// Size of the vectors between blocks.
+    /// Size of the hidden states.
     pub n_embd: i64,
-    /// The longest text.
+    /// Longest text, in tokens.
     pub n_positions: i64,
-    /// Tokens that there are.
+    /// Number of tokens in the vocabulary.
     pub vocab_size: i64,
-    /// Rows of the embedding are made a multiple of this, as GPUs like it; what is added is never predicted.
+    /// The rows of the embedding are padded to a multiple of this, which is faster on GPUs. Padding rows are never
+    /// predicted.
     pub vocab_multiple: i64,
-    /// Probability of dropout, everywhere.
+    /// Probability of dropout, in all places.
     pub dropout: f64,
-    /// Into how many parts the places of a batch are split for the loss; with 1 all logits are there at once.
+    /// Number of chunks in which the loss of a batch is computed. With 1, all logits exist at once.
     pub loss_chunks: i64,
 }
 
@@ -71,33 +75,22 @@ impl Default for GptOptions {
 }
 
 impl GptOptions {
-    /// Whether there is such a model.
+    /// Returns an error if the sizes do not define a valid model.
     pub fn check(&self) -> Result<(), ZooError> {
-        let refused = |what: String, fix: &str| Err(ZooError::Unsuitable { what, fix: fix.to_owned() });
-        let Self { n_head, n_embd, dropout, .. } = *self;
-        let sizes = [
+        check_sizes(&[
             ("n_layer", self.n_layer),
-            ("n_head", n_head),
-            ("n_embd", n_embd),
+            ("n_head", self.n_head),
+            ("n_embd", self.n_embd),
             ("n_positions", self.n_positions),
             ("vocab_size", self.vocab_size),
             ("vocab_multiple", self.vocab_multiple),
             ("loss_chunks", self.loss_chunks),
-        ];
-        if let Some((name, size)) = sizes.into_iter().find(|(_, size)| *size < 1) {
-            return refused(format!("{name} is {size}"), "1 or more");
-        }
-        if n_embd % n_head != 0 {
-            let multiple = format!("a multiple of {n_head}, or another number of heads");
-            return refused(format!("n_embd {n_embd} cannot be split among {n_head} heads"), &multiple);
-        }
-        match (0.0..1.0).contains(&dropout) {
-            true => Ok(()),
-            false => refused(format!("dropout is {dropout}"), "0 to below 1"),
-        }
+        ])?;
+        check_heads("n_embd", self.n_embd, self.n_head)?;
+        check_dropout(self.dropout)
     }
 
-    /// Rows of the embedding.
+    /// The number of embedding rows, including padding rows.
     pub fn padded_vocab(&self) -> i64 {
         (self.vocab_size + self.vocab_multiple - 1) / self.vocab_multiple * self.vocab_multiple
     }
@@ -129,7 +122,7 @@ pub struct Gpt {
 }
 
 impl Gpt {
-    /// Makes the tensors under `path`, with GPT-2's first weights.
+    /// Creates the model under `path` with GPT-2's initial weights.
     pub fn new(path: &Path<'_>, options: &GptOptions) -> Result<Self, ZooError> {
         options.check()?;
         let &GptOptions { n_layer, n_embd, n_positions, vocab_size, .. } = options;
@@ -145,29 +138,30 @@ impl Gpt {
         Ok(Self { wte, wpe, blocks, ln_f, head, options: options.clone() })
     }
 
-    /// What it was made with.
+    /// The options that the model was created with.
     pub fn options(&self) -> &GptOptions {
         &self.options
     }
 
-    /// Where its weights are.
+    /// The device of the weights.
     pub fn device(&self) -> Device {
         self.wte.device()
     }
 
-    /// Logits of each next token: texts × places × tokens. Those of added rows are so small that they are never drawn.
+    /// The logits of each next token `[texts, places, rows]`. Those of padding rows are so small that they are never
+    /// sampled.
     pub fn logits(&self, tokens: &Tensor) -> Tensor {
         self.head.logits(&self.states(tokens, 0.0))
     }
 
-    /// The cross-entropies of all next tokens, added up.
+    /// The sum of the cross-entropies of all next tokens.
     pub fn loss(&self, tokens: &Tensor, targets: &Tensor, mode: Mode) -> Result<Tensor, Cause> {
         let p = if mode == Mode::Train { self.options.dropout } else { 0.0 };
         let states = self.states(tokens, p).f_flatten(0, 1)?;
         Ok(self.head.loss(&states, &targets.f_reshape([-1])?, self.options.loss_chunks)?)
     }
 
-    /// What the head reads: texts × places × size.
+    /// The input of the head `[texts, places, n_embd]`.
     fn states(&self, tokens: &Tensor, p: f64) -> Tensor {
         let norms = self.blocks.iter().map(Block::first_norm).chain([&self.ln_f]);
         let mut norms = norms.collect::<Vec<_>>().into_iter();
@@ -182,12 +176,13 @@ impl Gpt {
         dropout(&(Tensor::embedding(&self.wte, tokens, -1, false, false) + places), p)
     }
 
-    /// Memory for a text's keys and values.
+    /// An empty cache for the keys and values of texts.
     pub fn cache(&self) -> KvCache {
         KvCache::new(self.blocks.len())
     }
 
-    /// Logits of the token after `tokens`, texts × places, which follow those that the cache has seen; together at most `n_positions`. One row a text.
+    /// The logits of the token after `tokens` `[texts, places]`, which continue the tokens that the cache has seen.
+    /// Together they must be at most `n_positions`. The result has one row per text.
     pub fn next(&self, tokens: &Tensor, cache: &mut KvCache) -> Tensor {
         let mut xs = self.embedded(tokens, cache.len(), 0.0);
         for (block, kept) in self.blocks.iter().zip(cache.layers()) {
@@ -197,11 +192,11 @@ impl Gpt {
     }
 }
 
-/// The losses of a batch's tokens, added up.
+/// The sum of the losses of a batch's tokens.
 #[derive(Debug)]
 pub struct SummedLoss(pub Tensor);
 
-/// On batches of tokens and the tokens that follow them, both texts × places.
+/// A batch is (tokens, next tokens), both `[texts, places]`.
 impl Model<(Tensor, Tensor)> for Gpt {
     type Output = SummedLoss;
 

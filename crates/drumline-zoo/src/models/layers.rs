@@ -1,7 +1,8 @@
-//! Convolutions and linear layers with PyTorch's first weights, drawn in PyTorch's order.
+//! Convolutions and linear layers with PyTorch's initial weights, drawn in PyTorch's order.
 //!
-//! torchvision draws a convolution twice: once uniformly when the layer is made, and again from a normal distribution when the whole
-//! model is there. Both draws are made here as well, as the generator's state after them decides what comes next.
+//! torchvision draws the weights of a convolution twice: uniformly when the layer is created, and from a normal
+//! distribution when the whole model is complete. Both draws are made here too, because they advance the random
+//! generator.
 
 use std::cell::RefCell;
 
@@ -11,14 +12,14 @@ use tch::{Tensor, no_grad};
 
 use super::norm::{Norm, NormLayer};
 
-/// A convolution without bias, as all of ResNet's are.
+/// A convolution without bias, as in ResNet.
 #[derive(Debug)]
 pub(super) struct Conv {
     weight: Tensor,
     shape: ConvShape,
 }
 
-/// What a convolution looks like.
+/// The shape of a convolution.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ConvShape {
     pub(super) inputs: i64,
@@ -44,7 +45,7 @@ impl ConvShape {
 
 impl Conv {
     pub(super) fn forward(&self, xs: &Tensor) -> Tensor {
-        // A module cannot return an error; libtorch's own method would panic as well.
+        // A module cannot return an error; libtorch's own method would panic too.
         self.convolved(xs).unwrap_or_else(|error| panic!("convolution: {error}"))
     }
 
@@ -59,7 +60,6 @@ impl Conv {
     }
 }
 
-/// A linear layer.
 #[derive(Debug)]
 pub(super) struct Linear {
     weight: Tensor,
@@ -72,7 +72,7 @@ impl Linear {
     }
 }
 
-/// Makes layers, and remembers the convolutions until their second draw.
+/// Creates layers, and remembers the convolutions for their second draw.
 #[derive(Debug)]
 pub(super) struct Builder<'a> {
     norm: &'a Norm,
@@ -104,7 +104,7 @@ impl<'a> Builder<'a> {
         self.norm.build(path, channels)
     }
 
-    /// Draw the convolutions made so far again: normal, by the number of outputs, for ReLU (Kaiming).
+    /// Draws the weights of all convolutions again: Kaiming normal (fan out, ReLU).
     pub(super) fn draw_convs(&self) {
         for mut weight in self.convs.take() {
             let size = weight.size();
@@ -115,7 +115,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// PyTorch's own for linear layers and convolutions: Kaiming uniform with a slope of √5.
+/// PyTorch's default for linear layers and convolutions: Kaiming uniform with a = √5.
 fn first_draw(fan_in: i64) -> Init {
     let slope = 5f64.sqrt();
     let std = (2.0 / (1.0 + slope * slope)).sqrt() / (fan_in as f64).sqrt();

@@ -1,7 +1,8 @@
-//! Models by name; and nets for text ([`gpt`], [`text`], [`transformer`]), which are made from their options.
+//! Image models by name, and text models ([`bert`], [`gpt`], [`text`], [`transformer`]), which are built from their
+//! options.
 //!
-//! Names, shapes and order of the tensors are torchvision's, and so are the first weights: after `tch::manual_seed(s)` a model holds
-//! the numbers that torchvision's has after `torch.manual_seed(s)`.
+//! Names, shapes and order of the tensors are those of torchvision. So are the initial weights: after
+//! `tch::manual_seed(s)`, a model has the same weights as torchvision's after `torch.manual_seed(s)`.
 //!
 //! ```
 //! use drumline_zoo::models::{ModelOptions, build};
@@ -16,10 +17,12 @@
 //! # Ok::<(), drumline_zoo::ZooError>(())
 //! ```
 
+pub mod bert;
 mod dropout;
 pub mod gpt;
 mod layers;
 mod norm;
+mod options;
 mod resnet;
 mod small;
 pub mod text;
@@ -34,28 +37,28 @@ pub use norm::{Norm, NormBuilder};
 use crate::error::ZooError;
 use layers::Builder;
 
-/// What a model is built with.
+/// The options of an image model.
 #[derive(Debug, Clone)]
 pub struct ModelOptions {
-    /// Classes to tell apart: outputs of the last layer.
+    /// The number of classes: the outputs of the last layer.
     pub num_classes: i64,
-    /// Which normalisation goes between the convolutions.
+    /// The normalisation between convolutions.
     pub norm: Norm,
 }
 
 impl Default for ModelOptions {
-    /// ImageNet's 1000 classes and plain batch normalisation.
+    /// ImageNet's 1000 classes and batch norm on each rank.
     fn default() -> Self {
         Self { num_classes: 1000, norm: Norm::Batch }
     }
 }
 
-/// The names that [`build`] knows.
+/// The names that [`build`] accepts.
 pub fn names() -> impl Iterator<Item = &'static str> {
     resnet::ARCHES.iter().map(|(name, _)| *name).chain(["mlp", "convnet"])
 }
 
-/// Any model; a module for all who take one, which a box of a module is not.
+/// Any image model. Unlike `Box<dyn ModuleT>`, it implements `ModuleT` itself.
 #[derive(Debug)]
 pub struct Model {
     net: Box<dyn ModuleT>,
@@ -63,8 +66,8 @@ pub struct Model {
 }
 
 impl Model {
-    /// The same with channels last in memory: its weights, which are all of `store`, and each batch. Numbers stay the same, but for rounding. Before optimizers
-    /// and replicas are made.
+    /// Converts the model to channels-last memory format: all weights in `store`, and each batch. Results are the same
+    /// up to rounding. Call it before creating optimizers and replicas.
     pub fn channels_last(self, store: &VarStore) -> Result<Self, TorchError> {
         weights_channels_last(&parameters(store))?;
         Ok(Self { is_channels_last: true, ..self })
@@ -73,25 +76,25 @@ impl Model {
 
 impl ModuleT for Model {
     fn forward_t(&self, images: &Tensor, train: bool) -> Tensor {
-        match self.is_channels_last {
-            // As all of forward, this panics where libtorch refuses.
-            true => {
-                self.net.forward_t(&channels_last(images).expect("a batch of images is laid anew"), train)
-            }
-            false => self.net.forward_t(images, train),
+        if !self.is_channels_last {
+            return self.net.forward_t(images, train);
         }
+        // A module cannot return an error, so this panics if libtorch refuses.
+        let images = channels_last(images).expect("a batch of images can be converted to channels-last");
+        self.net.forward_t(&images, train)
     }
 }
 
-/// An error if there is no network of this name.
+/// Returns an error if there is no model of this name.
 pub(crate) fn check_name(arch: &str) -> Result<(), ZooError> {
-    match names().any(|name| name == arch) {
-        true => Ok(()),
-        false => Err(ZooError::UnknownArch { arch: arch.to_owned() }),
+    if names().any(|name| name == arch) {
+        Ok(())
+    } else {
+        Err(ZooError::UnknownArch { arch: arch.to_owned() })
     }
 }
 
-/// Build a model under `path`; its input is f32, N × 3 × height × width.
+/// Builds a model under `path`. Its input is f32 `[N, 3, height, width]`.
 pub fn build(arch: &str, path: &Path<'_>, options: &ModelOptions) -> Result<Model, ZooError> {
     let builder = Builder::new(&options.norm);
     let num_classes = options.num_classes;
@@ -112,7 +115,7 @@ mod tests {
     use tch::{Device, Kind};
 
     #[test]
-    fn an_unknown_name_is_answered_with_the_nearest() {
+    fn an_unknown_name_is_answered_with_similar_names() {
         let store = VarStore::new(Device::Cpu);
         let refused =
             |arch: &str| build(arch, &store.root(), &ModelOptions::default()).unwrap_err().to_string();
@@ -126,7 +129,7 @@ mod tests {
     #[test]
     fn channels_last_gives_the_same_outputs_and_gradients() {
         let run = |is_last: bool| {
-            // Other tests draw at the same time.
+            // Values come from a formula, because other tests draw random numbers at the same time.
             let waves = |sizes: &[i64]| {
                 let numel: i64 = sizes.iter().product();
                 (Tensor::arange(numel, (Kind::Float, Device::Cpu)) * 0.7).sin().view(sizes)
@@ -151,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_small_models_take_any_image_size() {
+    fn the_small_models_accept_any_image_size() {
         for arch in ["mlp", "convnet"] {
             let store = VarStore::new(Device::Cpu);
             let options = ModelOptions { num_classes: 7, ..Default::default() };

@@ -1,25 +1,26 @@
-//! Batch normalisation, with the count of batches that PyTorch keeps beside the running statistics.
+//! Batch norm that also counts its batches, as PyTorch's does.
 
 use std::fmt;
 use std::sync::Arc;
 
-use drumline::{SyncBatchNorm, SyncGroup};
+use drumline::engine::{SyncBatchNorm, SyncGroup};
 use drumline_torch::{Activation, BatchNormLayer, TorchError, batch_norm_cuda, batch_norm_sum_relu_cuda};
 use tch::nn::{self, Init, ModuleT, Path};
 use tch::{Kind, Tensor};
 
-/// Makes a norm layer for so many channels, with the tensors `weight`, `bias`, `running_mean` and `running_var` under the path.
+/// Creates a norm layer for a number of channels, with the tensors `weight`, `bias`, `running_mean` and `running_var`
+/// under the path.
 pub type NormBuilder = Arc<dyn Fn(Path<'_>, i64) -> Box<dyn ModuleT> + Send + Sync>;
 
-/// Which normalisation goes between the convolutions.
+/// The normalisation between convolutions.
 #[derive(Clone, Default)]
 pub enum Norm {
-    /// Batch normalisation over the rank's own batch.
+    /// Batch norm over the rank's own batch.
     #[default]
     Batch,
-    /// Batch normalisation over the batch of all ranks.
+    /// Synchronised batch norm over the batches of all ranks.
     Sync(SyncGroup),
-    /// Another layer.
+    /// Any other norm layer.
     With(NormBuilder),
 }
 
@@ -34,7 +35,8 @@ impl fmt::Debug for Norm {
 }
 
 impl Norm {
-    /// The layer for so many channels. It counts its batches in `num_batches_tracked`, unless it does so by itself.
+    /// Builds the layer for a number of channels. It counts batches in `num_batches_tracked`, unless the inner layer
+    /// already does.
     pub(super) fn build(&self, path: Path<'_>, channels: i64) -> NormLayer {
         let layer: Box<dyn ModuleT> = match self {
             Self::Batch => Box::new(nn::batch_norm2d(&path, channels, config())),
@@ -55,12 +57,12 @@ fn config() -> nn::BatchNormConfig {
     nn::BatchNormConfig { ws_init: Init::Const(1.0), ..Default::default() }
 }
 
-/// A norm layer that counts the batches it was trained on, with what comes after it.
+/// A norm layer that counts its training batches, with fused operations after it.
 #[derive(Debug)]
 pub(super) struct NormLayer {
     layer: Box<dyn ModuleT>,
     count: Option<Tensor>,
-    /// Where it is a plain batch norm.
+    /// The tensors, if it is a plain batch norm.
     own: Option<Own>,
 }
 
@@ -82,13 +84,14 @@ impl Own {
 }
 
 impl NormLayer {
-    /// The layer, then a ReLU.
+    /// The norm, then ReLU.
     pub(super) fn forward_relu(&self, xs: &Tensor, train: bool) -> Tensor {
         self.fused(train, |layer| batch_norm_cuda(xs, layer, Activation::Relu))
             .unwrap_or_else(|| self.plain(xs, train).relu_())
     }
 
-    /// The layer, then a sum with another tensor, then a ReLU; twice, for two that go on from it.
+    /// The norm, then the sum with another tensor, then ReLU. Returns the result twice, for the two branches that
+    /// follow.
     pub(super) fn forward_add_relu(&self, xs: &Tensor, other: &Tensor, train: bool) -> [Tensor; 2] {
         self.fused(train, |layer| batch_norm_sum_relu_cuda(xs, layer, other)).unwrap_or_else(|| {
             let made = self.plain(xs, train).g_add_(other).relu_();
@@ -96,13 +99,13 @@ impl NormLayer {
         })
     }
 
-    /// The layer alone.
+    /// The norm only.
     pub(super) fn forward(&self, xs: &Tensor, train: bool) -> Tensor {
         self.fused(train, |layer| batch_norm_cuda(xs, layer, Activation::None))
             .unwrap_or_else(|| self.plain(xs, train))
     }
 
-    /// By libtorch's operations.
+    /// Computes with libtorch's operations.
     fn plain(&self, xs: &Tensor, train: bool) -> Tensor {
         if let Some(count) = self.count.as_ref().filter(|_| train) {
             let _ = count.shallow_clone().g_add_scalar_(1);
@@ -110,7 +113,7 @@ impl NormLayer {
         self.layer.forward_t(xs, train)
     }
 
-    /// By kernels of ours where they fit: on a GPU, in training.
+    /// Computes with our fused kernels if they apply: on a GPU, in training.
     fn fused<R>(
         &self,
         train: bool,
@@ -127,7 +130,7 @@ impl NormLayer {
             momentum,
             eps,
         };
-        // A module cannot return an error; libtorch's own methods would panic as well.
+        // A module cannot return an error; libtorch's own methods would panic too.
         kernel(layer).unwrap_or_else(|error| panic!("batch normalisation: {error}"))
     }
 }

@@ -5,7 +5,7 @@
 //!
 //!   a block:   ┌─ conv ─ norm ─ relu ─ conv ─ norm ( ─ relu ─ conv ─ norm ) ─┐
 //!            ──┤                                                             + ── relu ──
-//!              └─ as it is, or a 1×1 conv with norm where the shape changes ─┘
+//!              └─ identity, or a 1×1 conv with norm where the shape changes ─┘
 //! ```
 //! Blocks of two 3×3 convolutions are `Basic`; those of 1×1, 3×3, 1×1 are `Bottleneck`, and the stride sits on the 3×3.
 
@@ -16,13 +16,13 @@ use tch::nn::{ModuleT, Path};
 use super::layers::{Builder, Conv, ConvShape, Linear};
 use super::norm::NormLayer;
 
-/// What tells one member of the family from another.
+/// The parameters that distinguish the members of the family.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
     block: BlockKind,
     blocks: [i64; 4],
     groups: i64,
-    /// Channels of a group in `layer1`.
+    /// Channels per group in `layer1`.
     width: i64,
 }
 
@@ -56,7 +56,7 @@ pub(super) const ARCHES: [(&str, Shape); 10] = [
     ("wide_resnet101_2", grouped([3, 4, 23, 3], 1, 128)),
 ];
 
-/// A convolution and the norm after it.
+/// A convolution followed by a norm.
 #[derive(Debug)]
 struct ConvNorm {
     conv: Conv,
@@ -84,7 +84,7 @@ impl ConvNorm {
 
 #[derive(Debug)]
 struct Block {
-    /// All but the last.
+    /// All convolutions but the last.
     convs: Vec<ConvNorm>,
     last: ConvNorm,
     downsample: Option<ConvNorm>,
@@ -104,7 +104,7 @@ impl Block {
         Self { convs, last, downsample }
     }
 
-    /// Both tensors are the same: one goes through the convolutions, one past them.
+    /// Both inputs are the same tensor: one for the convolutions, one for the shortcut.
     fn forward(&self, [through, past]: &[Tensor; 2], train: bool) -> [Tensor; 2] {
         let mut out = through.shallow_clone();
         for conv in &self.convs {
@@ -117,7 +117,7 @@ impl Block {
     }
 }
 
-/// Channels into a block, between its convolutions, and out of it.
+/// The channels into a block, between its convolutions, and out of it.
 #[derive(Debug, Clone, Copy)]
 struct BlockShape {
     kind: BlockKind,
@@ -142,7 +142,7 @@ impl BlockShape {
     }
 }
 
-/// A member of the family.
+/// A ResNet, ResNeXt or Wide-ResNet.
 #[derive(Debug)]
 pub(super) struct ResNet {
     stem: ConvNorm,
@@ -150,7 +150,7 @@ pub(super) struct ResNet {
     fc: Linear,
 }
 
-/// Build it under `path`.
+/// Builds the network under `path`.
 pub(super) fn resnet(builder: &Builder<'_>, path: &Path<'_>, shape: &Shape, num_classes: i64) -> ResNet {
     let stem = ConvNorm::new(builder, path, ["conv1", "bn1"], ConvShape::new(3, 64, 7).stride(2));
     let mut inputs = 64;
@@ -168,7 +168,7 @@ pub(super) fn resnet(builder: &Builder<'_>, path: &Path<'_>, shape: &Shape, num_
 }
 
 impl Shape {
-    /// The block at a place in a layer, counted from 0.
+    /// The block at an index in a layer, both counted from 0.
     fn block(&self, layer: u32, place: i64, inputs: i64) -> BlockShape {
         let planes = 64 << layer;
         let stride = if layer > 0 && place == 0 { 2 } else { 1 };
@@ -191,9 +191,9 @@ impl ModuleT for ResNet {
     }
 }
 
-/// The greatest of 3 × 3 pixels, two apart.
+/// Max pooling: 3×3 with stride 2.
 fn pooled(xs: &Tensor) -> Tensor {
-    // A module cannot return an error; libtorch's own methods would panic as well.
+    // A module cannot return an error; libtorch's own methods would panic too.
     let made = max_pool_cuda(xs).unwrap_or_else(|error| panic!("max-pool: {error}"));
     made.unwrap_or_else(|| xs.max_pool2d([3, 3], [2, 2], [1, 1], [1, 1], false))
 }

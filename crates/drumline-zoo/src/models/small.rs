@@ -1,4 +1,4 @@
-//! Two small models, for tests and first tries: they train in seconds on one core.
+//! Two small models for tests and first experiments. They train in seconds on one core.
 
 use tch::Tensor;
 use tch::nn::{Module, ModuleT, Path};
@@ -6,7 +6,8 @@ use tch::nn::{Module, ModuleT, Path};
 use super::layers::{Builder, Conv, ConvShape, Linear};
 use super::norm::NormLayer;
 
-/// Two linear layers on the image averaged to 8×8 pixels. No norm: its gradients do not depend on how a batch is split.
+/// Two linear layers on the image averaged to 8×8 pixels. It has no norm, so its gradients do not depend on how a batch
+/// is split.
 #[derive(Debug)]
 pub(super) struct Mlp {
     fc1: Linear,

@@ -1,12 +1,12 @@
-//! Nets for text: one class for a sentence, or a tag for each word.
+//! Text models: one class per sentence, or a tag per word.
 //!
 //! ```text
 //!   ids ─▶ embed ─┬▶ BiLSTM: last states of both directions ──┬▶ fc ─▶ logits of a sentence (TextClassifier)
 //!                 └▶ Transformer's encoder: mean or first word┘
 //!                 └▶ either: the states of all words ─────────▶ fc ─▶ logits of each word (TextTagger)
 //! ```
-//! Ids are i64, sentences × places, filled up at the end with the id of padding. Both are `tch` modules: a trainer takes them with
-//! batches of ids and classes, or of ids and tags; `CrossEntropy` ignores the tag that padding has.
+//! Ids are i64 `[sentences, places]`, padded at the end. Both models are `tch` modules: a trainer takes them with
+//! batches of (ids, classes) or (ids, tags). `CrossEntropy` ignores the tag of padding.
 
 mod bilstm;
 
@@ -16,54 +16,55 @@ use tch::nn::{ModuleT, Path};
 use super::dropout::dropout;
 use super::transformer::{Embedding, EmbeddingShape, Encoder, LayerShape, Linear, NormPlace};
 use crate::error::ZooError;
+use crate::models::options::{check_dropout, check_heads, check_sizes};
 use bilstm::BiLstm;
 
-/// What a sentence becomes before it is classified.
+/// How the states of words become one vector per sentence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pool {
-    /// The mean of all words.
+    /// The mean over all words.
     Mean,
-    /// The first word, which should be the same in all sentences.
+    /// The first word, which should be the same token in all sentences.
     First,
 }
 
-/// What reads the words.
+/// The network that encodes words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextNet {
-    /// Two recurrent nets, one for each direction.
+    /// A bidirectional LSTM.
     BiLstm {
-        /// Layers.
+        /// Number of layers.
         n_layers: i64,
-        /// Size of the states of one direction.
+        /// Size of the hidden state in each direction.
         d_hidden: i64,
     },
-    /// The encoder of a Transformer.
+    /// A Transformer encoder.
     Transformer {
-        /// Layers.
+        /// Number of layers.
         n_layers: i64,
-        /// Heads of each attention.
+        /// Number of attention heads.
         n_head: i64,
-        /// Size within the feed-forward part of a layer.
+        /// Size of the feed-forward layers.
         d_inner_hid: i64,
-        /// What a sentence becomes.
+        /// How sentences are pooled.
         pool: Pool,
     },
 }
 
-/// Sizes of a net for text.
+/// The sizes of a text model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TextOptions {
-    /// What reads the words.
+    /// The network that encodes words.
     pub net: TextNet,
-    /// How many words there are.
+    /// Number of words in the vocabulary.
     pub vocab: i64,
-    /// The id that fills sentences up.
+    /// The padding id.
     pub pad: i64,
-    /// Size of a word's vector.
+    /// Size of a word vector.
     pub d_word_vec: i64,
-    /// Classes, or tags.
+    /// Number of classes or tags.
     pub num_classes: i64,
-    /// Probability of dropout, everywhere.
+    /// Probability of dropout, in all places.
     pub dropout: f64,
 }
 
@@ -81,40 +82,33 @@ impl Default for TextOptions {
 }
 
 impl TextOptions {
-    /// Whether there is such a net.
+    /// Returns an error if the sizes do not define a valid model.
     pub fn check(&self) -> Result<(), ZooError> {
-        let refused = |what: String, fix: &str| Err(ZooError::Unsuitable { what, fix: fix.to_owned() });
         let Self { vocab, pad, d_word_vec, num_classes, dropout, .. } = *self;
         let (n_layers, width, name) = match self.net {
             TextNet::BiLstm { n_layers, d_hidden } => (n_layers, d_hidden, "d_hidden"),
             TextNet::Transformer { n_layers, d_inner_hid, .. } => (n_layers, d_inner_hid, "d_inner_hid"),
         };
-        let sizes = [
+        check_sizes(&[
             ("vocab", vocab),
             ("d_word_vec", d_word_vec),
             ("num_classes", num_classes),
             ("n_layers", n_layers),
             (name, width),
-        ];
-        if let Some((name, size)) = sizes.into_iter().find(|(_, size)| *size < 1) {
-            return refused(format!("{name} is {size}"), "1 or more");
-        }
+        ])?;
         if !(0..vocab).contains(&pad) {
-            return refused(format!("the id of padding is {pad}, of {vocab} words"), "0");
+            let what = format!("the id of padding is {pad}, of {vocab} words");
+            return Err(ZooError::Unsuitable { what, fix: "0".to_owned() });
         }
-        if !(0.0..1.0).contains(&dropout) {
-            return refused(format!("dropout is {dropout}"), "0 to below 1");
-        }
+        check_dropout(dropout)?;
         match self.net {
-            TextNet::Transformer { n_head, .. } if n_head < 1 || d_word_vec % n_head != 0 => {
-                refused(format!("d_word_vec {d_word_vec} cannot be split among {n_head} heads"), "a multiple")
-            }
-            _ => Ok(()),
+            TextNet::Transformer { n_head, .. } => check_heads("d_word_vec", d_word_vec, n_head),
+            TextNet::BiLstm { .. } => Ok(()),
         }
     }
 }
 
-/// Words' vectors, and what reads them.
+/// The word embedding and the encoder.
 #[derive(Debug)]
 struct Reader {
     embed: Embedding,
@@ -146,7 +140,7 @@ impl Reader {
         Ok(Self { embed: Embedding::new(path / "embed", shape, stdev), net, options: options.clone() })
     }
 
-    /// Size of what comes out for a word, and for a sentence.
+    /// The size of the output for a word, and for a sentence.
     fn size(&self) -> i64 {
         match self.options.net {
             TextNet::BiLstm { d_hidden, .. } => 2 * d_hidden,
@@ -154,7 +148,7 @@ impl Reader {
         }
     }
 
-    /// sentences × places × size.
+    /// The states of words `[sentences, places, size]`.
     fn words(&self, tokens: &Tensor, p: f64) -> Tensor {
         match &self.net {
             Net::BiLstm(lstm) => lstm.forward(&self.embedded(tokens, p), &self.lengths(tokens), p).words,
@@ -162,7 +156,7 @@ impl Reader {
         }
     }
 
-    /// sentences × size.
+    /// The pooled states `[sentences, size]`.
     fn sentences(&self, tokens: &Tensor, p: f64) -> Tensor {
         match &self.net {
             Net::BiLstm(lstm) => lstm.forward(&self.embedded(tokens, p), &self.lengths(tokens), p).last,
@@ -185,13 +179,13 @@ impl Reader {
         encoder.forward(&xs, tokens, self.options.pad, p).into_memory().states
     }
 
-    /// Words of each sentence; an empty one counts as one word of padding.
+    /// The number of words in each sentence. An empty sentence counts as one padding word.
     fn lengths(&self, tokens: &Tensor) -> Tensor {
         tokens.ne(self.options.pad).sum_dim_intlist(1, false, tch::Kind::Int64).clamp_min(1)
     }
 }
 
-/// One class for each sentence.
+/// Predicts one class for each sentence.
 ///
 /// ```
 /// use drumline_zoo::models::text::{Pool, TextClassifier, TextNet, TextOptions};
@@ -215,7 +209,7 @@ pub struct TextClassifier {
 }
 
 impl TextClassifier {
-    /// Makes the tensors under `path`.
+    /// Creates the model under `path`.
     pub fn new(path: &Path<'_>, options: &TextOptions) -> Result<Self, ZooError> {
         let reader = Reader::new(path, options)?;
         let fc = Linear::new(path / "fc", reader.size(), options.num_classes);
@@ -230,7 +224,7 @@ impl ModuleT for TextClassifier {
     }
 }
 
-/// A tag for each word: logits are sentences × places × tags.
+/// Predicts a tag for each word. Logits are `[sentences, places, tags]`.
 ///
 /// ```
 /// use drumline_zoo::models::text::{TextOptions, TextTagger};
@@ -251,7 +245,7 @@ pub struct TextTagger {
 }
 
 impl TextTagger {
-    /// Makes the tensors under `path`.
+    /// Creates the model under `path`.
     pub fn new(path: &Path<'_>, options: &TextOptions) -> Result<Self, ZooError> {
         let reader = Reader::new(path, options)?;
         let fc = Linear::new(path / "fc", reader.size(), options.num_classes);
@@ -279,7 +273,7 @@ mod tests {
     ];
 
     #[test]
-    fn padding_and_neighbours_change_nothing() {
+    fn padding_and_other_sentences_have_no_effect() {
         for net in NETS {
             let store = VarStore::new(Device::Cpu);
             let options =
@@ -293,13 +287,13 @@ mod tests {
             assert!(close(&classes.get(1), &classifier.forward_t(&alone, false).get(0)), "{net:?}");
             let tags = tagger.forward_t(&among, false);
             assert!(close(&tags.get(1).narrow(0, 0, 2), &tagger.forward_t(&alone, false).get(0)), "{net:?}");
-            assert!(bool::try_from(classes.isfinite().all()).unwrap(), "an empty sentence makes no NaN");
+            assert!(bool::try_from(classes.isfinite().all()).unwrap(), "an empty sentence gives no NaN");
             assert!(!close(&classes, &classifier.forward_t(&among, true)), "dropout drops: {net:?}");
         }
     }
 
     #[test]
-    fn what_cannot_be_built_is_told() {
+    fn invalid_options_are_refused() {
         let refused = |change: fn(&mut TextOptions)| {
             let mut options = TextOptions::default();
             change(&mut options);
@@ -311,6 +305,6 @@ mod tests {
         let heads = refused(|o| {
             o.net = TextNet::Transformer { n_layers: 1, n_head: 3, d_inner_hid: 4, pool: Pool::Mean }
         });
-        assert_eq!(heads, "d_word_vec 128 cannot be split among 3 heads; try a multiple");
+        assert!(heads.starts_with("d_word_vec 128 cannot be split among 3 heads; try a multiple"), "{heads}");
     }
 }

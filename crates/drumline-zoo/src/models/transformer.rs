@@ -1,14 +1,16 @@
-//! The Transformer of "Attention is all you need": encoder and decoder, for translation.
+//! The encoder-decoder Transformer of "Attention is all you need", for translation.
 //!
 //! ```text
 //!   source ids ─▶ src_embed + waves ─▶ encoder ─▶ Memory ─┐
 //!   target ids ─▶ tgt_embed + waves ──────────────────────┴▶ decoder ─▶ generator ─▶ logits
 //! ```
-//! Ids are i64, sentences × places, filled up with the id of padding. Tensors have the names of PyTorch's `nn.TransformerEncoder` (as
-//! `encoder`) and `nn.TransformerDecoder` (as `decoder`), beside `src_embed.weight`, `tgt_embed.weight` and `generator.weight`; those
-//! that are shared have only the name `tgt_embed.weight`. [`weights`](crate::weights) reads and writes them.
+//! Ids are i64 `[sentences, places]`, padded. Tensors have the names of PyTorch's `nn.TransformerEncoder` (as
+//! `encoder`) and `nn.TransformerDecoder` (as `decoder`), and `src_embed.weight`, `tgt_embed.weight` and
+//! `generator.weight`. Shared embeddings have only the name `tgt_embed.weight`. [`weights`](crate::weights) reads and
+//! writes them.
 //!
-//! Read in this order: `rows`, `attention`, `layer`, `stack`, `embedding`, `pairs`. Not here: one word after the other ([`decode`](crate::decode)).
+//! Read in this order: `rows`, `attention`, `layer`, `stack`, `embedding`, `pairs`. Decoding token by token is in
+//! [`decode`](crate::decode).
 
 mod attention;
 mod embedding;
@@ -18,7 +20,7 @@ mod pairs;
 mod rows;
 mod stack;
 
-use drumline::Cause;
+use drumline::data::Cause;
 use drumline::trainer::{Mode, Model};
 use tch::Tensor;
 use tch::nn::Path;
@@ -27,43 +29,44 @@ pub use layer::NormPlace;
 pub use pairs::{Pairs, Specials, padded};
 pub use stack::Memory;
 
-pub(crate) use attention::KeysValues;
+pub(crate) use attention::{KeysValues, Mask, attend, hidden, joined, padding_mask, split};
 pub(crate) use embedding::{Embedding, EmbeddingShape};
 pub(crate) use layer::LayerShape;
 pub(crate) use linear::{LayerNorm, Linear};
+pub(crate) use rows::Rows;
 pub(crate) use stack::{DecoderStack, Encoder};
 
-use rows::Rows;
 use stack::Encoded;
 
 use crate::error::ZooError;
+use crate::models::options::{check_dropout, check_heads, check_sizes};
 
-/// Sizes of a Transformer, by NJUNMT's names. The default is the base model.
+/// The sizes of a Transformer, with NJUNMT's names. The default is the base model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TransformerOptions {
-    /// Layers of the encoder, and as many of the decoder.
+    /// Number of encoder layers, and of decoder layers.
     pub n_layers: i64,
-    /// Heads of each attention.
+    /// Number of attention heads.
     pub n_head: i64,
-    /// Size of a word's vector: that of the model.
+    /// Size of a word vector; must equal `d_model`.
     pub d_word_vec: i64,
-    /// Size of the vectors between layers.
+    /// Size of the hidden states.
     pub d_model: i64,
-    /// Size within the feed-forward part of a layer.
+    /// Size of the feed-forward layers.
     pub d_inner_hid: i64,
-    /// Probability of dropout, everywhere.
+    /// Probability of dropout, in all places.
     pub dropout: f64,
-    /// Whether the target's word vectors are those of the output, too.
+    /// Whether the output layer shares the target embedding.
     pub proj_share_weight: bool,
-    /// Whether source and target have the same word vectors.
+    /// Whether source and target share one embedding.
     pub share_embeddings: bool,
     /// Where the layers' norms are.
     pub norm: NormPlace,
-    /// Words of the source.
+    /// Size of the source vocabulary.
     pub src_vocab: i64,
-    /// Words of the target.
+    /// Size of the target vocabulary.
     pub tgt_vocab: i64,
-    /// The id that fills sentences up.
+    /// The padding id.
     pub pad: i64,
 }
 
@@ -87,37 +90,27 @@ impl Default for TransformerOptions {
 }
 
 impl TransformerOptions {
-    /// Whether there is such a model.
+    /// Returns an error if the sizes do not define a valid model.
     pub fn check(&self) -> Result<(), ZooError> {
         let refused = |what: String, fix: String| Err(ZooError::Unsuitable { what, fix });
         let Self { n_layers, n_head, d_word_vec, d_model, d_inner_hid, dropout, .. } = *self;
         let Self { src_vocab, tgt_vocab, pad, .. } = *self;
-        let sizes = [
+        check_sizes(&[
             ("n_layers", n_layers),
             ("n_head", n_head),
             ("d_model", d_model),
             ("d_inner_hid", d_inner_hid),
             ("src_vocab", src_vocab),
             ("tgt_vocab", tgt_vocab),
-        ];
-        if let Some((name, size)) = sizes.into_iter().find(|(_, size)| *size < 1) {
-            return refused(format!("{name} is {size}"), "1 or more".into());
-        }
+        ])?;
         if d_word_vec != d_model {
             return refused(
                 format!("d_word_vec is {d_word_vec}, but d_model {d_model}"),
                 "the same for both".into(),
             );
         }
-        if d_model % n_head != 0 {
-            return refused(
-                format!("d_model {d_model} cannot be split among {n_head} heads"),
-                "a multiple".into(),
-            );
-        }
-        if !(0.0..1.0).contains(&dropout) {
-            return refused(format!("dropout is {dropout}"), "0 to below 1".into());
-        }
+        check_heads("d_model", d_model, n_head)?;
+        check_dropout(dropout)?;
         if !(0..src_vocab.min(tgt_vocab)).contains(&pad) {
             return refused(
                 format!("the id of padding is {pad}, of {src_vocab} and {tgt_vocab} words"),
@@ -147,7 +140,9 @@ impl TransformerOptions {
 ///
 /// let store = VarStore::new(Device::Cpu);
 /// let (d_word_vec, d_model, src_vocab, tgt_vocab) = (16, 16, 11, 13);
-/// let small = TransformerOptions { n_layers: 2, n_head: 4, d_word_vec, d_model, d_inner_hid: 32, src_vocab, tgt_vocab, ..Default::default() };
+/// let small = TransformerOptions {
+///     n_layers: 2, n_head: 4, d_word_vec, d_model, d_inner_hid: 32, src_vocab, tgt_vocab, ..Default::default()
+/// };
 /// let model = Transformer::new(&store.root(), &small)?;
 /// // Two sentences of 3 and 2 words, and what their translations begin with.
 /// let source = Tensor::from_slice2(&[[4i64, 5, 6], [7, 8, 0]]);
@@ -162,57 +157,54 @@ pub struct Transformer {
     tgt_embed: Embedding,
     encoder: Encoder,
     decoder: DecoderStack,
-    /// vocabulary × `d_model`; there is no bias.
+    /// The output layer `[tgt_vocab, d_model]`, without bias.
     generator: Tensor,
     options: TransformerOptions,
 }
 
 impl Transformer {
-    /// Makes the tensors under `path`.
+    /// Creates the model under `path`.
     pub fn new(path: &Path<'_>, options: &TransformerOptions) -> Result<Self, ZooError> {
         options.check()?;
         let TransformerOptions { n_layers, d_model, tgt_vocab, src_vocab, pad, .. } = *options;
-        // So that the scaled vectors, and the logits of shared ones, are of the size of 1.
+        // The standard deviation makes the scaled vectors, and the logits of a shared embedding, about 1.
         let stdev = (d_model as f64).powf(-0.5);
         let embedding = |name: &str, vocab| {
             Embedding::new(path / name, EmbeddingShape { vocab, size: d_model, pad }, stdev)
         };
         let tgt_embed = embedding("tgt_embed", tgt_vocab);
-        let src_embed = match options.share_embeddings {
-            true => tgt_embed.shared(),
-            false => embedding("src_embed", src_vocab),
-        };
+        let src_embed =
+            if options.share_embeddings { tgt_embed.shared() } else { embedding("src_embed", src_vocab) };
         let layer = options.layer();
         let encoder = Encoder::new(&(path / "encoder"), n_layers, &layer);
         let decoder = DecoderStack::new(&(path / "decoder"), n_layers, &layer);
-        let generator = match options.proj_share_weight {
-            true => tgt_embed.weight.shallow_clone(),
-            false => {
-                let init = Linear::xavier(d_model, tgt_vocab);
-                (path / "generator").var("weight", &[tgt_vocab, d_model], init)
-            }
+        let generator = if options.proj_share_weight {
+            tgt_embed.weight.shallow_clone()
+        } else {
+            let init = Linear::xavier(d_model, tgt_vocab);
+            (path / "generator").var("weight", &[tgt_vocab, d_model], init)
         };
         Ok(Self { src_embed, tgt_embed, encoder, decoder, generator, options: options.clone() })
     }
 
-    /// What it was made with.
+    /// The options that the model was created with.
     pub fn options(&self) -> &TransformerOptions {
         &self.options
     }
 
-    /// What the decoder sees of source sentences.
+    /// Encodes source sentences for the decoder.
     pub fn encode(&self, source: &Tensor) -> Memory {
         self.encode_with(source, 0.0).into_memory()
     }
 
-    /// Logits of each next word of the target: sentences × places × words.
+    /// The logits of each next target word `[sentences, places, tgt_vocab]`.
     pub fn forward(&self, source: &Tensor, target: &Tensor, train: bool) -> Tensor {
         let (size, p) = (target.size(), if train { self.options.dropout } else { 0.0 });
         let rows = Rows::all(size[0], size[1]);
         rows.unpack(&self.generate(&self.decoded(source, target, &rows, p)))
     }
 
-    /// What the decoder makes of the rows of `target`.
+    /// The decoder's output for the rows of `target`.
     fn decoded(&self, source: &Tensor, target: &Tensor, rows: &Rows, p: f64) -> Tensor {
         let source = self.encode_with(source, p);
         let xs = rows.pack(&self.tgt_embed.placed(target, 0, p));
@@ -228,12 +220,12 @@ impl Transformer {
         states.linear(&self.generator, None::<Tensor>)
     }
 
-    /// Keys and values of the source, for each layer of the decoder.
+    /// The source keys and values for each decoder layer.
     pub(crate) fn keys_values(&self, memory: &Memory) -> Vec<KeysValues> {
         self.decoder.keys_values(memory)
     }
 
-    /// Logits of the next word of each row, whose last word is given and stands at `place`.
+    /// The logits of the next word of each row, given its last word, which is at `place`.
     pub(crate) fn next(
         &self,
         words: &Tensor,
@@ -246,7 +238,7 @@ impl Transformer {
     }
 }
 
-/// The logits of all words of the target, words × vocabulary; there are none of padding.
+/// Computes the logits of all target words `[words, tgt_vocab]`, without padding.
 impl Model<Pairs> for Transformer {
     type Output = Tensor;
 
@@ -279,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_built_is_told() {
+    fn invalid_options_are_refused() {
         let refused = |change: fn(&mut TransformerOptions)| {
             let mut options = small();
             change(&mut options);
@@ -288,7 +280,9 @@ mod tests {
             assert!(store.is_empty());
             error
         };
-        assert_eq!(refused(|o| o.n_head = 3), "d_model 8 cannot be split among 3 heads; try a multiple");
+        assert!(
+            refused(|o| o.n_head = 3).starts_with("d_model 8 cannot be split among 3 heads; try a multiple")
+        );
         assert_eq!(refused(|o| o.d_word_vec = 4), "d_word_vec is 4, but d_model 8; try the same for both");
         assert_eq!(refused(|o| o.n_layers = 0), "n_layers is 0; try 1 or more");
         assert_eq!(refused(|o| o.dropout = 1.0), "dropout is 1; try 0 to below 1");
@@ -297,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_tensors_are_there_once() {
+    fn shared_tensors_are_stored_once() {
         let names = |options: &TransformerOptions| {
             let store = VarStore::new(Device::Cpu);
             Transformer::new(&store.root(), options).unwrap();
@@ -319,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn padding_and_later_words_change_nothing() {
+    fn padding_and_later_words_have_no_effect() {
         let store = VarStore::new(Device::Cpu);
         let model = Transformer::new(&store.root(), &small()).unwrap();
         let source = Tensor::from_slice2(&[[4i64, 5, 6]]);

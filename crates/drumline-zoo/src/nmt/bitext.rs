@@ -3,10 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use drumline::data::{Cause, Dataset, PlannedBatches, PlannedOptions, Sample, SampleError, SamplerError};
+use drumline::torch::TorchError;
 use drumline::trainer::{Batch, Mode, Model, Supervised};
-use drumline::{
-    Cause, Dataset, PlannedBatches, PlannedOptions, ProcessGroup, Sample, SampleError, TorchError,
-};
 use drumline_text::{
     BatchBy, BatchPlan, Codec, CorpusOptions, ParallelCorpus, Pieces, Side, TextError, Tokens, Vocabulary,
 };
@@ -14,18 +13,19 @@ use tch::{Device, Tensor};
 
 use super::config::{BatchingKey, NmtConfig, VocabularyKeys, VocabularyKind};
 use crate::models::transformer::{Pairs, Specials, Transformer};
+use crate::task::Place;
 
-/// How both sides are turned into ids.
+/// The encoders of source and target text.
 #[derive(Debug, Clone)]
 pub struct Codecs {
-    /// Of what is translated.
+    /// The source codec.
     pub source: Codec,
-    /// Of what it is translated to.
+    /// The target codec.
     pub target: Codec,
 }
 
 impl Codecs {
-    /// As `data_configs.vocabularies` says.
+    /// Reads the vocabularies that `data_configs.vocabularies` names.
     pub fn read(config: &NmtConfig) -> Result<Self, TextError> {
         let [source, target] = &config.data.vocabularies[..] else {
             unreachable!("a configuration has two vocabularies, or is refused")
@@ -33,13 +33,13 @@ impl Codecs {
         Ok(Self { source: codec(source)?, target: codec(target)? })
     }
 
-    /// The ids of a source, ended as those that a model is trained on.
+    /// The ids of a source sentence, with the end token.
     pub fn source_ids(&self, text: &str) -> Result<Vec<i64>, TextError> {
         let ids = self.source.encode(text)?.into_iter().map(i64::from);
         Ok(ids.chain([Specials::default().eos]).collect())
     }
 
-    /// The text of a translation.
+    /// The text of a translation's ids.
     pub fn target_text(&self, ids: &[i64]) -> Result<String, TextError> {
         let ids: Vec<_> = ids.iter().map(|id| *id as u32).collect();
         self.target.decode(&ids)
@@ -59,12 +59,12 @@ fn codec(keys: &VocabularyKeys) -> Result<Codec, TextError> {
     Ok(Codec::new(tokens, vocabulary))
 }
 
-/// Which sentences a corpus keeps.
+/// Which sentences a corpus contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Keep {
-    /// Those within `max_len`.
+    /// Sentences of at most `max_len` tokens.
     UpToMaxLen,
-    /// All but empty ones.
+    /// All sentences but empty ones.
     All,
 }
 
@@ -76,12 +76,12 @@ pub struct Bitext {
 }
 
 impl Bitext {
-    /// What is trained on.
+    /// Opens the training text.
     pub fn of_training(config: &NmtConfig, codecs: &Codecs) -> Result<Self, TextError> {
         Self::open(&config.data.train_data, config, codecs, Keep::UpToMaxLen)
     }
 
-    /// What is validated on, if there is such.
+    /// Opens the validation text, if there is one.
     pub fn of_validation(config: &NmtConfig, codecs: &Codecs) -> Result<Option<Self>, TextError> {
         match &config.data.valid_data[..] {
             [] => Ok(None),
@@ -110,12 +110,12 @@ impl Bitext {
         &self.corpus
     }
 
-    /// Batches to train on, as `training_configs` says, for this rank of `group`.
+    /// The sampler for training, as `training_configs` says.
     pub(crate) fn train_sampler(
         &self,
         config: &NmtConfig,
-        group: &ProcessGroup,
-    ) -> Result<PlannedBatches, Cause> {
+        place: Place,
+    ) -> Result<PlannedBatches, SamplerError> {
         let training = &config.training;
         let by = match training.batching_key {
             BatchingKey::Samples => BatchBy::Samples(training.batch_size),
@@ -129,29 +129,29 @@ impl Bitext {
                 shuffle: training.shuffle,
                 seed: training.seed,
             },
-            group,
+            place,
         )
     }
 
-    /// Batches of so many sentences of like length, to validate on.
+    /// The sampler for validation: batches of `batch_size` sentences of similar length.
     pub(crate) fn valid_sampler(
         &self,
         config: &NmtConfig,
-        group: &ProcessGroup,
-    ) -> Result<PlannedBatches, Cause> {
+        place: Place,
+    ) -> Result<PlannedBatches, SamplerError> {
         let by = BatchBy::Samples(config.training.valid_batch_size);
         let plan = BatchPlan { buffer: usize::MAX, seed: config.training.seed, ..BatchPlan::new(by) };
-        self.sampler(plan, group)
+        self.sampler(plan, place)
     }
 
-    fn sampler(&self, plan: BatchPlan, group: &ProcessGroup) -> Result<PlannedBatches, Cause> {
+    fn sampler(&self, plan: BatchPlan, place: Place) -> Result<PlannedBatches, SamplerError> {
+        let Place { rank, num_replicas } = place;
         let (corpus, seed) = (Arc::clone(&self.corpus), plan.seed);
-        // Both sides are ended.
+        // Both sides get an end token.
         let lengths: Arc<[_]> =
             corpus.lengths().iter().map(|(source, target)| (source + 1, target + 1)).collect();
-        let options = PlannedOptions { seed, ..PlannedOptions::in_group(corpus.len(), group) };
-        let batches = move |epoch| Arc::new(plan.batches(&lengths, epoch));
-        Ok(PlannedBatches::new(batches, options)?)
+        let options = PlannedOptions { num_samples: corpus.len(), num_replicas, rank, seed };
+        PlannedBatches::new(move |epoch| Arc::new(plan.batches(&lengths, epoch)), options)
     }
 
     fn pair(&self, index: usize) -> Result<(Vec<i64>, Vec<i64>), TextError> {
@@ -190,12 +190,12 @@ impl Dataset for Bitext {
     }
 }
 
-/// A batch of pairs that knows which sentences they are.
+/// A batch of pairs with their sentence numbers.
 #[derive(Debug)]
 pub struct NumberedPairs {
-    /// As ids.
+    /// The pairs as ids.
     pub pairs: Pairs,
-    /// Their places among the pairs of the corpus.
+    /// The indices of the pairs in the corpus.
     pub indices: Vec<usize>,
 }
 

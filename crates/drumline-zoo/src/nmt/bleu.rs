@@ -1,10 +1,10 @@
-//! BLEU of a validation: each rank translates its share, and the counts of all ranks make one score.
+//! BLEU in validations: each rank translates its share, and the counts of all ranks are summed to one score.
 
 use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use drumline::Cause;
+use drumline::data::Cause;
 use drumline::trainer::BatchMetric;
 use drumline_text::bleu::{BleuOptions, BleuStats, BleuTokens};
 use drumline_text::{LineFile, TextError, detokenized};
@@ -16,12 +16,13 @@ use crate::config::PrecisionKind;
 use crate::decode::{BeamOptions, beam_search};
 use crate::models::transformer::{Specials, Transformer};
 
-/// What translations are held against: one file or several, line by line.
+/// The reference translations: one file or several, line by line.
 #[derive(Debug)]
 pub struct References(Vec<LineFile>);
 
 impl References {
-    /// Of `path`, or where there are several references of `path0`, `path1`, …; all of as many lines as `source` has.
+    /// Opens `path`, or `path0`, `path1`, … if there are several references. Each file must have as many lines as
+    /// `source`.
     pub fn open(path: &Path, num_refs: usize, source: (&Path, usize)) -> Result<Self, TextError> {
         let paths: Vec<PathBuf> = match num_refs {
             1 => vec![path.to_owned()],
@@ -29,15 +30,15 @@ impl References {
         };
         let files = paths.iter().map(|path| {
             let file = LineFile::open(path)?;
-            match file.len() == source.1 {
-                true => Ok(file),
-                false => Err(TextError::UnequalLines {
-                    source_path: source.0.to_owned(),
-                    source_lines: source.1 as u64,
-                    target_path: path.clone(),
-                    target_lines: file.len() as u64,
-                }),
+            if file.len() == source.1 {
+                return Ok(file);
             }
+            Err(TextError::UnequalLines {
+                source_path: source.0.to_owned(),
+                source_lines: source.1 as u64,
+                target_path: path.clone(),
+                target_lines: file.len() as u64,
+            })
         });
         Ok(Self(files.collect::<Result<_, _>>()?))
     }
@@ -48,17 +49,17 @@ impl References {
     }
 }
 
-/// Judges translations of lines.
+/// Compares translations with references.
 #[derive(Debug)]
 pub struct Judge {
-    /// What is right.
+    /// The references.
     pub references: References,
-    /// How it is counted.
+    /// How BLEU is counted.
     pub options: BleuOptions,
 }
 
 impl Judge {
-    /// For the validation of `config`.
+    /// The judge for the validation of `config`.
     pub(crate) fn of_validation(config: &NmtConfig, valid: &Bitext) -> Result<Self, TextError> {
         let data = &config.data;
         let path = data.bleu_valid_reference.as_ref().unwrap_or(&data.valid_data[1]);
@@ -67,7 +68,7 @@ impl Judge {
         Ok(Self { references, options: options(config)? })
     }
 
-    /// What a line's translation counts for.
+    /// The BLEU counts of a line's translation.
     pub fn stats(&self, line: usize, translation: &str) -> Result<BleuStats, TextError> {
         let references = self.references.of_line(line)?;
         let references: Vec<_> = references.iter().map(String::as_str).collect();
@@ -75,20 +76,22 @@ impl Judge {
     }
 }
 
-/// How `config` counts BLEU.
+/// The BLEU options of `config`.
 pub(crate) fn options(config: &NmtConfig) -> Result<BleuOptions, TextError> {
     let options: BleuOptions = config.bleu.sacrebleu_args.parse()?;
-    Ok(match config.data.eval_at_char_level {
-        true => BleuOptions { tokens: BleuTokens::Characters, ..options },
-        false => options,
+    Ok(if config.data.eval_at_char_level {
+        BleuOptions { tokens: BleuTokens::Characters, ..options }
+    } else {
+        options
     })
 }
 
-/// Whether a validation translates, and what it has translated; of the metric and of those who decide and write.
+/// State of a validation: whether it translates, and its translations. The metric shares it with the callback that
+/// decides when to translate and writes the result.
 #[derive(Debug, Default)]
 pub(crate) struct Round {
     pub(crate) translates: Cell<bool>,
-    /// Lines with their translations, of this rank's share.
+    /// Line numbers with their translations, for this rank's share.
     pub(crate) translations: RefCell<Vec<(usize, String)>>,
 }
 
@@ -100,10 +103,10 @@ pub(crate) struct Bleu<'a> {
     pub(crate) judge: Judge,
     pub(crate) search: BeamOptions,
     pub(crate) precision: PrecisionKind,
-    /// Pieces are joined, and spaces put as people write.
+    /// Whether word pieces are joined and text is detokenised.
     pub(crate) postprocess: bool,
     pub(crate) round: Rc<Round>,
-    /// Of lines that no rank is given, as they have no words: on rank 0, zero on others.
+    /// The counts of empty lines, which no rank translates. Only rank 0 has them; they are zero on other ranks.
     pub(crate) left_out: BleuStats,
     pub(crate) stats: BleuStats,
 }
@@ -137,7 +140,7 @@ impl<'a> Bleu<'a> {
         })
     }
 
-    /// This rank answers for lines that have no words.
+    /// Makes this rank count the empty lines.
     pub(crate) fn counting_left_out(mut self) -> Result<Self, TextError> {
         let corpus = self.valid.corpus();
         let mut next = (0..corpus.len()).map(|index| corpus.line_of(index)).peekable();

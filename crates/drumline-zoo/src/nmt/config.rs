@@ -1,22 +1,25 @@
 //! NJUNMT's configuration: its sections, keys and defaults.
 //!
-//! Keys that it has without a default must be given; those of ours are marked.
+//! Keys for which NJUNMT has no default are required. Keys that NJUNMT does not have are marked "ours".
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use crate::config::check::{at_least_1, unfit};
-use crate::config::section::{Section, section};
+use crate::config::check::{at_least_1, invalid};
+use crate::config::section::section;
 use crate::config::setting::{Setting, choice};
-use crate::config::table::{self, Table};
-use crate::config::{ConfigError, DeviceKind, Entry, Fp16, PrecisionKind, Value};
+use crate::config::table::{Table, public_table, sections};
+use crate::config::{
+    ConfigError, DeviceKind, Fp16, Optim, OptimizerName, PrecisionKind, Run, SharedKeys, TaskConfig, Test,
+    Train, Value,
+};
 
 choice! {
-    /// What a vocabulary's tokens are.
+    /// The tokens of a vocabulary.
     VocabularyKind, "word or bpe" {
         /// Words between spaces.
         Word = "word",
-        /// Pieces of words: text that is split already (`@@`), or split by `codes`.
+        /// Word pieces: the text is already split (`@@`), or `codes` splits it.
         Bpe = "bpe",
     }
 }
@@ -28,9 +31,10 @@ pub struct VocabularyKeys {
     pub kind: VocabularyKind,
     /// `dict_path`: NJUNMT's JSON, or a line for each word.
     pub dict_path: PathBuf,
-    /// `max_n_words`: the most frequent; all, if it is -1.
+    /// `max_n_words`: only the most frequent words; -1 for all.
     pub max_n_words: i64,
-    /// `codes`, or `bpe_codes`: how words are split, if they are not yet: subword-nmt's codes, or a `.json` of Hugging Face's tokenizers.
+    /// `codes`, or `bpe_codes`: how words are split, if the text is not split yet: subword-nmt's codes, or a `.json`
+    /// file of Hugging Face's tokenizers.
     pub codes: Option<PathBuf>,
 }
 
@@ -82,48 +86,36 @@ impl Setting for VocabularyKeys {
 }
 
 choice! {
-    /// How sentences make a batch.
+    /// What `batch_size` counts.
     BatchingKey, "samples or tokens" {
-        /// So many sentences.
+        /// Sentences.
         Samples = "samples",
-        /// So many tokens, padding included.
+        /// Tokens, including padding.
         Tokens = "tokens",
     }
 }
 
 choice! {
-    /// How the learning rate changes.
+    /// The learning rate schedule.
     ScheduleMethod, "noam, isqrt, linear or loss" {
-        /// Up for `warmup_steps`, then down with the square root of the step.
+        /// Rises for `warmup_steps`, then falls with the inverse square root of the step.
         Noam = "noam",
-        /// The same with a rate of one's own at the top.
+        /// The same, with a configurable peak.
         Isqrt = "isqrt",
-        /// Down evenly to `min_lr` at `decay_steps`.
+        /// Falls linearly to `min_lr` at `decay_steps`.
         Linear = "linear",
-        /// Down when the validation's loss gets no better.
+        /// Falls when the validation loss stops improving.
         Loss = "loss",
     }
 }
 
 choice! {
-    /// Which weights evaluations and best models have.
+    /// The weights that evaluations and best models use.
     MovingAverageMethod, "sma or ema" {
-        /// The mean of all steps.
+        /// Simple moving average: the mean of all steps.
         Sma = "sma",
-        /// A mean that forgets.
+        /// Exponential moving average.
         Ema = "ema",
-    }
-}
-
-choice! {
-    /// The optimizer.
-    OptimizerName, "adam, adamw or sgd" {
-        /// Adam.
-        Adam = "adam",
-        /// AdamW.
-        Adamw = "adamw",
-        /// SGD.
-        Sgd = "sgd",
     }
 }
 
@@ -132,19 +124,19 @@ section! {
     DataConfigs "data_configs" {
         /// Name of the languages, such as zh-en
         "lang_pair" lang_pair: String = String::new();
-        /// Two text files, line by line each other's translation
+        /// Two text files, which are translations of each other line by line
         "train_data" train_data: Vec<PathBuf> = Vec::new();
         /// Two text files for validation
         "valid_data" valid_data: Vec<PathBuf> = Vec::new();
         /// References for BLEU; with several, FILE0, FILE1, …
         "bleu_valid_reference" bleu_valid_reference: Option<PathBuf> = None;
-        /// Of the source, of the target
+        /// Vocabularies of the source and of the target
         "vocabularies" vocabularies: Vec<VocabularyKeys> = Vec::new();
-        /// Longest sentences to train on, of the source and of the target; -1: any
+        /// Longest training sentences of the source and of the target; -1: any
         "max_len" max_len: Vec<i64> = vec![-1, -1];
         /// References for each sentence
         "num_refs" num_refs: usize = 1;
-        /// BLEU of characters
+        /// Compute BLEU on characters
         "eval_at_char_level" eval_at_char_level: bool = false;
     }
 }
@@ -152,25 +144,25 @@ section! {
 section! {
     /// `model_configs`: the network.
     ModelConfigs "model_configs" {
-        /// Its name
+        /// Name of the network
         "model" model: String = "Transformer".into();
-        /// Layers of the encoder, and of the decoder
+        /// Number of encoder layers, and of decoder layers
         "n_layers" n_layers: usize = 6;
-        /// Heads of attention
+        /// Number of attention heads
         "n_head" n_head: usize = 8;
-        /// Size of a word's vector
+        /// Size of a word vector
         "d_word_vec" d_word_vec: usize = 512;
-        /// Size between layers
+        /// Size of the hidden states
         "d_model" d_model: usize = 512;
-        /// Size within feed-forward layers
+        /// Size of the feed-forward layers
         "d_inner_hid" d_inner_hid: usize = 2048;
         /// Probability of dropout
         "dropout" dropout: f64 = 0.1;
-        /// The target's word vectors are the output's, too
+        /// The output layer shares the target's embedding
         "proj_share_weight" proj_share_weight: bool = false;
-        /// Source and target have the same word vectors; ours
+        /// Source and target share one embedding; ours
         "share_embeddings" share_embeddings: bool = false;
-        /// Part of the right word's weight that goes to all words
+        /// Label smoothing
         "label_smoothing" label_smoothing: f64 = 0.1;
     }
 }
@@ -178,15 +170,15 @@ section! {
 section! {
     /// `optimizer_configs`: the optimizer.
     OptimizerConfigs "optimizer_configs" {
-        /// Its name
+        /// Name of the optimizer
         "optimizer" optimizer: OptimizerName = OptimizerName::Adam;
-        /// Learning rate; with noam a factor, which NJUNMT takes ten times: its examples have 0.1 and 0.2
+        /// Learning rate; with noam a factor, which NJUNMT multiplies by 10: its examples have 0.1 and 0.2
         "learning_rate" learning_rate: f64 = 2.0;
-        /// Largest norm of the gradient; -1: any
+        /// Clip the norm of the gradient to this; -1: no clipping
         "grad_clip" grad_clip: f64 = -1.0;
         /// Weight decay
         "weight_decay" weight_decay: f64 = 0.0;
-        /// How the learning rate changes
+        /// Learning rate schedule
         "schedule_method" schedule_method: Option<ScheduleMethod> = Some(ScheduleMethod::Noam);
     }
 }
@@ -194,31 +186,31 @@ section! {
 section! {
     /// `optimizer_configs.optimizer_params`: PyTorch's arguments.
     OptimizerParams "optimizer_configs.optimizer_params" {
-        /// How slowly means forget
+        /// Betas of adam
         "betas" betas: Vec<f64> = vec![0.9, 0.999];
-        /// Added to the denominator
+        /// Epsilon of adam
         "eps" eps: f64 = 1e-8;
-        /// Of sgd
+        /// Momentum of sgd
         "momentum" momentum: f64 = 0.0;
     }
 }
 
 section! {
-    /// `optimizer_configs.scheduler_configs`: of the method.
+    /// `optimizer_configs.scheduler_configs`: the options of the schedule.
     SchedulerConfigs "optimizer_configs.scheduler_configs" {
-        /// noam: size of the model; that of model_configs unless given
+        /// noam: size of the model; by default that of model_configs
         "d_model" d_model: Option<usize> = None;
-        /// noam, isqrt: steps of warm-up
+        /// noam, isqrt: number of warm-up steps
         "warmup_steps" warmup_steps: u64 = 8000;
-        /// isqrt: the rate is held up to this step, for ever if it is not given; linear: the last step
+        /// isqrt: the learning rate stays constant up to this step, by default forever; linear: the last step
         "decay_steps" decay_steps: Option<u64> = None;
-        /// isqrt: the first learning rate
+        /// isqrt: initial learning rate
         "init_lr" init_lr: f64 = 1e-7;
-        /// loss: evaluations without a better one
+        /// loss: evaluations without improvement before the learning rate falls
         "patience" patience: u64 = 20;
-        /// The least learning rate; -1: any; with loss 5e-5 unless given
+        /// Lowest learning rate; -1: none; with loss by default 5e-5
         "min_lr" min_lr: f64 = -1.0;
-        /// loss: factor
+        /// loss: factor of the learning rate
         "scale" scale: f64 = 0.5;
     }
 }
@@ -226,49 +218,49 @@ section! {
 section! {
     /// `training_configs`: the training.
     TrainingConfigs "training_configs" {
-        /// Seed of weights, order and dropout
+        /// Seed of weights, shuffling and dropout
         "seed" seed: u64 = 1234;
         /// Number of epochs
         "max_epochs" max_epochs: u64 = 10000;
         /// Stop after this many steps; ours
         "max_steps" max_steps: Option<u64> = None;
-        /// A new order in each epoch
+        /// Shuffle the data in each epoch
         "shuffle" shuffle: bool = false;
-        /// Batches of sentences of like length
+        /// Batch sentences of similar length together
         "use_bucket" use_bucket: bool = true;
-        /// Sentences, or tokens, of a batch of each rank
+        /// Batch size of each rank, in sentences or tokens
         "batch_size" batch_size: usize = 32;
         /// What batch_size counts
         "batching_key" batching_key: BatchingKey = BatchingKey::Samples;
-        /// Sentences among which like lengths are looked for
+        /// Number of sentences that are sorted by length together
         "buffer_size" buffer_size: usize = 5000;
-        /// Batches of a step, on each rank
+        /// Gradient accumulation: batches per step, on each rank
         "update_cycle" update_cycle: usize = 1;
         /// The loss is a mean over words, not over sentences
         "norm_by_words" norm_by_words: bool = false;
-        /// Sentences of a batch of the validation by loss
+        /// Batch size of validations by loss, in sentences
         "valid_batch_size" valid_batch_size: usize = 20;
-        /// Checkpoints that stay
+        /// Number of checkpoints to keep
         "num_kept_checkpoints" num_kept_checkpoints: usize = 1;
-        /// Best models that stay
+        /// Number of best models to keep
         "num_kept_best_model" num_kept_best_model: usize = 1;
-        /// Steps from line to line
+        /// Print progress every this many steps
         "disp_freq" disp_freq: u64 = 100;
-        /// Steps from checkpoint to checkpoint
+        /// Save a checkpoint every this many steps
         "save_freq" save_freq: u64 = 1000;
-        /// Steps from validation by loss to the next
+        /// Validate by loss every this many steps
         "loss_valid_freq" loss_valid_freq: u64 = 1000;
-        /// Steps from validation by BLEU to the next
+        /// Validate by BLEU every this many steps
         "bleu_valid_freq" bleu_valid_freq: u64 = 1000;
         /// Steps before the first validation by BLEU
         "bleu_valid_warmup" bleu_valid_warmup: u64 = 0;
-        /// Sentences of a batch of the validation by BLEU
+        /// Batch size of validations by BLEU, in sentences
         "bleu_valid_batch_size" bleu_valid_batch_size: usize = 5;
-        /// Validations without a better one before it ends
+        /// Stop after this many validations without improvement
         "early_stop_patience" early_stop_patience: u64 = 100_000;
-        /// Averaged weights for validations and best models
+        /// Use averaged weights for validations and best models
         "moving_average_method" moving_average_method: Option<MovingAverageMethod> = None;
-        /// ema: weight of each step in the mean, between 0 and 1
+        /// ema: weight of each step in the average, between 0 and 1
         "moving_average_alpha" moving_average_alpha: f64 = 0.0;
         /// Epochs before averaging begins
         "moving_average_start_epoch" moving_average_start_epoch: u64 = 0;
@@ -280,11 +272,11 @@ section! {
     BleuValidConfigs "training_configs.bleu_valid_configs" {
         /// Longest translation
         "max_steps" max_steps: usize = 150;
-        /// Hypotheses at a time
+        /// Beam size
         "beam_size" beam_size: usize = 5;
         /// Length penalty; 0 or less: none
         "alpha" alpha: f64 = 0.0;
-        /// Pieces are joined, and spaces put as people write
+        /// Join word pieces and detokenise
         "postprocess" postprocess: bool = false;
         /// Flags of sacreBLEU, such as -tok none or -lc
         "sacrebleu_args" sacrebleu_args: String = String::new();
@@ -292,9 +284,9 @@ section! {
 }
 
 section! {
-    /// Keys of ours: what NJUNMT takes from the command line.
+    /// Keys of ours for what NJUNMT takes from its command line.
     RunConfigs "run_configs" {
-        /// Name of the model, in what is shown
+        /// Name of the model, for messages
         "model_name" model_name: String = "transformer".into();
         /// Folder of checkpoints
         "saveto" saveto: PathBuf = "save".into();
@@ -302,19 +294,21 @@ section! {
         "log_path" log_path: PathBuf = "log".into();
         /// Folder of translations made in validations
         "valid_path" valid_path: PathBuf = "valid".into();
-        /// Whether to go on from the last checkpoint in saveto; not given: yes with drumline train, no with NJUNMT's command line
+        /// Whether to resume from the last checkpoint in saveto; not given: yes with drumline train, no with NJUNMT's
+        /// command line
         "reload" reload: Option<bool> = None;
-        /// Resume although the data set is another than at the checkpoint, by its length or fingerprint
+        /// Resume even if the dataset's length or fingerprint differs from the checkpoint's
         "accept_new_data" accept_new_data: bool = false;
-        /// Weights to begin with, a .safetensors file or a checkpoint
+        /// Initial weights, a .safetensors file or a checkpoint
         "pretrain_path" pretrain_path: Option<PathBuf> = None;
-        /// Folder that all ranks see, to exchange large objects through files; without it they go from rank to rank
+        /// Folder that all ranks see, to exchange large objects through files; by default they are sent from rank to
+        /// rank
         "shared_dir" shared_dir: Option<PathBuf> = None;
-        /// What computes; auto takes a GPU if there is one
+        /// Device to compute on; auto: a GPU if there is one
         "device" device: DeviceKind = DeviceKind::Auto;
-        /// Numbers of the training; bf16 and fp16: in matrix products
+        /// Precision of the training; bf16 and fp16: in matrix products
         "precision" precision: PrecisionKind = PrecisionKind::Fp32;
-        /// Threads that make batches, for each rank
+        /// Threads that load batches, for each rank
         "workers" workers: usize = 1;
     }
 }
@@ -343,15 +337,7 @@ pub struct NmtConfig {
 }
 
 impl Table for NmtConfig {
-    fn sections(&self) -> Vec<&dyn Section> {
-        let Self { data, model, optimizer, optimizer_params, scheduler, training, bleu, fp16, run } = self;
-        vec![data, model, optimizer, optimizer_params, scheduler, training, bleu, fp16, run]
-    }
-
-    fn sections_mut(&mut self) -> Vec<&mut dyn Section> {
-        let Self { data, model, optimizer, optimizer_params, scheduler, training, bleu, fp16, run } = self;
-        vec![data, model, optimizer, optimizer_params, scheduler, training, bleu, fp16, run]
-    }
+    sections!(data, model, optimizer, optimizer_params, scheduler, training, bleu, fp16, run);
 
     fn settle(&mut self, given: &BTreeSet<String>) {
         self.scheduler.d_model.get_or_insert(self.model.d_model);
@@ -375,28 +361,55 @@ impl Table for NmtConfig {
     }
 }
 
+public_table!(NmtConfig);
+
+impl TaskConfig for NmtConfig {
+    const TITLE: &'static str = "A translation: drumline train";
+
+    /// Maps NJUNMT's keys to the sections that all tasks share.
+    fn shared(&self) -> SharedKeys {
+        let Self { optimizer, optimizer_params, scheduler, training, run, .. } = self;
+        SharedKeys {
+            train: Train {
+                batch_size: training.batch_size,
+                shuffle: training.shuffle,
+                accumulate: training.update_cycle,
+                auto_resume: run.reload.unwrap_or(true),
+                accept_new_data: run.accept_new_data,
+                workers: run.workers,
+                print_freq: training.disp_freq as usize,
+                save_freq: Some(training.save_freq),
+                early_stop: Some(training.early_stop_patience),
+                max_steps: training.max_steps,
+                ..Train::default()
+            },
+            test: Test { batch_size: training.valid_batch_size, print_freq: training.disp_freq as usize },
+            optim: Optim {
+                max_epoch: training.max_epochs,
+                base_lr: optimizer.learning_rate,
+                min_lr: scheduler.min_lr.max(0.0),
+                momentum: optimizer_params.momentum,
+                weight_decay: optimizer.weight_decay,
+                grad_clip: Some(optimizer.grad_clip).filter(|norm| *norm > 0.0),
+            },
+            fp16: self.fp16.clone(),
+            run: Run {
+                out_dir: run.saveto.clone(),
+                rng_seed: Some(training.seed),
+                device: run.device,
+                precision: run.precision,
+                ..Run::default()
+            },
+        }
+    }
+
+    fn set_device(&mut self, device: DeviceKind) {
+        self.run.device = device;
+    }
+}
+
 impl NmtConfig {
-    /// The defaults, changed by the file, changed by `KEY VALUE` pairs, and checked.
-    pub fn load<S: AsRef<str>>(file: Option<&Path>, pairs: &[S]) -> Result<Self, ConfigError> {
-        table::load(file, pairs)
-    }
-
-    /// As YAML that NJUNMT's readers and [`load`](Self::load) read.
-    pub fn to_yaml(&self) -> String {
-        table::to_yaml(self)
-    }
-
-    /// Every key with its value, what it takes and what it is for.
-    pub fn entries(&self) -> Vec<Entry> {
-        table::entries(self)
-    }
-
-    /// What a file may hold, as a JSON schema.
-    pub fn schema() -> serde_json::Value {
-        table::schema::<Self>("A translation: drumline train")
-    }
-
-    /// With paths that mean the same wherever they are read.
+    /// Makes all paths absolute, so that the configuration can be read from any folder.
     pub(crate) fn absolute(&self) -> Self {
         let mut config = self.clone();
         let data = &mut config.data;
@@ -412,7 +425,7 @@ impl NmtConfig {
         config
     }
 
-    /// Files that make ids of words, with the names under which a training keeps them beside its checkpoints.
+    /// The vocabulary and codes files, with the names of their copies beside the checkpoints.
     fn word_files(&mut self) -> impl Iterator<Item = (&'static str, &mut PathBuf)> {
         let sides = ["source", "target"].into_iter().zip(&mut self.data.vocabularies);
         sides.flat_map(|(side, keys)| {
@@ -420,7 +433,8 @@ impl NmtConfig {
         })
     }
 
-    /// The same with copies of these files in `folder`, and which file is to be copied where: a model without its words is worth nothing.
+    /// The configuration with the paths of copies in `folder`, and the files to copy as (from, to). A model cannot be
+    /// used without its vocabularies.
     pub(crate) fn kept_in(&self, folder: &Path) -> (Self, Vec<(PathBuf, PathBuf)>) {
         let (mut kept, mut copies) = (self.absolute(), Vec::new());
         for (side, path) in kept.word_files() {
@@ -432,7 +446,7 @@ impl NmtConfig {
         (kept.absolute(), copies)
     }
 
-    /// The same with the words that lie beside it in `folder`, wherever that is now.
+    /// Uses the vocabulary files that lie in `folder`, which may have moved since training.
     pub(crate) fn found_in(mut self, folder: &Path) -> Self {
         for (_, path) in self.word_files() {
             let beside = path.file_name().map(|name| folder.join(name)).filter(|beside| beside.is_file());
@@ -444,7 +458,7 @@ impl NmtConfig {
     fn check_files(&self) -> Result<(), ConfigError> {
         let two = |key, files: usize| match files {
             2 => Ok(()),
-            _ => unfit(key, format!("has {files} files, expected two: the source and the target")),
+            _ => invalid(key, format!("has {files} files, expected two: the source and the target")),
         };
         two("data_configs.train_data", self.data.train_data.len())?;
         if !self.data.valid_data.is_empty() {
@@ -452,8 +466,8 @@ impl NmtConfig {
         }
         match (self.data.vocabularies.len(), self.data.max_len.len()) {
             (2, 2) => Ok(()),
-            (2, found) => unfit("data_configs.max_len", format!("has {found} numbers, expected two")),
-            (found, _) => unfit(
+            (2, found) => invalid("data_configs.max_len", format!("has {found} numbers, expected two")),
+            (found, _) => invalid(
                 "data_configs.vocabularies",
                 format!("has {found} vocabularies, expected two: of the source and of the target"),
             ),
@@ -462,7 +476,7 @@ impl NmtConfig {
 
     fn check_sizes(&self) -> Result<(), ConfigError> {
         if self.model.model != "Transformer" {
-            return unfit("model_configs.model", format!("is {}; try Transformer", self.model.model));
+            return invalid("model_configs.model", format!("is {}; try Transformer", self.model.model));
         }
         let training = &self.training;
         at_least_1(&[
@@ -487,21 +501,23 @@ impl NmtConfig {
         ])?;
         if self.run.precision == PrecisionKind::Bf16Master && training.moving_average_method.is_some() {
             let what = "is bf16-master, in whose few bits an average does not move; try bf16";
-            return unfit("run_configs.precision", what);
+            return invalid("run_configs.precision", what);
         }
         let smoothing = self.model.label_smoothing;
         if !(0.0..1.0).contains(&smoothing) {
-            return unfit("model_configs.label_smoothing", format!("is {smoothing}; try 0 to below 1"));
+            return invalid("model_configs.label_smoothing", format!("is {smoothing}; try 0 to below 1"));
         }
         if self.optimizer.schedule_method == Some(ScheduleMethod::Loss) && self.data.valid_data.is_empty() {
-            return unfit(
+            return invalid(
                 "optimizer_configs.schedule_method",
                 "is loss, which needs data_configs.valid_data",
             );
         }
         match self.optimizer_params.betas.len() {
             2 => Ok(()),
-            _ => unfit("optimizer_configs.optimizer_params.betas", "expected two numbers; try [0.9, 0.999]"),
+            _ => {
+                invalid("optimizer_configs.optimizer_params.betas", "expected two numbers; try [0.9, 0.999]")
+            }
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Lines translated by all ranks: who is done with a batch takes the next.
+//! Translation of a file by all ranks: a rank that has finished a batch takes the next one.
 //!
 //! ```text
-//!   lines ─▶ batches of like length, the longest first ─▶ a queue ◀─ take ─ rank 0, 1, 2, …: beam search
+//!   lines ─▶ batches of similar length, the longest first ─▶ a queue ◀─ take ─ rank 0, 1, 2, …: beam search
 //!   rank 0 ◀─ gathered: (line, its best translations) ─▶ in the order of the lines
 //! ```
 
@@ -9,7 +9,9 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::time::Instant;
 
-use drumline::{Cause, Exchange, ProcessGroup, RunError, StopRequest, WorkQueue, agree_on};
+use drumline::comm::{Exchange, RunError, WorkQueue, agree_on};
+use drumline::data::Cause;
+use drumline::{ProcessGroup, StopRequest};
 use drumline_text::{BatchBy, BatchPlan, LineFile, TextError};
 use tch::Device;
 
@@ -17,7 +19,7 @@ use super::bitext::Codecs;
 use crate::decode::{BeamOptions, beam_search};
 use crate::models::transformer::{Transformer, padded};
 
-/// Lines to be translated, as batches.
+/// The lines to translate, as batches.
 #[derive(Debug)]
 pub struct Lines {
     file: LineFile,
@@ -25,7 +27,7 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Reads the file once, and plans its batches. Lines without words are in none.
+    /// Reads the file once and plans its batches. Empty lines are in no batch.
     pub fn open(path: &Path, codecs: &Codecs, by: BatchBy) -> Result<Self, TextError> {
         let mut lengths = Vec::new();
         let tokens = codecs.source.tokens();
@@ -40,69 +42,70 @@ impl Lines {
         for batch in &mut batches {
             batch.iter_mut().for_each(|place| *place = with_words[*place]);
         }
-        // What takes longest comes first, so that the last batches, which ranks do not end together, are short.
+        // The longest batches come first: ranks do not finish at the same time, so the last batches should be short.
         batches.reverse();
         Ok(Self { file, batches })
     }
 
-    /// How many lines there are.
+    /// The number of lines.
     pub fn len(&self) -> usize {
         self.file.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no lines.
     pub fn is_empty(&self) -> bool {
         self.file.is_empty()
     }
 
-    /// How many batches there are.
+    /// The number of batches.
     pub fn num_batches(&self) -> usize {
         self.batches.len()
     }
 }
 
-/// How the work is shared.
+/// How the ranks share the work.
 pub struct WorkOptions<'a> {
     /// The ranks that share it.
     pub group: &'a ProcessGroup,
-    /// Batches are taken from here; as many as [`Lines`] has.
+    /// The queue of batch numbers. It must have as many entries as [`Lines`] has batches.
     pub queue: WorkQueue,
-    /// How translations come to rank 0.
+    /// How translations are gathered on rank 0.
     pub exchange: Exchange,
-    /// Asks for an early end.
+    /// A request to stop early.
     pub stop: StopRequest,
 }
 
-/// What was translated, on rank 0.
+/// The translations, on rank 0.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Translated {
-    /// Of each line its translations, the best first; of lines without words as many empty ones.
+    /// The translations of each line, the best first. Empty lines have empty translations.
     pub lines: Vec<Vec<String>>,
-    /// Words, or pieces, of all best translations.
+    /// The number of tokens in all best translations.
     pub tokens: u64,
-    /// Time until all ranks were done.
+    /// The time until all ranks had finished.
     pub seconds: f64,
-    /// Batches that each rank has done, and how long it was at work.
+    /// For each rank, the number of its batches and its busy time.
     pub ranks: Vec<(usize, f64)>,
 }
 
-/// One model or several, and how they are searched.
+/// One model or an ensemble, and the search options.
 pub struct Translator<'a> {
-    /// Whose probabilities are averaged.
+    /// The models, whose probabilities are averaged.
     pub models: Vec<&'a Transformer>,
-    /// Sentences as ids.
+    /// The encoders of source and target text.
     pub codecs: &'a Codecs,
-    /// How translations are searched for.
+    /// The beam search options.
     pub search: BeamOptions,
-    /// Where the models are.
+    /// The device of the models.
     pub device: Device,
 }
 
-/// A rank's part.
+/// The outcome of a rank: translations by line, tokens, batches and busy seconds.
 type Done = (Vec<(usize, Vec<String>)>, u64, usize, f64);
 
 impl Translator<'_> {
-    /// Translates all lines, together with the other ranks; the outcome is rank 0's. `progress` hears of each batch that this rank has done, and which it was.
+    /// Translates all lines together with the other ranks. Only rank 0 returns the translations. `progress` is called
+    /// with the number of each batch that this rank has finished.
     pub fn translate(
         &self,
         lines: &Lines,
@@ -111,7 +114,8 @@ impl Translator<'_> {
     ) -> Result<Option<Translated>, RunError> {
         let share = self.share(lines, work, progress);
         if share.is_err() {
-            // The others stop at their next batch; what is wrong with the store is told by who asks it next.
+            // The other ranks stop at their next batch. If the store itself has failed, the next rank that uses it
+            // reports that.
             let _ = work.queue.close();
         }
         let own = agree_on(work.group, share)?;
@@ -130,7 +134,7 @@ impl Translator<'_> {
             if let Some(signal) = work.stop.signal() {
                 return Err(format!(
                     "stopped by {} before all was translated; nothing was written",
-                    drumline::signal_name(signal.as_raw())
+                    drumline::launch::signal_name(signal.as_raw())
                 )
                 .into());
             }
@@ -145,12 +149,12 @@ impl Translator<'_> {
         Ok((found, tokens, batches, begin.elapsed().as_secs_f64()))
     }
 
-    /// Of each line its translations, and how many tokens the best has.
+    /// The translations of each line in a batch, and the number of tokens in the best.
     fn batch(&self, lines: &Lines, batch: &[usize]) -> Result<Vec<(Vec<String>, usize)>, Cause> {
         let sources: Result<Vec<_>, TextError> =
             batch.iter().map(|line| self.codecs.source_ids(&lines.file.line(*line)?)).collect();
         let source = padded(&sources?, self.search.specials.pad).f_to_device(self.device);
-        let source = source.map_err(drumline::TorchError::from)?;
+        let source = source.map_err(drumline::torch::TorchError::from)?;
         let search = BeamOptions { batch: batch.len(), ..self.search };
         let found = beam_search(&self.models, &source, &search)?;
         let texts = found.into_iter().map(|kept| {
@@ -179,7 +183,7 @@ impl Translator<'_> {
     }
 }
 
-/// Writes lines to a file, which is complete or not there: what stood at `path` is replaced at the end. Where that fails, they are in `path.part`.
+/// Writes lines to a file atomically: `path` is replaced at the end. If that fails, the lines are in `path.part`.
 pub(crate) fn write_lines(path: &Path, lines: &[impl AsRef<str>]) -> Result<(), TextError> {
     let beside = path.with_added_extension("part");
     let write = || -> io::Result<()> {

@@ -1,17 +1,18 @@
-//! When a training validates, whether it translates then, and what becomes of the translations.
+//! When a run validates, whether it then translates, and where it writes the translations.
 
 use std::path::PathBuf;
 use std::rc::Rc;
 
+use drumline::comm::Exchange;
+use drumline::data::Cause;
 use drumline::trainer::{Callback, CallbackResult, Evaluation, TrainState};
-use drumline::{Cause, Exchange};
 use serde_json::Value;
 
 use super::bleu::Round;
 use super::config::NmtConfig;
 use super::translator::write_lines;
 
-/// After which steps.
+/// The steps at which validations are due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Due {
     loss_every: u64,
@@ -38,18 +39,18 @@ impl Due {
     }
 }
 
-/// Validates by loss and by BLEU, each in its time and both at the end, and writes translations.
+/// Validates by loss and by BLEU, each at its own interval and both at the end, and writes translations.
 pub(crate) struct Validation {
     pub(crate) due: Due,
     pub(crate) max_steps: Option<u64>,
-    /// Of the metric that translates.
+    /// The state shared with the `bleu` metric.
     pub(crate) round: Rc<Round>,
     pub(crate) exchange: Exchange,
-    /// Where translations are written.
+    /// The folder that translations are written to.
     pub(crate) folder: PathBuf,
-    /// Lines of the validation's source.
+    /// The number of lines in the validation source.
     pub(crate) lines: usize,
-    /// Steps after which it validated last.
+    /// The step of the last validation.
     pub(crate) last: Option<u64>,
 }
 
@@ -60,7 +61,7 @@ impl Validation {
         epochs >= state.n_epochs() || self.max_steps.is_some_and(|most| state.step() >= most)
     }
 
-    /// Brings all translations to rank 0, which writes them in the order of the source.
+    /// Gathers all translations on rank 0, which writes them in the order of the source.
     fn write(&self, state: &TrainState) -> Result<(), Cause> {
         let own = self.round.translations.take();
         let Some(all) = self.exchange.gather(state.group(), &own)? else { return Ok(()) };
@@ -75,7 +76,7 @@ impl Validation {
 
 impl Callback for Validation {
     fn on_train_begin(&mut self, state: &mut TrainState) -> CallbackResult {
-        // A signal may have cut the validation that belongs to the checkpoint.
+        // A signal may have interrupted the validation at this checkpoint.
         if let Some(step) = state.resumed_at()
             && (self.due.validates(step) || self.is_last(state))
             && self.last != Some(step)
@@ -106,10 +107,7 @@ impl Callback for Validation {
 
     fn on_valid_end(&mut self, state: &mut TrainState, _: &Evaluation) -> CallbackResult {
         self.last = Some(state.step());
-        match self.round.translates.get() {
-            true => self.write(state),
-            false => Ok(()),
-        }
+        if self.round.translates.get() { self.write(state) } else { Ok(()) }
     }
 
     fn state(&self) -> Value {
@@ -127,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loss_and_bleu_have_their_own_times() {
+    fn loss_and_bleu_have_their_own_intervals() {
         let due = Due { loss_every: 4, bleu_every: 6, bleu_from: 10 };
         let steps = |when: fn(Due, u64) -> bool| (0..25).filter(|step| when(due, *step)).collect::<Vec<_>>();
         assert_eq!(steps(Due::translates), [12, 18, 24]);

@@ -1,9 +1,11 @@
-//! `drumline-train doctor gpu`: what there is of GPUs, their driver and libraries, and how fast they are reached; what is missing, in words.
+//! `drumline-train doctor gpu`: reports the GPUs, their driver and libraries, and their bandwidths, and explains what
+//! is missing.
 //!
 //! ```text
-//!   every rank: its versions ─▶ gathered ─▶ rank 0: GPUs, peer access, bandwidths, NCCL ─▶ all ranks: an all-reduce ─▶ Report ─▶ lines, or JSON
+//!   every rank: its versions ─▶ gathered ─▶ rank 0: GPUs, peer access, bandwidths, NCCL
+//!                                         ─▶ all ranks: an all-reduce ─▶ Report ─▶ lines, or JSON
 //! ```
-//! The exit code is 1 for a problem.
+//! The exit code is 1 if there is a problem.
 
 mod bandwidth;
 mod problems;
@@ -14,16 +16,18 @@ use std::io::Write;
 
 use anyhow::anyhow;
 use clap::Args;
-use drumline::{LocalGroup, ReduceOp, TensorCollectives, TorchError};
+use drumline::ReduceOp;
+use drumline::comm::{LocalGroup, TensorCollectives};
+use drumline::torch::TorchError;
 use drumline_torch::cuda::{self, Driver, Properties};
 use drumline_torch::nccl;
 use tch::{Device, Kind, Tensor};
 
-use super::job::{Job, host};
+use crate::driver::{Job, host};
 use problems::problems;
 use report::{Found, Gpu, NcclAlone, Rank, Report, Software, version};
 
-/// Look at GPUs, driver and libraries, and measure how fast they are reached
+/// Report GPUs, driver and libraries, and measure bandwidths
 #[derive(Debug, Args)]
 pub(super) struct DoctorGpuArgs {
     /// Print one JSON object instead of lines
@@ -31,36 +35,33 @@ pub(super) struct DoctorGpuArgs {
     json: bool,
 }
 
-/// Prints what was found. An error if something is missing.
+/// Prints the report. Returns an error if there is a problem.
 pub(super) fn run(args: &DoctorGpuArgs) -> anyhow::Result<()> {
     let job = Job::join()?;
     let (mine, gpu) = this_rank(&job);
     let ranks = job.group.all_gather_object(&mine)?;
     let is_well = problems(&ranks).is_empty();
-    let report = job.is_first().then(|| examine(mine.software, ranks));
-    // All have found the same problems, so all are here or none is.
+    let report = job.is_rank_0().then(|| examine(mine.software, ranks));
+    // All ranks have found the same problems, so either all of them get here or none.
     let gpu = gpu.filter(|_| is_well && job.group.size() > 1);
     let reduced = gpu.map(|gpu| together::all_reduce(&job.group, gpu));
-    let outcome = report.map_or(Ok(()), |report| tell(report.with_all_reduce(reduced), args));
-    // The others stay until the first has measured: a rank that ends makes launchers look at the rest.
+    let outcome = report.map_or(Ok(()), |report| print(report.with_all_reduce(reduced), args));
+    // The other ranks wait until rank 0 has measured: when a rank exits, launchers check on the rest.
     job.group.barrier()?;
     outcome
 }
 
-fn tell(report: Report, args: &DoctorGpuArgs) -> anyhow::Result<()> {
-    let text = match args.json {
-        true => serde_json::to_string_pretty(&report)? + "\n",
-        false => report.to_string(),
-    };
+fn print(report: Report, args: &DoctorGpuArgs) -> anyhow::Result<()> {
+    let text = if args.json { serde_json::to_string_pretty(&report)? + "\n" } else { report.to_string() };
     std::io::stdout().write_all(text.as_bytes())?;
     match report.problems.len() {
         0 => Ok(()),
-        1 => Err(anyhow!("GPUs cannot be used as they should: the problem is told above")),
-        several => Err(anyhow!("GPUs cannot be used as they should: {several} problems, told above")),
+        1 => Err(anyhow!("GPUs cannot be used as they should: the problem is shown above")),
+        several => Err(anyhow!("GPUs cannot be used as they should: {several} problems, shown above")),
     }
 }
 
-/// What this rank says of itself, and its GPU if that can be used.
+/// The description of this rank, and its GPU if that can be used.
 fn this_rank(job: &Job) -> (Rank, Option<usize>) {
     let mut software = software();
     let found = software.problems().is_empty().then(|| own_gpu(job.local_rank));
@@ -74,13 +75,13 @@ fn this_rank(job: &Job) -> (Rank, Option<usize>) {
     (Rank { rank: job.group.rank(), host: host(), num_gpus, gpu: bus, software }, gpu)
 }
 
-/// What this process finds.
+/// The versions that this process finds.
 fn software() -> Software {
     let driver = Driver::find().map(|driver| format!("CUDA {}", version(driver.version)));
     let runtime = cuda::open().map_err(TorchError::from).and_then(|()| Properties::of(0));
     Software {
         drumline: env!("CARGO_PKG_VERSION").into(),
-        libtorch: drumline::libtorch_version(),
+        libtorch: drumline::torch::libtorch_version(),
         driver: driver.map_err(|error| error.to_string()).into(),
         libraries: runtime
             .map(|gpu| format!("CUDA {}", version(gpu.versions.1)))
@@ -90,16 +91,16 @@ fn software() -> Software {
     }
 }
 
-/// Its number, of how many, and its place on the bus.
+/// The GPU's index, the number of GPUs, and its PCI bus id.
 fn own_gpu(local_rank: usize) -> Result<(usize, usize, String), TorchError> {
     let count = cuda::device_count()?.max(1);
     let gpu = local_rank % count;
     Ok((gpu, count, Properties::of(gpu)?.pci_bus_id))
 }
 
-/// The whole report: what cannot be looked at is a problem.
+/// Builds the whole report. A check that fails becomes a problem.
 fn examine(software: Software, ranks: Vec<Rank>) -> Report {
-    // What is wrong on other hosts does not hide what is here.
+    // Problems on other hosts do not stop the checks of this host.
     let can_look = software.problems().is_empty();
     let mut report = Report::new(software, ranks);
     if can_look && let Err(error) = look(&mut report) {
@@ -124,7 +125,7 @@ fn look(report: &mut Report) -> Result<(), TorchError> {
     Ok(())
 }
 
-/// An all-reduce of a group of one, on the first GPU: NCCL works there at all.
+/// Runs an all-reduce in a group of one rank on the first GPU, to see whether NCCL works at all.
 fn nccl_alone() -> Result<NcclAlone, TorchError> {
     const BYTES: i64 = 64 << 20;
     let mut found = LocalGroup::run(1, |group| {
@@ -140,7 +141,7 @@ fn nccl_alone() -> Result<NcclAlone, TorchError> {
     let (milliseconds, value) = found.remove(0)?;
     let expected = 0.5f64.powi(bandwidth::ROUNDS as i32);
     if value != expected {
-        return Err(TorchError::Unfit(format!("NCCL on GPU 0 computed {value}, expected {expected}")));
+        return Err(TorchError::value("the result of NCCL on GPU 0", value, expected.to_string()));
     }
     Ok(NcclAlone { gpu: 0, bytes: BYTES as u64, milliseconds })
 }

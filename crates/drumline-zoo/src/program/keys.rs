@@ -1,11 +1,11 @@
-//! The keys of a configuration in columns, for people.
+//! Lists the keys of a configuration in columns.
 
 use crate::config::Entry;
 
-/// A default that is longer pushes the rest of its own line aside, and not that of all.
+/// The widest column for defaults. A longer default shifts only its own line.
 const WIDEST: usize = 24;
 
-/// Each in a line: name, default, what it is for and what it takes.
+/// One line per key: name, default, description, and the values that it takes.
 pub(super) fn listed(entries: &[Entry]) -> String {
     let values: Vec<_> = entries.iter().map(|entry| entry.value.to_string()).collect();
     let key_width = entries.iter().map(|entry| entry.key.len()).max().unwrap_or(0);
@@ -21,15 +21,17 @@ pub(super) fn listed(entries: &[Entry]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use crate::images::ImageConfig;
     use crate::nmt::NmtConfig;
     use crate::text::TextConfig;
 
     #[test]
-    fn columns_begin_at_the_same_place() {
-        for entries in
-            [Config::default().entries(), TextConfig::default().entries(), NmtConfig::default().entries()]
-        {
+    fn columns_are_aligned() {
+        for entries in [
+            ImageConfig::default().entries(),
+            TextConfig::default().entries(),
+            NmtConfig::default().entries(),
+        ] {
             let text = listed(&entries);
             let place = |(line, entry): (&str, &Entry)| {
                 let about = line.find(&format!("  {} (", entry.about)).unwrap_or_else(|| panic!("{line}"));

@@ -1,74 +1,97 @@
-//! What a configuration is for, told from the keys at the top of its file.
+//! Detects which task a configuration file is for, from its top-level keys.
 
 use std::path::Path;
 
 use crate::config::file::top_keys;
-use crate::config::{Config, Entry};
-use crate::gpt::GptConfig;
-use crate::nmt::NmtConfig;
-use crate::text::TextConfig;
+use crate::config::{Entry, table};
+use crate::task::Task;
 
-/// What is trained.
+/// A kind of training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Kind {
-    /// A network on images, by Distribuuuu's keys.
+pub(crate) enum Kind {
+    /// Image classification, with Distribuuuu's keys.
     Images,
-    /// A Transformer that translates, by NJUNMT's keys.
+    /// Translation with a Transformer, with NJUNMT's keys.
     Translation,
-    /// A net that classifies or tags text.
+    /// Text classification or tagging.
     Text,
-    /// A GPT, which continues text.
+    /// A GPT language model.
     Gpt,
+    /// A BERT, trained by masked language modelling.
+    Mlm,
 }
+
+/// Evaluates an expression with the task type of a kind.
+macro_rules! with_task {
+    ($kind:expr, $task:ident => $body:expr) => {
+        match $kind {
+            $crate::program::Kind::Images => {
+                type $task = $crate::images::ImageTask;
+                $body
+            }
+            $crate::program::Kind::Translation => {
+                type $task = $crate::nmt::NmtTask;
+                $body
+            }
+            $crate::program::Kind::Text => {
+                type $task = $crate::text::LabelTask;
+                $body
+            }
+            $crate::program::Kind::Gpt => {
+                type $task = $crate::gpt::GptTask;
+                $body
+            }
+            $crate::program::Kind::Mlm => {
+                type $task = $crate::mlm::MlmTask;
+                $body
+            }
+        }
+    };
+}
+
+pub(crate) use with_task;
 
 impl Kind {
-    /// Every key with its default.
+    /// All keys with their defaults.
     pub(super) fn entries(self) -> Vec<Entry> {
-        match self {
-            Self::Images => Config::default().entries(),
-            Self::Translation => NmtConfig::default().entries(),
-            Self::Text => TextConfig::default().entries(),
-            Self::Gpt => GptConfig::default().entries(),
-        }
+        with_task!(self, T => table::entries(&<T as Task>::Config::default()))
     }
 
-    /// What a file of this kind may hold.
+    /// The JSON schema of a configuration file of this kind.
     pub(super) fn schema(self) -> serde_json::Value {
-        match self {
-            Self::Images => Config::schema(),
-            Self::Translation => NmtConfig::schema(),
-            Self::Text => TextConfig::schema(),
-            Self::Gpt => GptConfig::schema(),
-        }
+        with_task!(self, T => table::schema::<<T as Task>::Config>())
     }
 }
 
-/// Sections that only one kind has.
-const SECTIONS: [(&str, Kind); 6] = [
+/// The sections that identify a kind; the first one that a file contains decides.
+const SECTIONS: [(&str, Kind); 7] = [
     ("data_configs", Kind::Translation),
     ("model_configs", Kind::Translation),
     ("optimizer_configs", Kind::Translation),
     ("training_configs", Kind::Translation),
+    ("MLM", Kind::Mlm), // These files also have a section TEXT.
     ("TEXT", Kind::Text),
     ("GPT", Kind::Gpt),
 ];
 
-/// The kind of a file. One that cannot be read, or has no section that tells, is of images: whoever loads it as such says what is wrong.
-pub(super) fn kind_of(file: &Path) -> Kind {
+/// The kind of a file. A file that cannot be read, or that has none of the sections, counts as image classification:
+/// loading it then reports the error.
+pub(crate) fn kind_of(file: &Path) -> Kind {
     let keys = top_keys(file).unwrap_or_default();
-    let told = SECTIONS.iter().find(|(section, _)| keys.iter().any(|key| key == section));
-    told.map_or(Kind::Images, |(_, kind)| *kind)
+    let found = SECTIONS.iter().find(|(section, _)| keys.iter().any(|key| key == section));
+    found.map_or(Kind::Images, |(_, kind)| *kind)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::text::TextConfig;
     use clap::ValueEnum;
     use serde_json::Value as Json;
     use std::path::PathBuf;
 
     #[test]
-    fn the_keys_at_the_top_tell_the_kind() {
+    fn the_kind_is_detected_from_the_top_level_keys() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("c.yaml");
         for (text, kind) in [
@@ -79,6 +102,7 @@ mod tests {
             ("MODEL: {TEXT: 1}\n", Kind::Images),
             ("OUT_DIR: x\nTEXT:\n  TASK: tag\n", Kind::Text),
             ("GPT: {TRAIN: a.tokens}\n", Kind::Gpt),
+            ("TEXT: {TRAIN: a.csv}\nMLM: {PROBABILITY: 0.2}\n", Kind::Mlm),
             ("model_configs: {n_layers: 2}\n", Kind::Translation),
             ("training_configs:\ndata_configs:\n", Kind::Translation),
         ] {
@@ -87,11 +111,11 @@ mod tests {
         }
         assert_eq!(kind_of(Path::new("/nonexistent.yaml")), Kind::Images);
         std::fs::write(&path, TextConfig::default().to_yaml()).unwrap();
-        assert_eq!(kind_of(&path), Kind::Text, "what a run has saved");
+        assert_eq!(kind_of(&path), Kind::Text, "a saved configuration");
     }
 
     #[test]
-    fn the_files_of_the_repository_are_right() {
+    fn the_configurations_of_the_repository_load() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../config");
         let mut kinds = Vec::new();
         for entry in std::fs::read_dir(folder).unwrap() {
@@ -100,13 +124,10 @@ mod tests {
                 continue;
             }
             let kind = kind_of(&path);
-            let loaded = match kind {
-                Kind::Images => Config::load::<&str>(Some(&path), &[]).map(drop),
-                Kind::Translation => NmtConfig::load::<&str>(Some(&path), &[]).map(drop),
-                Kind::Text => TextConfig::load::<&str>(Some(&path), &[]).map(drop),
-                Kind::Gpt => GptConfig::load::<&str>(Some(&path), &[]).map(drop),
-            };
-            loaded.unwrap_or_else(|error| panic!("{error}"));
+            with_task!(kind, T => {
+                table::load::<<T as Task>::Config, &str>(Some(&path), &[]).map(drop)
+            })
+            .unwrap_or_else(|error| panic!("{error}"));
             kinds.push(kind);
         }
         let count = |kind| kinds.iter().filter(|found| **found == kind).count();
@@ -121,7 +142,7 @@ mod tests {
         kind.to_possible_value().unwrap().get_name().to_owned()
     }
 
-    /// An error says where a file does not fit a schema.
+    /// Returns an error that says where a file violates a schema.
     fn fits(schema: &Json, file: &Json) -> Result<(), String> {
         const PLACE: &str = "file:///schema.json";
         let (mut schemas, mut compiler) = (boon::Schemas::new(), boon::Compiler::new());
@@ -142,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn every_file_of_the_repository_names_its_schema_and_fits_it() {
+    fn every_configuration_names_its_schema_and_satisfies_it() {
         for entry in std::fs::read_dir(config_folder()).unwrap() {
             let path = entry.unwrap().path();
             if path.extension().is_none_or(|ending| ending != "yaml") {
@@ -153,7 +174,7 @@ mod tests {
             assert_eq!(text.lines().next(), Some(&*line), "{}", path.display());
             let fits = |text: &str| fits(&kind.schema(), &serde_saphyr::from_str(text).unwrap());
             fits(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-            // Controls: a key that does not exist, and a value of another type.
+            // Controls: an unknown key, and a value of the wrong type.
             for wrong in ["NO_SUCH_KEY: 1\n", "FP16: {HYSTERESIS: many}\n", "FP16: {NO_SUCH_KEY: 1}\n"] {
                 assert!(fits(&format!("{text}\n{wrong}")).is_err(), "{}: {wrong}", path.display());
             }

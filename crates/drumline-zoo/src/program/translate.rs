@@ -1,10 +1,10 @@
-//! `drumline-train translate`: lines translated by all ranks, written in their order.
+//! `drumline-train translate`: translates a file with all ranks and writes the lines in their order.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
-use drumline::{Exchange, ensure_alike};
+use drumline::comm::{Exchange, ensure_alike};
 use drumline_observe::bar::{At, Figure, Pace, Progress};
 use drumline_text::bleu::BleuStats;
 use drumline_text::{BatchBy, detokenized};
@@ -13,21 +13,17 @@ use tch::Device;
 use tch::nn::VarStore;
 
 use super::args::device_kind;
-use super::checked::{check_device, check_writable, checksum};
-use super::job::{Job, say};
 use super::kind::{Kind, kind_of};
-use super::nmt::weights_file;
 use crate::config::DeviceKind;
 use crate::decode::BeamOptions;
+use crate::driver::{Job, check_device, check_writable, checksum, say};
 use crate::models::transformer::{Specials, Transformer};
 use crate::nmt::{
-    Codecs, Judge, Lines, NmtConfig, References, Translated, Translator, WorkOptions, bleu_options,
+    CONFIG, Codecs, Judge, Lines, NmtConfig, References, Translated, Translator, WorkOptions, bleu_options,
     transformer, write_lines,
 };
 use crate::weights;
-
-/// The resolved configuration's file, beside the checkpoints.
-pub(super) const CONFIG: &str = "config.yaml";
+use crate::weights_file::weights_file;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum BatchingKey {
@@ -35,52 +31,53 @@ enum BatchingKey {
     Tokens,
 }
 
-/// Translate a text file with all ranks, which take batches as they come to them
+/// Translate a text file with all ranks, which take batches from a shared queue
 #[derive(Debug, Args)]
 pub(super) struct TranslateArgs {
-    /// Weights: a folder of checkpoints (its best is taken) or the run's folder above it, a checkpoint, or a .safetensors file; several are an ensemble
+    /// Weights: a folder of checkpoints (the best is used) or the run's folder above it, a checkpoint, or a
+    /// .safetensors file; several are an ensemble
     #[arg(long, alias = "model_path", alias = "model-path", value_name = "PATH", required = true, num_args = 1.., value_delimiter = ',')]
     model: Vec<PathBuf>,
-    /// Text to translate, a sentence a line
+    /// Text to translate, one sentence per line
     #[arg(long, alias = "source_path", alias = "source-path", value_name = "FILE")]
     source: PathBuf,
-    /// Where translations are written; FILE.0, FILE.1, … if several of each line are kept
+    /// File for the translations; FILE.0, FILE.1, … if --keep-n is more than 1
     #[arg(long, alias = "saveto", value_name = "FILE")]
     out: PathBuf,
     /// The training's configuration [default: config.yaml beside the checkpoints]
     #[arg(long, alias = "config_path", alias = "config-path", alias = "cfg", value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Translations to compare with, for BLEU
+    /// Reference translations, for BLEU
     #[arg(long, value_name = "FILE")]
     reference: Option<PathBuf>,
-    /// Partial translations kept of each sentence
+    /// Beam size
     #[arg(long, alias = "beam_size", default_value_t = 5, value_name = "N")]
     beam_size: usize,
     /// Length penalty; 0 or less: none, scores are divided by the length
     #[arg(long, default_value_t = -1.0, allow_hyphen_values = true, value_name = "A")]
     alpha: f64,
-    /// Translations given of each sentence
+    /// Number of translations per sentence
     #[arg(long, alias = "keep_n", default_value_t = 1, value_name = "N")]
     keep_n: usize,
-    /// Longest translation
+    /// Longest translation, in tokens
     #[arg(long, alias = "max_steps", default_value_t = 150, value_name = "N")]
     max_steps: usize,
-    /// Size of a batch
+    /// Batch size
     #[arg(long, alias = "batch_size", default_value_t = 1024, value_name = "N")]
     batch_size: usize,
-    /// What the size of a batch counts
+    /// What the batch size counts
     #[arg(long, alias = "batching_key", value_enum, default_value = "tokens")]
     batching_key: BatchingKey,
-    /// Join pieces, and put spaces and capitals as people write
+    /// Join word pieces and detokenise
     #[arg(long)]
     postprocess: bool,
-    /// Gather translations through files in this folder, which all ranks see [default: from rank to rank]
+    /// Gather translations through files in this folder, which all ranks see [default: sent from rank to rank]
     #[arg(long, alias = "shared_dir", value_name = "DIR")]
     shared_dir: Option<PathBuf>,
-    /// What computes: auto, cpu or cuda [default: run_configs.device]
+    /// Device to compute on: auto, cpu or cuda [default: run_configs.device]
     #[arg(long, value_name = "DEVICE", value_parser = device_kind)]
     device: Option<DeviceKind>,
-    /// What NJUNMT's launcher and command lines have; not needed
+    /// Flag of NJUNMT's command line; ignored
     #[arg(long = "multi_gpu", alias = "multi-gpu", hide = true)]
     _multi_gpu: bool,
     #[arg(long = "model_name", alias = "model-name", hide = true)]
@@ -97,7 +94,7 @@ impl TranslateArgs {
             alpha: self.alpha,
             keep_n: self.keep_n,
             max_steps: self.max_steps,
-            // Batches are made already.
+            // The batches are already planned.
             batch: usize::MAX,
             specials: Specials::default(),
         }
@@ -116,7 +113,7 @@ impl TranslateArgs {
     }
 }
 
-/// What every rank finds out alone.
+/// What every rank checks and reads by itself.
 struct Checked {
     config: NmtConfig,
     device: DeviceKind,
@@ -125,7 +122,7 @@ struct Checked {
     weights: Vec<PathBuf>,
 }
 
-/// An error if the command line is wrong, or files that it names are not there.
+/// Returns an error if the command line is invalid, or if a file that it names does not exist.
 pub(super) fn check(args: &TranslateArgs) -> anyhow::Result<()> {
     check_numbers(args)?;
     let weights = args.model.iter().map(|path| weights_file(path)).collect::<Result<Vec<_>, _>>()?;
@@ -163,7 +160,7 @@ impl Checked {
         Ok(Self { config, device, codecs, lines, weights })
     }
 
-    /// What all ranks must have in common, or lines would be translated twice, otherwise, or not at all.
+    /// The settings and checksums that must be the same on all ranks.
     fn given(&self, args: &TranslateArgs) -> anyhow::Result<Vec<(String, String)>> {
         let mut given = Vec::new();
         let mut add = |name: &str, value: String| given.push((name.to_owned(), value));
@@ -184,13 +181,14 @@ impl Checked {
     }
 }
 
-/// The configuration that was given, or that a training has left beside its checkpoints, with its words.
+/// Loads the given configuration, or the one that a training run has written beside its checkpoints, with its
+/// vocabularies.
 fn config(args: &TranslateArgs, weights: &Path) -> anyhow::Result<NmtConfig> {
     let load = |file: &Path| -> anyhow::Result<NmtConfig> {
         let is_other = file.is_file() && kind_of(file) != Kind::Translation;
         ensure!(
             !is_other,
-            "{} is the configuration of no translation; try that of a training by NJUNMT's keys",
+            "{} is not the configuration of a translation run; try one with NJUNMT's keys",
             file.display()
         );
         Ok(NmtConfig::load::<&str>(Some(file), &[])?)
@@ -198,7 +196,7 @@ fn config(args: &TranslateArgs, weights: &Path) -> anyhow::Result<NmtConfig> {
     if let Some(given) = &args.config {
         return load(given);
     }
-    // The file, its checkpoint, their folder, the run's, and the one above.
+    // The file, its checkpoint, their folder, the run's folder, and the one above.
     let mut folders = weights.ancestors().take(5);
     let beside = folders.find(|folder| folder.join(CONFIG).is_file()).with_context(|| {
         format!(
@@ -217,8 +215,8 @@ pub(super) fn run(args: &TranslateArgs) -> anyhow::Result<()> {
     let checked = job.agree(Checked::new(args))?;
     let given = job.agree(checked.given(args))?;
     ensure_alike(&job.group, "task", given)?;
-    let judge = job.agree(if job.is_first() { judge(args, &checked) } else { Ok(None) })?;
-    job.agree(if job.is_first() { check_output(args) } else { Ok(()) })?;
+    let judge = job.agree(if job.is_rank_0() { judge(args, &checked) } else { Ok(None) })?;
+    job.on_rank_0(|| check_output(args))?;
     let device = job.device(checked.device)?;
     let loaded = job.agree(load(&checked, device))?;
     let translator = Translator {
@@ -233,12 +231,12 @@ pub(super) fn run(args: &TranslateArgs) -> anyhow::Result<()> {
         exchange: Exchange::by(args.shared_dir.as_deref()),
         stop: job.stop.clone(),
     };
-    let progress = if job.is_first() { Progress::new(20) } else { Progress::silent() };
+    let progress = if job.is_rank_0() { Progress::new(20) } else { Progress::silent() };
     let translated = translator.translate(&checked.lines, &work, shown(&progress, &checked.lines));
     progress.finish();
-    let told = translated?.map(|translated| finish(args, translated, judge.as_ref())).transpose();
-    if let Some(told) = job.agree(told)? {
-        say(&told);
+    let summary = translated?.map(|translated| finish(args, translated, judge.as_ref())).transpose();
+    if let Some(summary) = job.agree(summary)? {
+        say(&summary);
     }
     Ok(())
 }
@@ -280,7 +278,7 @@ fn shown<'a>(progress: &'a Progress, lines: &Lines) -> impl FnMut(usize) + use<'
     }
 }
 
-/// Writes what was translated, and says how it went.
+/// Writes the translations and returns a summary.
 fn finish(args: &TranslateArgs, translated: Translated, judge: Option<&Judge>) -> anyhow::Result<String> {
     let Translated { lines, tokens, seconds, ranks } = translated;
     let shown = |text: &String| if args.postprocess { detokenized(text) } else { text.clone() };
@@ -290,7 +288,7 @@ fn finish(args: &TranslateArgs, translated: Translated, judge: Option<&Judge>) -
     }
     let at_work: f64 = ranks.iter().map(|(_, at_work)| at_work).sum();
     let busy = 100.0 * at_work / (seconds * ranks.len() as f64).max(1e-9);
-    let mut told = format!(
+    let mut summary = format!(
         "translated {} lines in {seconds:.1} s: {tokens} tokens, {:.0} tokens/s by {} ranks, {busy:.0} % of the time at work; {}",
         lines.len(),
         tokens as f64 / seconds.max(1e-9),
@@ -302,7 +300,7 @@ fn finish(args: &TranslateArgs, translated: Translated, judge: Option<&Judge>) -
         for (line, kept) in lines.iter().enumerate() {
             stats += judge.stats(line, &shown(&kept[0]))?;
         }
-        told.push_str(&format!("\n{stats}"));
+        summary.push_str(&format!("\n{stats}"));
     }
-    Ok(told)
+    Ok(summary)
 }

@@ -1,8 +1,8 @@
-//! Pictures in CIFAR-10's binary format, made by rule: something to learn from where no data set can be fetched.
+//! Synthetic images in CIFAR-10's binary format, for hosts without network access.
 //!
-//! Ten classes of shapes and patterns. Place, size, angle and the colours are random, and light and noise lie over all; each class has a
-//! colour that its figures tend to. A linear model finds that tendency and little else, a convolutional one finds the shapes within
-//! minutes.
+//! The ten classes are shapes and patterns. Position, size, angle and colours are random, with lighting and noise on
+//! top. Each class tends to one colour. A linear model learns little more than that tendency; a convolutional model
+//! learns the shapes within minutes.
 
 mod picture;
 
@@ -10,21 +10,21 @@ use std::fs;
 use std::path::Path;
 
 use crate::error::ZooError;
-use drumline::{Sample, SampleRng};
+use drumline::data::{Sample, SampleRng};
 use picture::Picture;
 
-/// The classes, in the order of their labels.
+/// The class names, in the order of their labels.
 pub const CLASSES: [&str; 10] =
     ["disc", "square", "triangle", "ring", "cross", "horizontal", "vertical", "diagonal", "checks", "dots"];
 
-/// Write `train` images over five files and `test` images in one, with the names of the classes beside them.
+/// Writes `train` images in five files and `test` images in one, and the names of the classes.
 ///
-/// The same seed gives the same bytes, and an image does not depend on how many there are.
+/// The same seed gives the same bytes. An image does not depend on the number of images.
 ///
 /// ```
 /// use drumline_zoo::data::{Cifar, Split};
 /// use drumline_zoo::transforms::Transform;
-/// use drumline::Dataset;
+/// use drumline::data::Dataset;
 /// use drumline_zoo::synth_cifar;
 ///
 /// let folder = tempfile::tempdir()?;
@@ -49,12 +49,12 @@ pub fn write(dir: &Path, train: usize, test: usize, seed: u64) -> Result<(), Zoo
 
 const TRAIN_FILES: usize = 5;
 
-/// The two parts draw from generators of their own.
+/// The random streams of the two splits, and of the order of classes.
 const TRAIN: u64 = 0;
 const TEST: u64 = 1;
 const ORDER: u64 = 2;
 
-/// What is there and differs is somebody's data set.
+/// Does not overwrite a file with other content, which may be a real dataset.
 fn write_file(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), ZooError> {
     let path = dir.join(name);
     match fs::read(&path) {
@@ -65,14 +65,15 @@ fn write_file(dir: &Path, name: &str, bytes: &[u8]) -> Result<(), ZooError> {
     fs::write(&path, bytes).map_err(|source| ZooError::WriteFile { path, source })
 }
 
-/// An image's label and pixels, as they lie in the file.
+/// The label and pixels of an image, as in the file.
 fn record(seed: u64, part: u64, index: usize) -> Vec<u8> {
     let class = class(seed, part, index);
     let picture = Picture::draw(class, &mut Sample::new(seed, part, index).rng());
     std::iter::once(class as u8).chain(picture.bytes()).collect()
 }
 
-/// Ten images that follow each other are of ten classes, in a random order: whoever takes every second one sees all classes, too.
+/// The class of an image. Each ten consecutive images have ten different classes in random order, so every second image
+/// also covers all classes.
 fn class(seed: u64, part: u64, index: usize) -> usize {
     let mut rng = Sample::new(seed, ORDER + part, index / CLASSES.len()).rng();
     let mut order: [usize; 10] = std::array::from_fn(|class| class);
@@ -82,7 +83,7 @@ fn class(seed: u64, part: u64, index: usize) -> usize {
     order[index % CLASSES.len()]
 }
 
-/// A number from `low` to `high`.
+/// A random number from `low` to `high`.
 fn between(rng: &mut SampleRng, low: f32, high: f32) -> f32 {
     low + (high - low) * rng.uniform() as f32
 }
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_follow_from_the_seed() {
+    fn the_seed_determines_the_bytes() {
         let folders = [1, 1, 2].map(|seed| {
             let folder = tempfile::tempdir().unwrap();
             write(folder.path(), 20, 10, seed).unwrap();
@@ -129,7 +130,7 @@ mod tests {
         write(more.path(), 40, 30, 1).unwrap();
         assert!(
             read(more.path(), "test_batch.bin").starts_with(&first[1]),
-            "more images begin with the same"
+            "a larger dataset starts with the same images"
         );
         assert!(write(more.path(), 4, 1, 1).unwrap_err().to_string().contains("too few"));
     }

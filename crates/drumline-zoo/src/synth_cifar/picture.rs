@@ -1,27 +1,27 @@
-//! One picture: where each pixel lies to a shape or in a pattern, two colours, light and noise.
+//! Draws one picture: a shape or pattern in two colours, with lighting and noise.
 
 use std::f32::consts::{PI, SQRT_2};
 
 use super::between;
-use drumline::SampleRng;
+use drumline::data::SampleRng;
 
 const SIDE: usize = 32;
 
-/// Red, green and blue, each of 32×32, rows from the top.
+/// Red, green and blue, each 32×32, rows from the top.
 pub(super) struct Picture {
     planes: [[u8; SIDE * SIDE]; 3],
 }
 
-/// What is random in the form of a picture.
+/// The random geometry of a picture.
 struct Form {
     centre: (f32, f32),
     angle: f32,
-    /// Of a shape, its radius.
+    /// The radius of a shape.
     radius: f32,
-    /// Of a pattern, its period, and where it begins.
+    /// The period and phase of a pattern.
     period: f32,
     phase: (f32, f32),
-    /// Which way a diagonal runs: 1 or -1.
+    /// The direction of a diagonal: 1 or -1.
     hand: f32,
 }
 
@@ -37,7 +37,7 @@ impl Form {
         }
     }
 
-    /// How much of the pixel is covered, from 0 to 1.
+    /// The covered part of a pixel, from 0 to 1.
     fn cover(&self, class: usize, x: f32, y: f32) -> f32 {
         let (sin, cos) = self.angle.sin_cos();
         let (x, y) = (x - self.centre.0, y - self.centre.1);
@@ -46,7 +46,7 @@ impl Form {
         (0.5 + covered).clamp(0.0, 1.0)
     }
 
-    /// Pixels to the edge of the shape; negative within.
+    /// The distance to the edge of the shape in pixels; negative inside.
     fn outside(&self, class: usize, u: f32, v: f32) -> f32 {
         let radius = self.radius;
         let bar = |along: f32, across: f32| (along.abs() - radius).max(across.abs() - 0.3 * radius);
@@ -59,7 +59,7 @@ impl Form {
         }
     }
 
-    /// The height of the pattern's wave, steep enough for clear edges.
+    /// The value of the pattern's wave, steep enough for clear edges.
     fn wave(&self, class: usize, u: f32, v: f32) -> f32 {
         let wave = |along: f32, phase: f32| (2.0 * PI * along / self.period + phase).sin();
         let (across, down) = (wave(u, self.phase.0), wave(v, self.phase.1));
@@ -73,14 +73,14 @@ impl Form {
     }
 }
 
-/// The two colours, and a light that falls from one side.
+/// The two colours, and a light from one side.
 struct Paint {
     colours: [[f32; 3]; 2],
     light: (f32, f32),
 }
 
 impl Paint {
-    /// Colours that differ by at least 70 in the mean.
+    /// Draws colours that differ by at least 70 on average.
     fn draw(class: usize, rng: &mut SampleRng) -> Self {
         let light = (between(rng, -1.0, 1.0), between(rng, -1.0, 1.0));
         loop {
@@ -95,7 +95,7 @@ impl Paint {
     }
 }
 
-/// The colour that figures of a class tend to: a hint, as the sky is of aeroplanes, but not enough to tell them.
+/// The colour to which a class tends: a hint, but not enough to identify the class.
 fn tint(class: usize, channel: usize) -> f32 {
     127.0 + 110.0 * (2.0 * PI * (class as f32 / 10.0 + channel as f32 / 3.0)).cos()
 }

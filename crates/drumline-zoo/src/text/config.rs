@@ -1,23 +1,22 @@
-//! The configuration of a run on text. Keys that pictures have as well mean the same as there.
+//! The configuration of a run on text.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use drumline_text::Vocabulary;
 
 use super::figures;
 use super::net;
-use crate::config::check::{at_least_1, unfit};
-use crate::config::section::{Section, section};
+use crate::config::check::{at_least_1, invalid};
+use crate::config::section::section;
 use crate::config::setting::choice;
-use crate::config::table::{self, Table};
-use crate::config::{ConfigError, Entry, Fp16, Run};
-use crate::nmt::config::OptimizerName;
+use crate::config::table::{Table, sections, task_table};
+use crate::config::{ConfigError, Optim, SharedKeys, Test, Train, WarmupOptim};
 
 choice! {
-    /// What is said of a text.
-    Task, "classify or tag" {
-        /// One label for the whole of it.
+    /// What a run on text predicts.
+    TextTask, "classify or tag" {
+        /// One label for the whole text.
         Classify = "classify",
         /// A tag for each word.
         Tag = "tag",
@@ -25,53 +24,33 @@ choice! {
 }
 
 choice! {
-    /// What reads the words.
+    /// The network that encodes the words.
     NetName, "bilstm or transformer" {
-        /// Two recurrent nets, one for each direction.
+        /// A bidirectional LSTM.
         BiLstm = "bilstm",
-        /// The encoder of a Transformer.
+        /// A Transformer encoder.
         Transformer = "transformer",
     }
 }
 
-choice! {
-    /// What the learning rate does after the warm-up.
-    AfterWarmup, "linear or constant" {
-        /// Falls evenly to zero.
-        Linear = "linear",
-        /// Stays.
-        Constant = "constant",
-    }
-}
-
 section! {
-    /// `TEXT`: the files, and what is read of them.
+    /// `TEXT`: the files, and how they are read.
     Text "TEXT" {
-        /// One label for each text, or a tag for each word
-        "TASK" task: Task = Task::Classify;
-        /// File to train on: .csv, .tsv or .jsonl; for tags, CoNLL columns under any name
+        /// Training file: .csv, .tsv or .jsonl; for tags, CoNLL columns under any name
         "TRAIN" train: PathBuf = PathBuf::new();
-        /// File to evaluate on after each epoch, and to choose the best model by
+        /// Evaluation file, for the end of each epoch and the choice of the best model
         "DEV" dev: Option<PathBuf> = None;
-        /// File for drumline test; that of TEXT.DEV unless given
+        /// File for drumline test; by default that of TEXT.DEV
         "TEST" test: Option<PathBuf> = None;
         /// Fields with text: one, or two to be compared
         "FIELDS" fields: Vec<String> = vec!["text".into()];
-        /// Field with the label
-        "LABEL" label: String = "label".into();
-        /// Names of the columns of a CSV or TSV file that does not begin with them
+        /// Names of the columns of a CSV or TSV file without a header
         "HEADERS" headers: Vec<String> = Vec::new();
-        /// Tags: column of the words, from 0
-        "WORD_COLUMN" word_column: usize = 0;
-        /// Tags: column of the tags
-        "TAG_COLUMN" tag_column: usize = 3;
-        /// Tags: lines that begin so are passed over
-        "COMMENT" comment: Option<String> = None;
-        /// Words in lower case
+        /// Convert words to lower case
         "LOWER" lower: bool = false;
         /// Rarer words count as unknown
         "MIN_COUNT" min_count: u64 = 1;
-        /// Size of the vocabulary, four ids of its own included
+        /// Size of the vocabulary, including four special ids
         "MAX_N_WORDS" max_n_words: Option<usize> = None;
         /// Longer texts are cut; tags: in training only
         "MAX_LEN" max_len: Option<usize> = None;
@@ -79,237 +58,172 @@ section! {
 }
 
 section! {
+    /// `TEXT`: what is predicted, and where the files have it.
+    TextLabels "TEXT" {
+        /// One label for each text, or a tag for each word
+        "TASK" task: TextTask = TextTask::Classify;
+        /// Field with the label
+        "LABEL" label: String = "label".into();
+        /// Tags: column of the words, from 0
+        "WORD_COLUMN" word_column: usize = 0;
+        /// Tags: column of the tags
+        "TAG_COLUMN" tag_column: usize = 3;
+        /// Tags: lines that begin with this are skipped
+        "COMMENT" comment: Option<String> = None;
+    }
+}
+
+section! {
     /// `MODEL`: the network.
     TextModel "MODEL" {
-        /// What reads the words
+        /// Network that encodes the words
         "NET" net: NetName = NetName::BiLstm;
-        /// Size of a word's vector
+        /// Size of a word vector
         "D_WORD_VEC" d_word_vec: usize = 128;
-        /// Layers
+        /// Number of layers
         "N_LAYERS" n_layers: usize = 1;
-        /// bilstm: size of each direction
+        /// bilstm: hidden size of each direction
         "D_HIDDEN" d_hidden: usize = 128;
-        /// transformer: heads of attention
+        /// transformer: number of attention heads
         "N_HEAD" n_head: usize = 4;
-        /// transformer: size within feed-forward layers
+        /// transformer: size of the feed-forward layers
         "D_INNER_HID" d_inner_hid: usize = 256;
         /// Probability of dropout
         "DROPOUT" dropout: f64 = 0.1;
-        /// safetensors file with the first weights
+        /// safetensors file with initial weights
         "WEIGHTS" weights: Option<PathBuf> = None;
     }
 }
 
 section! {
-    /// `TRAIN`: how it is trained.
+    /// `TRAIN`: how batches are formed, and which model is the best.
     TextTrain "TRAIN" {
-        /// Texts in a batch of each rank
-        "BATCH_SIZE" batch_size: usize = 32;
-        /// Texts of like length come together
+        /// Batch texts of similar length together
         "BUCKET" bucket: bool = true;
-        /// A new order in each epoch
-        "SHUFFLE" shuffle: bool = true;
-        /// Batches whose gradients are added up before each step, on each rank
-        "ACCUMULATE" accumulate: usize = 1;
-        /// Go on from the last checkpoint in OUT_DIR
-        "AUTO_RESUME" auto_resume: bool = true;
-        /// Resume although the data set is another than at the checkpoint, by its length or fingerprint
-        "ACCEPT_NEW_DATA" accept_new_data: bool = false;
-        /// Threads that make batches, for each rank
-        "WORKERS" workers: usize = 1;
-        /// Steps from one line of progress to the next
-        "PRINT_FREQ" print_freq: usize = 30;
-        /// The figure that says which model is best: acc, f1_macro, …, -loss; null: acc, for spans f1_span
+        /// Metric that selects the best model: acc, f1_macro, …, -loss; null: acc, for spans f1_span
         "METRIC_KEY" metric_key: Option<String> = None;
-        /// Evaluations without a better one before it ends
-        "EARLY_STOP" early_stop: Option<u64> = None;
-        /// Event files for TensorBoard in OUT_DIR/tensorboard
-        "TENSORBOARD" tensorboard: bool = true;
-        /// Steps to trace for Perfetto, after the first five, in OUT_DIR/trace
-        "TRACE_STEPS" trace_steps: u64 = 0;
-        /// Stop after this many steps of the whole run
-        "MAX_STEPS" max_steps: Option<u64> = None;
-    }
-}
-
-section! {
-    /// `TEST`: how it is evaluated.
-    TextTest "TEST" {
-        /// Texts in a batch of each rank
-        "BATCH_SIZE" batch_size: usize = 200;
-    }
-}
-
-section! {
-    /// `OPTIM`: the optimizer and its learning rate.
-    TextOptim "OPTIM" {
-        /// Number of epochs
-        "MAX_EPOCH" max_epoch: u64 = 10;
-        /// The optimizer
-        "METHOD" method: OptimizerName = OptimizerName::Adamw;
-        /// Learning rate
-        "BASE_LR" base_lr: f64 = 1e-3;
-        /// Part of all steps in which the learning rate grows; from 1 on, so many steps
-        "WARMUP" warmup: f64 = 0.1;
-        /// What the learning rate does then
-        "SCHEDULE" schedule: AfterWarmup = AfterWarmup::Linear;
-        /// sgd: momentum
-        "MOMENTUM" momentum: f64 = 0.9;
-        /// Weight decay
-        "WEIGHT_DECAY" weight_decay: f64 = 0.01;
-        /// Largest norm of the gradient
-        "GRAD_CLIP" grad_clip: Option<f64> = None;
     }
 }
 
 /// All keys of a run on text, by section.
-#[derive(Debug, Clone, PartialEq, Default)]
+///
+/// ```
+/// use drumline_zoo::text::TextConfig;
+///
+/// let config = TextConfig::load(None, &["TEXT.TRAIN", "a.csv", "TEXT.DEV", "b.csv"])?;
+/// assert_eq!(config.text.test, config.text.dev);
+/// let error = TextConfig::load(None, &["TEXT.TRIAN", "a.csv"]).unwrap_err();
+/// assert!(error.to_string().ends_with("unknown key TEXT.TRIAN; try TEXT.TRAIN"));
+/// # Ok::<(), drumline_zoo::config::ConfigError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
 pub struct TextConfig {
     /// `TEXT`
     pub text: Text,
+    /// `TEXT`: the keys about labels
+    pub labels: TextLabels,
     /// `MODEL`
     pub model: TextModel,
-    /// `TRAIN`
+    /// `TRAIN`, beside the shared keys
     pub train: TextTrain,
-    /// `TEST`
-    pub test: TextTest,
-    /// `OPTIM`
-    pub optim: TextOptim,
-    /// `FP16`
-    pub fp16: Fp16,
-    /// `OUT_DIR`, `CFG_DEST`, `RNG_SEED`, `DEVICE`
-    pub run: Run,
+    /// `OPTIM`, beside the shared keys
+    pub optim: WarmupOptim,
+    /// The sections that every task has
+    pub shared: SharedKeys,
 }
 
-impl Table for TextConfig {
-    fn sections(&self) -> Vec<&dyn Section> {
-        let Self { text, model, train, test, optim, fp16, run } = self;
-        vec![text, model, train, test, optim, fp16, run]
-    }
-
-    fn sections_mut(&mut self) -> Vec<&mut dyn Section> {
-        let Self { text, model, train, test, optim, fp16, run } = self;
-        vec![text, model, train, test, optim, fp16, run]
-    }
-
-    fn settle(&mut self, _: &BTreeSet<String>) {
-        if self.text.test.is_none() {
-            self.text.test.clone_from(&self.text.dev);
+impl Default for TextConfig {
+    fn default() -> Self {
+        let optim = Optim { max_epoch: 10, base_lr: 1e-3, weight_decay: 0.01, ..Optim::default() };
+        let test = Test { print_freq: Train::default().print_freq, ..Test::default() };
+        Self {
+            text: Text::default(),
+            labels: TextLabels::default(),
+            model: TextModel::default(),
+            train: TextTrain::default(),
+            optim: WarmupOptim::default(),
+            shared: SharedKeys { test, optim, ..SharedKeys::default() },
         }
+    }
+}
+
+task_table!(TextConfig, "A net that classifies or tags text: drumline train");
+
+impl Table for TextConfig {
+    sections!(
+        text,
+        labels,
+        model,
+        shared.train,
+        train,
+        shared.test,
+        shared.optim,
+        optim,
+        shared.fp16,
+        shared.run
+    );
+
+    fn settle(&mut self, given: &BTreeSet<String>) {
+        self.text.settle();
+        self.shared.settle_print_freq(given);
     }
 
     fn check(&self) -> Result<(), ConfigError> {
-        self.run.check()?;
-        self.fp16.check("PRECISION", self.run.precision)?;
-        self.check_sizes()?;
-        self.check_text()?;
-        self.check_optim()?;
-        // Whatever the numbers of words and classes will be.
+        self.shared.check()?;
+        self.optim.check(&self.shared.optim)?;
+        self.text.check(&self.shared)?;
+        self.check_labels()?;
+        // Checks the sizes. The numbers of words and classes are not known yet, and any number will do.
         match net::options(self, 5, 2).check() {
             Ok(()) => Ok(()),
-            Err(error) => unfit("MODEL:", error.to_string()),
+            Err(error) => invalid("MODEL:", error.to_string()),
         }
+    }
+}
+
+impl Text {
+    /// `TEXT.TEST` defaults to `TEXT.DEV`.
+    pub(crate) fn settle(&mut self) {
+        if self.test.is_none() {
+            self.test.clone_from(&self.dev);
+        }
+    }
+
+    /// Returns an error for values that no task on text can use.
+    pub(crate) fn check(&self, shared: &SharedKeys) -> Result<(), ConfigError> {
+        at_least_1(&[("TEXT.MAX_LEN", self.max_len.unwrap_or(1) as u64)])?;
+        if self.train.as_os_str().is_empty() {
+            return invalid("TEXT.TRAIN", "is not given; try the path of a file to train on");
+        }
+        if self.fields.is_empty() {
+            return invalid("TEXT.FIELDS", "is empty; try [text]");
+        }
+        let own = Vocabulary::of([]).len();
+        if self.max_n_words.is_some_and(|most| most <= own) {
+            let what = format!("leaves no word beside the {own} ids of its own; try more, or null");
+            return invalid("TEXT.MAX_N_WORDS", what);
+        }
+        if self.dev.is_none() { shared.check_evaluates("TEXT.DEV") } else { Ok(()) }
     }
 }
 
 impl TextConfig {
-    /// The defaults, changed by the file, changed by `KEY VALUE` pairs, and checked.
-    ///
-    /// ```
-    /// use drumline_zoo::text::TextConfig;
-    ///
-    /// let config = TextConfig::load(None, &["TEXT.TRAIN", "a.csv", "TEXT.DEV", "b.csv"])?;
-    /// assert_eq!(config.text.test, config.text.dev);
-    /// let error = TextConfig::load(None, &["TEXT.TRIAN", "a.csv"]).unwrap_err();
-    /// assert!(error.to_string().ends_with("unknown key TEXT.TRIAN; try TEXT.TRAIN"));
-    /// # Ok::<(), drumline_zoo::config::ConfigError>(())
-    /// ```
-    pub fn load<S: AsRef<str>>(file: Option<&Path>, pairs: &[S]) -> Result<Self, ConfigError> {
-        table::load(file, pairs)
-    }
-
-    /// As YAML that [`load`](Self::load) reads.
-    pub fn to_yaml(&self) -> String {
-        table::to_yaml(self)
-    }
-
-    /// What a file may hold, as a JSON schema.
-    pub fn schema() -> serde_json::Value {
-        table::schema::<Self>("A net that classifies or tags text: drumline train")
-    }
-
-    /// Every key with its value, what it takes and what it is for.
-    pub fn entries(&self) -> Vec<Entry> {
-        table::entries(self)
-    }
-
-    fn check_sizes(&self) -> Result<(), ConfigError> {
-        let Self { text, train, test, optim, .. } = self;
-        at_least_1(&[
-            ("TEXT.MAX_LEN", text.max_len.unwrap_or(1) as u64),
-            ("TRAIN.BATCH_SIZE", train.batch_size as u64),
-            ("TRAIN.ACCUMULATE", train.accumulate as u64),
-            ("TRAIN.PRINT_FREQ", train.print_freq as u64),
-            ("TRAIN.EARLY_STOP", train.early_stop.unwrap_or(1)),
-            ("TRAIN.MAX_STEPS", train.max_steps.unwrap_or(1)),
-            ("TEST.BATCH_SIZE", test.batch_size as u64),
-            ("OPTIM.MAX_EPOCH", optim.max_epoch),
-        ])
-    }
-
-    fn check_text(&self) -> Result<(), ConfigError> {
-        let Self { text, train, .. } = self;
-        if text.train.as_os_str().is_empty() {
-            return unfit("TEXT.TRAIN", "is not given; try the path of a file to train on");
+    fn check_labels(&self) -> Result<(), ConfigError> {
+        let Self { labels, train, .. } = self;
+        if labels.comment.as_deref() == Some("") {
+            return invalid("TEXT.COMMENT", "is empty, as every line begins; try #, or null");
         }
-        if text.fields.is_empty() {
-            return unfit("TEXT.FIELDS", "is empty; try [text]");
+        if labels.task == TextTask::Tag && labels.word_column == labels.tag_column {
+            let what = format!("is {}, as is TEXT.WORD_COLUMN; try another column", labels.tag_column);
+            return invalid("TEXT.TAG_COLUMN", what);
         }
-        let own = Vocabulary::of([]).len();
-        if text.max_n_words.is_some_and(|most| most <= own) {
-            let what = format!("leaves no word beside the {own} ids of its own; try more, or null");
-            return unfit("TEXT.MAX_N_WORDS", what);
+        if self.text.dev.is_none() && train.metric_key.is_some() {
+            return invalid("TEXT.DEV", "is not given, and without it nothing is evaluated; try a file");
         }
-        if text.comment.as_deref() == Some("") {
-            return unfit("TEXT.COMMENT", "is empty, as every line begins; try #, or null");
-        }
-        if text.task == Task::Tag && text.word_column == text.tag_column {
-            let what = format!("is {}, as is TEXT.WORD_COLUMN; try another column", text.tag_column);
-            return unfit("TEXT.TAG_COLUMN", what);
-        }
-        if text.dev.is_none() && (train.early_stop.is_some() || train.metric_key.is_some()) {
-            return unfit("TEXT.DEV", "is not given, and without it nothing is evaluated; try a file");
-        }
-        let known = figures::names(text.task);
+        let known = figures::names(labels.task);
         match &train.metric_key {
             Some(key) if !known.contains(&key.trim_start_matches('-')) => {
-                unfit("TRAIN.METRIC_KEY", format!("is {key}; try one of {}", known.join(", ")))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn check_optim(&self) -> Result<(), ConfigError> {
-        let optim = &self.optim;
-        let not_negative = [
-            ("OPTIM.BASE_LR", optim.base_lr),
-            ("OPTIM.WARMUP", optim.warmup),
-            ("OPTIM.MOMENTUM", optim.momentum),
-            ("OPTIM.WEIGHT_DECAY", optim.weight_decay),
-        ];
-        if let Some((key, value)) = not_negative.into_iter().find(|(_, value)| *value < 0.0) {
-            return unfit(key, format!("is {value}; try 0 or more"));
-        }
-        if optim.momentum >= 1.0 {
-            return unfit("OPTIM.MOMENTUM", format!("is {}; try 0 to below 1", optim.momentum));
-        }
-        if optim.warmup >= 1.0 && optim.warmup.fract() != 0.0 {
-            let what = format!("is {}; try a part below 1, or a whole number of steps", optim.warmup);
-            return unfit("OPTIM.WARMUP", what);
-        }
-        match optim.grad_clip {
-            Some(norm) if norm <= 0.0 => {
-                unfit("OPTIM.GRAD_CLIP", format!("is {norm}; try more than 0, or null"))
+                invalid("TRAIN.METRIC_KEY", format!("is {key}; try one of {}", known.join(", ")))
             }
             _ => Ok(()),
         }
@@ -319,11 +233,12 @@ impl TextConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::table::assert_in_guide;
 
     #[test]
-    fn values_that_cannot_work_are_refused_with_what_to_try() {
+    fn invalid_values_are_refused_with_advice() {
         let given = ["TEXT.TRAIN", "a.csv"];
-        for (pairs, told) in [
+        for (pairs, words) in [
             (&[][..], "TEXT.TRAIN is not given"),
             (&["TEXT.TRAIN", "a.csv", "TEXT.TASK", "parse"], "expected classify or tag, got parse"),
             (&["TEXT.TRAIN", "a.csv", "TRAIN.EARLY_STOP", "2"], "TEXT.DEV is not given"),
@@ -345,7 +260,7 @@ mod tests {
             ),
         ] {
             let said = TextConfig::load(None, pairs).unwrap_err().to_string();
-            assert!(said.contains(told), "{pairs:?}: {said}");
+            assert!(said.contains(words), "{pairs:?}: {said}");
         }
         let config = TextConfig::load(None, &given).unwrap();
         let folder = tempfile::tempdir().unwrap();
@@ -354,20 +269,12 @@ mod tests {
         assert_eq!(
             TextConfig::load::<&str>(Some(&path), &[]).unwrap(),
             config,
-            "what is saved is read again"
+            "a saved configuration is read back"
         );
     }
 
     #[test]
     fn the_guide_has_every_key_with_its_default() {
-        let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/text-classification.md");
-        let guide = std::fs::read_to_string(guide).unwrap();
-        let row = |entry: Entry| {
-            format!("| `{}` | `{}` | {} | {} |", entry.key, entry.value, entry.expects, entry.about)
-        };
-        let rows: Vec<_> = TextConfig::default().entries().into_iter().map(row).collect();
-        let table = guide.lines().skip_while(|line| !line.starts_with("| key | default |")).skip(2);
-        let told: Vec<_> = table.take_while(|line| line.starts_with('|')).collect();
-        assert_eq!(told, rows, "the table of docs/text-classification.md should be:\n{}", rows.join("\n"));
+        assert_in_guide::<TextConfig>("docs/text-classification.md");
     }
 }

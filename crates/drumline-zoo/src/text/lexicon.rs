@@ -1,14 +1,16 @@
-//! The words and labels of a run, by number: made of the training file by rank 0, and the same on all ranks.
+//! The vocabulary and labels of a run. Rank 0 builds them from the training file and shares them with all ranks.
 //!
 //! ```text
-//!   begun anew   rank 0: train.csv ─▶ Lexicon ─▶ all ranks, through the group ─▶ OUT_DIR/vocab.json, labels.json, when training begins
-//!   gone on      all: read these files ─▶ rank 0's checksum ─▶ whoever has others gets rank 0's through the group
+//!   new run    rank 0: train.csv ─▶ Lexicon ─▶ broadcast ─▶ when training begins: OUT_DIR/vocab.json, labels.json
+//!   resumed    all ranks: read these files ─▶ compare with rank 0's checksum ─▶ ranks that differ receive rank 0's
 //! ```
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 
-use drumline::{Cause, ProcessGroup, ReduceOp, RunError, is_master, main_first};
+use drumline::comm::RunError;
+use drumline::data::Cause;
+use drumline::{ProcessGroup, ReduceOp, is_master, main_first};
 use drumline_text::{Labels, TextError, Vocabulary, VocabularyOptions, WordCounts};
 use serde::{Deserialize, Serialize};
 
@@ -18,17 +20,17 @@ use super::texts::{Labelled, Texts};
 const WORDS: &str = "vocab.json";
 const LABELS: &str = "labels.json";
 
-/// What the numbers mean that go into a net and come out of it.
+/// The vocabulary of a network's input and the labels of its output.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lexicon {
-    /// What goes in.
+    /// The input words.
     pub words: Vocabulary,
-    /// What comes out.
+    /// The output labels.
     pub labels: Labels,
 }
 
 impl Lexicon {
-    /// The words and labels of these texts.
+    /// Collects the words and labels of texts.
     pub fn of(texts: &Texts, keys: &Text) -> Self {
         let mut counts = WordCounts::default();
         for Labelled { words, .. } in &texts.samples {
@@ -39,27 +41,34 @@ impl Lexicon {
         Self { words: Vocabulary::build(counts, &options), labels: Labels::of(labels) }
     }
 
-    /// Reads what a run has left in its folder.
+    /// Reads the lexicon that a run has written to its folder.
     pub fn read(folder: &Path) -> Result<Self, TextError> {
+        let unlabelled = Self::read_words(folder)?;
+        Ok(Self { labels: Labels::read(folder.join(LABELS))?, ..unlabelled })
+    }
+
+    /// Reads the lexicon of a run that has no labels.
+    pub fn read_words(folder: &Path) -> Result<Self, TextError> {
         let words = Vocabulary::read(folder.join(WORDS), None).map_err(|error| match error {
             TextError::NoVocabulary { path, source } => TextError::ReadFile { path, source },
             other => other,
         })?;
-        Ok(Self { words, labels: Labels::read(folder.join(LABELS))? })
+        Ok(Self { words, labels: Labels::of::<String>([]) })
     }
 
-    /// Leaves `vocab.json` and `labels.json` in a folder.
+    /// Writes `vocab.json`, and `labels.json` if there are labels, to a folder.
     pub fn write(&self, folder: &Path) -> Result<(), TextError> {
         std::fs::create_dir_all(folder)
             .map_err(|source| TextError::WriteFile { path: folder.to_owned(), source })?;
         self.words.write(folder.join(WORDS))?;
-        self.labels.write(folder.join(LABELS))
+        if self.labels.is_empty() { Ok(()) } else { self.labels.write(folder.join(LABELS)) }
     }
 
-    /// Rank 0's, on all ranks: it makes one while the others wait. Nothing is written: who trains with it does that when training begins.
+    /// Builds the lexicon on rank 0 while the other ranks wait, and returns it on all ranks. It writes no file; a
+    /// training run writes the lexicon when training begins.
     ///
     /// ```
-    /// use drumline::LocalGroup;
+    /// use drumline::comm::LocalGroup;
     /// use drumline_text::{Labels, Vocabulary};
     /// use drumline_zoo::text::Lexicon;
     ///
@@ -75,27 +84,30 @@ impl Lexicon {
         group: &ProcessGroup,
         make: impl FnOnce() -> Result<Self, Cause>,
     ) -> Result<Self, RunError> {
-        let own = main_first(group, "building the vocabulary", || match is_master(group) {
-            true => Ok(Some(make()?)),
-            false => Ok(None),
+        let own = main_first(group, "building the vocabulary", || {
+            if is_master(group) { Ok(Some(make()?)) } else { Ok(None) }
         })?;
         Self::of_rank_0(group, own)
     }
 
-    /// What a run has left in its folder, which rank 0 sees, on all ranks.
+    /// Reads the lexicon in the run's folder that rank 0 sees, and returns it on all ranks. `read` is
+    /// [`read`](Self::read) or [`read_words`](Self::read_words).
     #[track_caller]
-    pub fn read_by_all(group: &ProcessGroup, folder: &Path) -> Result<Self, RunError> {
-        let own = main_first(group, "reading the vocabulary", || match is_master(group) {
-            true => {
-                let untrained = |error| format!("{error}; try the OUT_DIR of a run that has trained");
-                Ok(Some(Self::read(folder).map_err(untrained)?))
+    pub fn read_by_all(
+        group: &ProcessGroup,
+        read: impl FnOnce() -> Result<Self, TextError>,
+    ) -> Result<Self, RunError> {
+        let own = main_first(group, "reading the vocabulary", || {
+            if !is_master(group) {
+                return Ok(read().ok());
             }
-            false => Ok(Self::read(folder).ok()),
+            let untrained = |error| format!("{error}; try the OUT_DIR of a run that has trained");
+            Ok(Some(read().map_err(untrained)?))
         })?;
         Self::of_rank_0(group, own)
     }
 
-    /// Rank 0 has one; the others perhaps the same.
+    /// Returns rank 0's lexicon on all ranks. It is sent only if some rank has another one.
     #[track_caller]
     fn of_rank_0(group: &ProcessGroup, own: Option<Self>) -> Result<Self, RunError> {
         let mut checksum = [own.as_ref().map_or(0, Self::checksum)];
@@ -122,26 +134,28 @@ impl Lexicon {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use drumline::LocalGroup;
+    use drumline::comm::LocalGroup;
 
     fn lexicon(word: &str) -> Lexicon {
         Lexicon { words: Vocabulary::of([(word.to_owned(), 3)]), labels: Labels::of(["a", "b"]) }
     }
 
     #[test]
-    fn a_rank_with_another_file_under_the_name_gets_that_of_rank_0() {
+    fn a_rank_with_another_lexicon_gets_that_of_rank_0() {
         let folder = tempfile::tempdir().unwrap();
         let of = |rank: usize| folder.path().join(rank.to_string());
         lexicon("new").write(&of(0)).unwrap();
         lexicon("of another run").write(&of(1)).unwrap();
         std::fs::create_dir(of(2)).unwrap();
         std::fs::write(of(2).join(WORDS), "no vocabulary").unwrap();
-        let got = LocalGroup::run(4, |group| Ok(Lexicon::read_by_all(&group, &of(group.rank())).unwrap()));
+        let got = LocalGroup::run(4, |group| {
+            Ok(Lexicon::read_by_all(&group, || Lexicon::read(&of(group.rank()))).unwrap())
+        });
         assert_eq!(got.unwrap(), vec![lexicon("new"); 4]);
     }
 
     #[test]
-    fn what_rank_0_cannot_make_is_told_on_all_ranks() {
+    fn an_error_of_rank_0_is_returned_on_all_ranks() {
         let said = LocalGroup::run(2, |group| {
             let made = Lexicon::shared(&group, || Err("no such file".into()));
             Ok(made.unwrap_err().to_string())

@@ -1,19 +1,19 @@
-//! The net that a configuration asks for.
+//! Builds the network of a configuration.
 
 use drumline_text::Vocabulary;
 use tch::nn::{ModuleT, Path};
 
-use super::config::{NetName, Task, TextConfig};
+use super::config::{NetName, TextConfig, TextTask};
 use super::lexicon::Lexicon;
 use crate::error::ZooError;
 use crate::models::text::{Pool, TextClassifier, TextNet, TextOptions, TextTagger};
 
-/// Makes its tensors under `path`, for the words and labels of a lexicon.
+/// Builds the network under `path`, with sizes for the words and labels of a lexicon.
 pub fn build(path: &Path<'_>, config: &TextConfig, lexicon: &Lexicon) -> Result<Box<dyn ModuleT>, ZooError> {
     let options = options(config, lexicon.words.len(), lexicon.labels.len());
-    Ok(match config.text.task {
-        Task::Classify => Box::new(TextClassifier::new(path, &options)?),
-        Task::Tag => Box::new(TextTagger::new(path, &options)?),
+    Ok(match config.labels.task {
+        TextTask::Classify => Box::new(TextClassifier::new(path, &options)?),
+        TextTask::Tag => Box::new(TextTagger::new(path, &options)?),
     })
 }
 

@@ -1,45 +1,50 @@
-//! The texts of a file as words, with the labels beside them: the same for all formats.
+//! Texts of a file as words with labels, independent of the file's format.
 
 use std::path::{Path, PathBuf};
 
 use drumline_text::TextError;
 use drumline_text::table::{ConllOptions, Fields, Table, TaggedSentence, read_conll};
 
-use super::config::{Task, Text};
+use super::config::{Text, TextLabels, TextTask};
 
-/// A text and what should be said of it.
+/// A text with its labels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Labelled {
     /// The words of each field.
     pub words: Vec<Vec<String>>,
-    /// One, or one for each word.
+    /// One label, one for each word, or none if labels are not read.
     pub labels: Vec<String>,
-    /// The line of each label, from 1.
+    /// The line number of each label, from 1.
     pub lines: Vec<u64>,
 }
 
-/// What a file has, in its order.
+/// The texts of a file, in the file's order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Texts {
     /// The file.
     pub path: PathBuf,
     /// Its texts.
     pub samples: Vec<Labelled>,
-    /// Empty texts, which are none of them.
+    /// The number of empty texts, which are left out.
     pub left_out: usize,
 }
 
 impl Texts {
-    /// Reads a file as a configuration says.
-    pub fn read(path: &Path, keys: &Text) -> Result<Self, TextError> {
-        Self::by_columns(path, keys).map_err(|error| with_keys(error, keys))
+    /// Reads a file as configured.
+    pub fn read(path: &Path, keys: &Text, labels: &TextLabels) -> Result<Self, TextError> {
+        Self::by_columns(path, keys, Some(labels)).map_err(|error| with_keys(error, keys, labels.task))
     }
 
-    fn by_columns(path: &Path, keys: &Text) -> Result<Self, TextError> {
+    /// Reads a `.csv`, `.tsv` or `.jsonl` file without labels.
+    pub fn unlabelled(path: &Path, keys: &Text) -> Result<Self, TextError> {
+        Self::by_columns(path, keys, None).map_err(|error| with_keys(error, keys, TextTask::Classify))
+    }
+
+    fn by_columns(path: &Path, keys: &Text, labels: Option<&TextLabels>) -> Result<Self, TextError> {
         let path = path.to_owned();
-        let (samples, left_out) = match keys.task {
-            Task::Classify => {
-                let Table { examples, lines, left_out } = Table::read(&path, &fields(keys))?;
+        let (samples, left_out) = match labels {
+            None | Some(TextLabels { task: TextTask::Classify, .. }) => {
+                let Table { examples, lines, left_out } = Table::read(&path, &fields(keys, labels))?;
                 let sample = |(example, line): (drumline_text::table::Example, u64)| Labelled {
                     words: example.texts.iter().map(|text| words(text, keys)).collect(),
                     labels: example.label.into_iter().collect(),
@@ -47,33 +52,33 @@ impl Texts {
                 };
                 (examples.into_iter().zip(lines).map(sample).collect(), left_out)
             }
-            Task::Tag => {
+            Some(labels) => {
                 let sample = |TaggedSentence { words, tags, lines }| Labelled {
                     words: vec![words.into_iter().map(|word| cased(word, keys)).collect()],
                     labels: tags,
                     lines,
                 };
-                (read_conll(&path, &columns(keys))?.into_iter().map(sample).collect(), 0)
+                (read_conll(&path, &columns(labels))?.into_iter().map(sample).collect(), 0)
             }
         };
         Ok(Self { path, samples, left_out })
     }
 }
 
-fn fields(keys: &Text) -> Fields {
+fn fields(keys: &Text, labels: Option<&TextLabels>) -> Fields {
     Fields {
         texts: keys.fields.clone(),
-        label: Some(keys.label.clone()),
+        label: labels.map(|labels| labels.label.clone()),
         headers: (!keys.headers.is_empty()).then(|| keys.headers.clone()),
     }
 }
 
-fn columns(keys: &Text) -> ConllOptions {
-    ConllOptions { word: keys.word_column, tag: keys.tag_column, comment: keys.comment.clone() }
+fn columns(labels: &TextLabels) -> ConllOptions {
+    ConllOptions { word: labels.word_column, tag: labels.tag_column, comment: labels.comment.clone() }
 }
 
-/// The same error with the keys that mend it.
-fn with_keys(error: TextError, keys: &Text) -> TextError {
+/// Adds the configuration keys to change to an error.
+fn with_keys(error: TextError, keys: &Text, task: TextTask) -> TextError {
     match error {
         TextError::NoField { path, line, name, known } => {
             let key = if keys.fields.contains(&name) { "TEXT.FIELDS" } else { "TEXT.LABEL" };
@@ -88,10 +93,10 @@ fn with_keys(error: TextError, keys: &Text) -> TextError {
             TextError::BadLine { path, line, what }
         }
         TextError::Columns { path, line, found, expected } => {
-            let advice = match (keys.task, keys.headers.is_empty()) {
-                (Task::Tag, _) => "another TEXT.WORD_COLUMN or TEXT.TAG_COLUMN, which count from 0",
-                (Task::Classify, true) => "quotes around a text that has commas",
-                (Task::Classify, false) => "other TEXT.HEADERS, or quotes around a text that has commas",
+            let advice = match (task, keys.headers.is_empty()) {
+                (TextTask::Tag, _) => "another TEXT.WORD_COLUMN or TEXT.TAG_COLUMN, which count from 0",
+                (TextTask::Classify, true) => "quotes around a text that has commas",
+                (TextTask::Classify, false) => "other TEXT.HEADERS, or quotes around a text that has commas",
             };
             let what = format!("has {found} columns, expected {expected}; try {advice}");
             TextError::BadLine { path, line, what }
@@ -113,11 +118,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_wrong_with_columns_names_the_keys_that_mend_it() {
+    fn errors_about_columns_name_the_keys_to_change() {
         let plain = Text::default();
         let named = Text { headers: vec!["label".into(), "words".into()], ..Text::default() };
-        let tags = Text { task: Task::Tag, ..Text::default() };
-        for (name, content, keys, told) in [
+        for (name, content, keys, words) in [
             (
                 "a.csv",
                 "text,lable\nx,1\n",
@@ -136,15 +140,18 @@ mod tests {
             (
                 "a.conll",
                 "Ada B-PER\n",
-                &tags,
+                &plain,
                 "has 2 columns, expected at least 4; try another TEXT.WORD_COLUMN or TEXT.TAG_COLUMN",
             ),
         ] {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join(name);
             std::fs::write(&path, content).unwrap();
-            let said = Texts::read(&path, keys).unwrap_err().to_string();
-            assert!(said.contains(told) && said.contains(name), "{said}");
+            let task = if name.ends_with("conll") { TextTask::Tag } else { TextTask::Classify };
+            let said = Texts::read(&path, keys, &TextLabels { task, ..TextLabels::default() })
+                .unwrap_err()
+                .to_string();
+            assert!(said.contains(words) && said.contains(name), "{said}");
             assert!(!(name == "a.jsonl" && said.contains("HEADERS")), "{said}");
         }
     }

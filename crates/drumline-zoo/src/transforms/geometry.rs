@@ -1,33 +1,34 @@
-//! Which part of an image is taken, by torchvision's rules.
+//! Crops and sizes, with torchvision's rules.
 
+use super::error::TransformError;
 use super::resize::Resize;
-use drumline::SampleRng;
+use drumline::data::SampleRng;
 
-/// Which part of an image is taken, and at what size: always a square.
+/// Which part of an image is used, and at what size. The result is a square.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Geometry {
-    /// A square at a random place of the image with a black border of `padding`.
+    /// A random square crop of the image, padded with a black border.
     RandomCrop {
-        /// Its side.
+        /// The side of the crop.
         size: usize,
-        /// The border's width.
+        /// The width of the border.
         padding: usize,
     },
-    /// A random part, 8 % to all of the area, 3:4 to 4:3, brought to the size.
+    /// A random region with 8 % to 100 % of the area and an aspect ratio of 3:4 to 4:3, resized to a square.
     RandomResizedCrop {
-        /// The side it is brought to.
+        /// The side of the result.
         size: usize,
     },
-    /// The square in the middle; black where the image is smaller.
+    /// The square in the centre; black where the image is smaller.
     CenterCrop {
-        /// First bring the shorter side to this.
+        /// Resizes the shorter side to this first.
         resize: Option<usize>,
-        /// The square's side.
+        /// The side of the square.
         size: usize,
     },
 }
 
-/// The place of the window, in the image or in the resized image.
+/// The position of the crop, in the image or in the resized image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) resize: Option<Resize>,
@@ -45,7 +46,7 @@ impl Geometry {
         }
     }
 
-    /// Whether images of this width and height are brought to another size, all or some.
+    /// Whether some images of this width and height are resized.
     pub(crate) fn resizes(&self, (width, height): (usize, usize)) -> bool {
         match *self {
             Self::RandomCrop { .. } => false,
@@ -54,13 +55,17 @@ impl Geometry {
         }
     }
 
-    /// Decide for an image of this width and height.
-    pub(super) fn plan(&self, (width, height): (usize, usize), rng: &mut SampleRng) -> Result<Plan, String> {
+    /// Chooses the region for an image of this width and height.
+    pub(super) fn plan(
+        &self,
+        (width, height): (usize, usize),
+        rng: &mut SampleRng,
+    ) -> Result<Plan, TransformError> {
         match *self {
-            _ if width == 0 || height == 0 => Err("the image is empty".to_owned()),
-            Self::RandomCrop { size, padding } if width.min(height) + 2 * padding < size => Err(format!(
-                "the image is {width}×{height}, with a border of {padding} too small for a crop of {size}; try a smaller IM_SIZE"
-            )),
+            _ if width == 0 || height == 0 => Err(TransformError::Empty),
+            Self::RandomCrop { size, padding } if width.min(height) + 2 * padding < size => {
+                Err(TransformError::TooSmall { width, height, padding, size })
+            }
             Self::RandomCrop { size, padding } => {
                 let mut place =
                     |side: usize| rng.below(side + 2 * padding - size + 1) as isize - padding as isize;
@@ -68,9 +73,10 @@ impl Geometry {
             }
             Self::RandomResizedCrop { size } => {
                 let resize = random_region((width, height), size, rng);
-                match resize.region == resize.size {
-                    true => Ok(Plan { resize: None, left: resize.left as isize, top: resize.top as isize }),
-                    false => Ok(Plan { resize: Some(resize), left: 0, top: 0 }),
+                if resize.region == resize.size {
+                    Ok(Plan { resize: None, left: resize.left as isize, top: resize.top as isize })
+                } else {
+                    Ok(Plan { resize: Some(resize), left: 0, top: 0 })
                 }
             }
             Self::CenterCrop { resize, size } => {
@@ -86,23 +92,21 @@ fn whole(region: (usize, usize), size: (usize, usize)) -> Resize {
     Resize { left: 0, top: 0, region, size }
 }
 
-/// The sizes when the shorter side becomes `shorter`.
+/// The sizes after the shorter side is scaled to `shorter`.
 fn scale((width, height): (usize, usize), shorter: usize) -> (usize, usize) {
-    match width <= height {
-        true => (shorter, shorter * height / width),
-        false => (shorter * width / height, shorter),
-    }
+    if width <= height { (shorter, shorter * height / width) } else { (shorter * width / height, shorter) }
 }
 
-/// Where a centred square begins; ties go to the even place, as Python rounds them.
+/// The start of a centred square. Ties round to even, as in Python.
 fn centre(side: usize, size: usize) -> isize {
-    match side >= size {
-        true => ((side - size) as f64 / 2.0).round_ties_even() as isize,
-        false => -(((size - side) / 2) as isize),
+    if side >= size {
+        ((side - size) as f64 / 2.0).round_ties_even() as isize
+    } else {
+        -(((size - side) / 2) as isize)
     }
 }
 
-/// Ten tries for an area and an aspect that fit; then the largest part in the middle whose aspect is allowed.
+/// Tries ten random areas and aspect ratios; the fallback is the largest centred region with an allowed aspect ratio.
 fn random_region((width, height): (usize, usize), size: usize, rng: &mut SampleRng) -> Resize {
     const ASPECTS: [f64; 2] = [3.0 / 4.0, 4.0 / 3.0];
     let between = |rng: &mut SampleRng, low: f64, high: f64| low + (high - low) * rng.uniform();
@@ -126,10 +130,10 @@ fn random_region((width, height): (usize, usize), size: usize, rng: &mut SampleR
 #[cfg(test)]
 mod tests {
     use super::*;
-    use drumline::Sample;
+    use drumline::data::Sample;
 
     #[test]
-    fn random_crops_reach_every_place_and_no_other() {
+    fn random_crops_cover_every_position() {
         let crop = Geometry::RandomCrop { size: 32, padding: 4 };
         let mut seen = [[0; 9]; 9];
         for index in 0..8100 {
@@ -138,11 +142,15 @@ mod tests {
         }
         assert!(seen.as_flattened().iter().all(|count| (50..150).contains(count)), "{seen:?}");
         let refused = crop.plan((23, 40), &mut Sample::new(1, 0, 0).rng()).unwrap_err();
-        assert!(refused.contains("23×40"), "{refused}");
+        assert!(
+            matches!(refused, TransformError::TooSmall { width: 23, height: 40, padding: 4, size: 32 }),
+            "{refused}"
+        );
+        assert!(refused.to_string().contains("23×40"), "{refused}");
     }
 
     #[test]
-    fn random_regions_lie_within_the_image_and_keep_area_and_aspect() {
+    fn random_regions_are_inside_the_image_with_valid_area_and_aspect() {
         let crop = Geometry::RandomResizedCrop { size: 224 };
         let (mut area, count) = (0.0, 2000);
         for index in 0..count {
@@ -162,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_centre_is_pythons() {
+    fn the_centre_is_rounded_as_in_python() {
         assert_eq!(
             [(33, 32), (35, 32), (32, 32), (20, 32), (19, 32)].map(|(side, size)| centre(side, size)),
             [0, 2, 0, -6, -6]

@@ -1,15 +1,15 @@
-//! An image's bytes and how they lie.
+//! A view of an image's bytes.
 
 /// The order of an image's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
-    /// All of red, then all of green, then all of blue, as in CIFAR's files.
+    /// CHW: all of red, then green, then blue, as in CIFAR's files.
     Planar,
-    /// Red, green and blue of each pixel, as decoders give them.
+    /// HWC: red, green and blue of each pixel, as decoders return them.
     Interleaved,
 }
 
-/// A view of an image: three channels of one byte each, rows from the top.
+/// A view of an RGB image with one byte per channel, rows from the top.
 #[derive(Debug, Clone, Copy)]
 pub struct Pixels<'a> {
     pub(super) bytes: &'a [u8],
@@ -19,12 +19,12 @@ pub struct Pixels<'a> {
 }
 
 impl<'a> Pixels<'a> {
-    /// A view of bytes; none if they are not `width` × `height` × 3.
+    /// Creates a view; `None` if there are not `width` × `height` × 3 bytes.
     pub fn new(bytes: &'a [u8], (width, height): (usize, usize), layout: Layout) -> Option<Self> {
         (bytes.len() == 3 * width * height).then_some(Self { bytes, width, height, layout })
     }
 
-    /// The image with interleaved bytes.
+    /// The bytes in HWC order.
     pub(crate) fn interleaved(&self) -> Vec<u8> {
         match self.layout {
             Layout::Interleaved => self.bytes.to_vec(),

@@ -1,21 +1,23 @@
-//! Resizing with a bilinear filter that covers all pixels it shrinks (antialias), as PIL does it.
+//! Antialiased bilinear resizing, as in PIL.
 
 use fast_image_resize::images::{CroppedImage, Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions};
 
+use super::error::TransformError;
 use super::pixels::{Layout, Pixels};
 
-/// A region of an image, and the size that it is brought to. The region counts as the whole image: nothing around it shines in.
+/// A region of an image, and the size it is resized to. The region is treated as a whole image: pixels around it have
+/// no influence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Resize {
     pub(super) left: usize,
     pub(super) top: usize,
     pub(super) region: (usize, usize),
-    /// Width and height of the result.
+    /// The width and height of the result.
     pub(super) size: (usize, usize),
 }
 
-/// Resizes, and keeps its memory for the next image.
+/// Resizes images, and reuses its memory for the next one.
 #[derive(Debug, Default)]
 pub(super) struct Resizer {
     resizer: fast_image_resize::Resizer,
@@ -23,7 +25,11 @@ pub(super) struct Resizer {
 }
 
 impl Resizer {
-    pub(super) fn resize(&mut self, source: &Pixels<'_>, resize: Resize) -> Result<Pixels<'_>, String> {
+    pub(super) fn resize(
+        &mut self,
+        source: &Pixels<'_>,
+        resize: Resize,
+    ) -> Result<Pixels<'_>, TransformError> {
         let (width, height) = resize.size;
         self.resized.resize(3 * width * height, 0);
         let interleaved;
@@ -34,7 +40,7 @@ impl Resizer {
                 &interleaved
             }
         };
-        self.convolve(bytes, (source.width, source.height), resize).map_err(|error| error.to_string())?;
+        self.convolve(bytes, (source.width, source.height), resize).map_err(TransformError::Resize)?;
         Ok(Pixels { bytes: &self.resized, width, height, layout: Layout::Interleaved })
     }
 
@@ -43,7 +49,7 @@ impl Resizer {
         bytes: &[u8],
         (width, height): (usize, usize),
         resize: Resize,
-    ) -> Result<(), Box<dyn std::error::Error>> {
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let source = ImageRef::new(width as u32, height as u32, bytes, PixelType::U8x3)?;
         let (region_width, region_height) = resize.region;
         let [left, top] = [resize.left as u32, resize.top as u32];
@@ -80,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn regions_are_pils_to_a_grey_level() {
+    fn regions_match_pil_to_one_grey_level() {
         let image = source();
         let sizes = (image.width() as usize, image.height() as usize);
         let source = Pixels::new(image.as_raw(), sizes, Layout::Interleaved).unwrap();
@@ -96,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn the_centre_of_a_resized_image_is_pils() {
+    fn the_centre_of_a_resized_image_matches_pil() {
         let image = source();
         let sizes = (image.width() as usize, image.height() as usize);
         let source = Pixels::new(image.as_raw(), sizes, Layout::Interleaved).unwrap();
@@ -104,7 +110,7 @@ mod tests {
             (0..3).flat_map(|channel| image.as_raw().iter().skip(channel).step_by(3).copied()).collect();
         let planar = Pixels::new(&planar, sizes, Layout::Planar).unwrap();
         let geometry = Geometry::CenterCrop { resize: Some(30), size: 24 };
-        let plan = geometry.plan(sizes, &mut drumline::Sample::new(0, 0, 0).rng()).unwrap();
+        let plan = geometry.plan(sizes, &mut drumline::data::Sample::new(0, 0, 0).rng()).unwrap();
         let (left, top) = (plan.left as usize, plan.top as usize);
         for source in [source, planar] {
             let mut resizer = Resizer::default();

@@ -1,23 +1,23 @@
-//! The pass that writes: a square window of an image, mirrored or not, normalised, black beyond the image's edges.
+//! Writes a square window of an image: cropped, optionally flipped, normalised, and black beyond the edges.
 
 use super::normalize::Normalize;
 use super::pixels::{Layout, Pixels};
 
-/// Which part of an image is written.
+/// The part of an image that is written.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Window {
-    /// Its left edge in the image; negative where it begins beyond.
+    /// The left edge in the image; negative if it is outside.
     pub(crate) left: isize,
-    /// Its upper edge.
+    /// The upper edge in the image.
     pub(crate) top: isize,
-    /// Its side.
+    /// The side of the square.
     pub(crate) size: usize,
-    /// Left and right change places.
+    /// Whether the window is flipped horizontally.
     pub(crate) mirrored: bool,
 }
 
 impl Window {
-    /// Write the three channels one after the other.
+    /// Writes the three channels one after the other.
     pub(super) fn paint(&self, source: &Pixels<'_>, normalize: &Normalize, out: &mut [f32]) {
         for (channel, plane) in out.chunks_exact_mut(self.size * self.size).enumerate() {
             let table = normalize.table(channel);
@@ -39,10 +39,8 @@ impl Window {
     ) {
         let (before, columns) = self.columns(source.width);
         let end = before + columns.len();
-        let (left, rest) = match self.mirrored {
-            false => (before, line.len() - end),
-            true => (line.len() - end, before),
-        };
+        let (left, rest) =
+            if self.mirrored { (line.len() - end, before) } else { (before, line.len() - end) };
         let right = line.len() - rest;
         line[..left].fill(table[0]);
         line[right..].fill(table[0]);
@@ -67,13 +65,14 @@ impl Window {
         line: &mut [f32],
     ) {
         let write = |(number, byte): (&mut f32, &u8)| *number = table[usize::from(*byte)];
-        match self.mirrored {
-            false => line.iter_mut().zip(bytes).for_each(write),
-            true => line.iter_mut().zip(bytes.rev()).for_each(write),
+        if self.mirrored {
+            line.iter_mut().zip(bytes.rev()).for_each(write);
+        } else {
+            line.iter_mut().zip(bytes).for_each(write);
         }
     }
 
-    /// How many columns lie left of the image, and which of the image's follow.
+    /// The number of columns left of the image, and the range of image columns that follow.
     fn columns(&self, width: usize) -> (usize, std::ops::Range<usize>) {
         let clamp = |column: isize| column.clamp(0, width as isize) as usize;
         let columns = clamp(self.left)..clamp(self.left + self.size as isize);
@@ -86,7 +85,7 @@ impl Window {
 mod tests {
     use super::*;
 
-    /// The same by a rule for each element.
+    /// A reference implementation, element by element.
     fn expected(source: &Pixels<'_>, window: &Window, normalize: &Normalize) -> Vec<f32> {
         let mut out = Vec::new();
         for channel in 0..3 {
@@ -107,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn every_window_of_every_layout() {
+    fn every_window_of_every_layout_matches_the_reference() {
         let normalize = Normalize::imagenet();
         for (width, height, size) in [(5, 4, 3), (3, 5, 6), (1, 1, 1), (4, 4, 4)] {
             let bytes: Vec<u8> = (0..3 * width * height).map(|i| (i * 37 % 251 + 1) as u8).collect();

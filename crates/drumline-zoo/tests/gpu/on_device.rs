@@ -1,12 +1,11 @@
-//! Images on a GPU: the processor's batches, on any stream, and the training that they make.
+//! Images on a GPU: the same batches as on the CPU, on any stream, and the same training.
 
 use std::path::Path;
 
+use drumline::comm::LocalGroup;
+use drumline::data::{Dataset, DistributedSampler, Loader, LoaderOptions, Sample, SamplerOptions};
+use drumline::optim::{Sgd, SgdOptions, parameters};
 use drumline::trainer::{CrossEntropy, DistTrainer, LoadBestModel};
-use drumline::{
-    Dataset, DistributedSampler, Loader, LoaderOptions, LocalGroup, Sample, SamplerOptions, Sgd, SgdOptions,
-    parameters,
-};
 use drumline_torch::cuda::{self, Priority, Stream};
 use drumline_zoo::data::{BatchLayout, Images};
 use drumline_zoo::models::{ModelOptions, build};
@@ -30,7 +29,7 @@ fn folder() -> tempfile::TempDir {
 }
 
 #[test]
-fn batches_are_those_of_the_processor_to_the_bit() {
+fn batches_equal_those_of_the_cpu_to_the_bit() {
     let folder = folder();
     let host = open(folder.path());
     for layout in [BatchLayout::Contiguous, BatchLayout::ChannelsLast] {
@@ -48,7 +47,7 @@ fn batches_are_those_of_the_processor_to_the_bit() {
     }
 }
 
-/// Sums of all batches, one epoch after the other, without a wait in between.
+/// Sums of all batches, one epoch after the other, without synchronisation in between.
 fn sums(images: Images) -> Tensor {
     let sampler = SamplerOptions { num_samples: IMAGES, ..Default::default() };
     let options = LoaderOptions { batch_size: 32, workers: 4, pin_memory: true, ..Default::default() };
@@ -67,7 +66,7 @@ fn sums(images: Images) -> Tensor {
 }
 
 #[test]
-fn a_loader_gives_them_on_the_stream_of_whoever_asks() {
+fn a_loader_makes_batches_on_the_stream_of_the_caller() {
     let folder = folder();
     let expected = sums(open(folder.path()));
     let device = || open(folder.path()).on_device(GPU, BatchLayout::ChannelsLast).unwrap();
@@ -77,7 +76,7 @@ fn a_loader_gives_them_on_the_stream_of_whoever_asks() {
     assert!(expected.allclose(&sums(resident), 1e-9, 1e-6, false), "on a stream of its own");
 }
 
-/// The weights after some epochs, the last batch of each being a smaller one.
+/// The weights after some epochs, in each of which the last batch is smaller.
 fn trained(folder: &Path, is_on_device: bool) -> Vec<Tensor> {
     let weights = LocalGroup::run(1, |group| {
         tch::manual_seed(3);
@@ -109,7 +108,7 @@ fn trained(folder: &Path, is_on_device: bool) -> Vec<Tensor> {
     weights.unwrap().remove(0)
 }
 
-/// How far weights are apart, relative to their size.
+/// The difference between weights, relative to their size.
 fn apart(some: &[Tensor], others: &[Tensor]) -> f64 {
     let norm = |tensors: &mut dyn Iterator<Item = Tensor>| {
         tensors.map(|tensor| tensor.square().sum(Kind::Double).double_value(&[])).sum::<f64>().sqrt()
@@ -119,10 +118,10 @@ fn apart(some: &[Tensor], others: &[Tensor]) -> f64 {
 }
 
 #[test]
-fn a_training_by_graphs_learns_the_same() {
+fn a_training_with_graphs_learns_the_same() {
     let folder = folder();
     let [host, again, device] = [false, false, true].map(|is_on_device| trained(folder.path(), is_on_device));
-    // cuDNN adds up in an order of its own; the same training twice shows how much that is.
+    // The order of cuDNN's sums varies; the same training twice shows how much that matters.
     let (control, off) = (apart(&host, &again), apart(&host, &device));
     assert!(off < (4.0 * control).max(1e-3) && off < 2e-2, "{off}, the same training again {control}");
 }

@@ -1,27 +1,29 @@
-//! `drumline-train` on a GPU, from the command line to `metrics.jsonl`: by graphs and without, in two parts, a GPT that then goes on with a text.
+//! `drumline-train` on a GPU, from the command line to `metrics.jsonl`: with CUDA graphs and eager, stopped and
+//! resumed, and a GPT that generates text.
 
 use drumline_text::synth_story::SynthStoryOptions;
 
 use super::running::{Place, column, ended, job};
 
-/// A small run, of ten steps in each of two epochs. A higher rate would make much of what rounding changes.
+/// A small run of ten steps in each of two epochs. A higher learning rate would amplify rounding.
 const IMAGES: &str = "train --device cuda MODEL.ARCH resnet18 PRECISION bf16-master TRAIN.BATCH_SIZE 64 TEST.BATCH_SIZE 64 \
                       OPTIM.BASE_LR 0.001 OPTIM.LR_POLICY steps OPTIM.STEPS [0] CUDNN.BENCHMARK False CUDNN.DETERMINISTIC True";
 const STEPS: usize = 20;
 
-/// How far losses of such runs may be apart, as a root of the mean of squares. Rounding does less: between f32 and bf16-master, on a processor, 0.036.
-/// Losses of one batch and the next are 0.1 apart, and what is learnt is more, so that a step with the batch before, or without an optimizer, is seen.
+/// The largest root-mean-square difference between the losses of two runs. Rounding causes less: 0.036 between f32 and
+/// bf16-master on a CPU. Losses of consecutive batches differ by 0.1, and learning changes them by more, so a step with
+/// the previous batch, or without an optimizer, is detected.
 const ROUNDING: f64 = 0.05;
 
 fn images() -> Place {
     Place::of_images(640, 64)
 }
 
-/// Runs to a good end; whether a line says that graphs cannot be used.
+/// Runs to a successful end. Returns whether a line says that graphs cannot be used.
 fn went_without_graphs(place: &Place, words: &str) -> bool {
     let rank = ended(place.job(1, words).env("DRUMLINE_LOG", "info").start().unwrap()).remove(0);
     assert!(rank.exit.is_success(), "{words}: {}{}", rank.stdout, rank.stderr);
-    rank.stderr.contains("steps are not made as CUDA graphs")
+    rank.stderr.contains("steps do not run as CUDA graphs")
 }
 
 fn losses(place: &Place) -> Vec<f64> {
@@ -44,7 +46,7 @@ fn assert_same(some: &[f64], others: &[f64]) {
 }
 
 #[test]
-fn a_resnet_by_graphs_has_the_losses_of_one_without() {
+fn a_resnet_with_graphs_has_the_losses_of_an_eager_one() {
     let (graphed, eager) = (images(), images());
     assert!(!went_without_graphs(&graphed, IMAGES));
     went_without_graphs(&eager, &format!("{IMAGES} CUDA_GRAPHS False"));
@@ -54,7 +56,7 @@ fn a_resnet_by_graphs_has_the_losses_of_one_without() {
 }
 
 #[test]
-fn a_run_by_graphs_goes_on_where_it_stopped() {
+fn a_run_with_graphs_resumes_where_it_stopped() {
     let (whole, parts) = (images(), images());
     assert!(!went_without_graphs(&whole, IMAGES));
     assert!(!went_without_graphs(&parts, &format!("{IMAGES} OPTIM.MAX_EPOCH 1")));
@@ -64,9 +66,9 @@ fn a_run_by_graphs_goes_on_where_it_stopped() {
 }
 
 #[test]
-fn a_gpt_is_trained_by_graphs_and_goes_on_with_a_text() {
+fn a_gpt_is_trained_with_graphs_and_generates_text() {
     let place = Place::of_stories(&SynthStoryOptions { train: 200, valid: 10, seed: 3 });
-    // Rows of the embedding are a multiple of 8, so the loss is that of our kernels.
+    // The rows of the embedding are a multiple of 8, so our kernels compute the loss.
     let words = "train --device cuda PRECISION bf16-master MODEL.VOCAB_MULTIPLE 64";
     assert!(!went_without_graphs(&place, words));
     let losses = losses(&place);
@@ -80,7 +82,7 @@ fn a_gpt_is_trained_by_graphs_and_goes_on_with_a_text() {
 }
 
 #[test]
-fn the_gpu_is_told_once_whatever_the_number_of_ranks() {
+fn the_gpu_is_printed_once_for_any_number_of_ranks() {
     let ranks = Place::new().run(2, "train --device cuda OPTIM.MAX_EPOCH 1");
     let all: String = ranks.iter().map(|rank| rank.stdout.as_str()).collect();
     assert!(ranks.iter().all(|rank| rank.exit.is_success()), "{all}{}", ranks[0].stderr);

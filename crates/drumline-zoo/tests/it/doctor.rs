@@ -1,12 +1,12 @@
-//! `drumline-train doctor gpu` where there is no GPU: it says what is missing, and its exit code does too.
+//! `drumline-train doctor gpu` without a GPU: its report and its exit code say what is missing.
 
 use std::process::{Command, Output};
 
-use drumline::worker_env;
+use drumline::comm::worker_env;
 
 use super::running::{ended, job};
 
-/// On a machine with GPUs they are hidden.
+/// GPUs are hidden on machines that have some.
 fn doctor(words: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_drumline-train"));
     command.args(["doctor", "gpu"]).args(words).env("CUDA_VISIBLE_DEVICES", "");
@@ -17,12 +17,12 @@ fn doctor(words: &[&str]) -> Output {
 }
 
 #[test]
-fn a_machine_without_a_gpu_is_told_what_is_missing() {
+fn a_machine_without_a_gpu_gets_a_report_of_what_is_missing() {
     let output = doctor(&[]);
     assert_eq!(output.status.code(), Some(1));
-    let (told, failed) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(told.contains("libtorch 2.11.0") && told.contains("driver      cannot be used"), "{told}");
-    let problem = told.lines().find(|line| line.starts_with("problem     ")).unwrap();
+    let (text, failed) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("libtorch 2.11.0") && text.contains("driver      cannot be used"), "{text}");
+    let problem = text.lines().find(|line| line.starts_with("problem     ")).unwrap();
     assert!(problem.contains("NVIDIA driver") && problem.contains("; try "), "{problem}");
     assert!(failed.contains("GPUs cannot be used as they should"), "{failed}");
 }
@@ -44,12 +44,12 @@ fn programs_can_read_it() {
 }
 
 #[test]
-fn what_all_ranks_lack_is_told_once() {
+fn what_all_ranks_lack_is_reported_once() {
     let ranks = job(2, vec!["doctor".into(), "gpu".into()]).env("CUDA_VISIBLE_DEVICES", "");
     let ranks = ended(ranks.start().unwrap());
-    let told = &ranks[0].stdout;
-    assert!(!ranks[0].exit.is_success() && ranks[1].stdout.is_empty(), "{told}{}", ranks[1].stdout);
-    let lines = |word: &str| told.lines().filter(|line| line.starts_with(word)).count();
-    assert_eq!([lines("problem "), lines("rank 0 "), lines("rank 1 ")], [1, 1, 1], "{told}");
-    assert!(told.contains("problem     ") && !told.contains("all-reduce"), "{told}");
+    let text = &ranks[0].stdout;
+    assert!(!ranks[0].exit.is_success() && ranks[1].stdout.is_empty(), "{text}{}", ranks[1].stdout);
+    let lines = |word: &str| text.lines().filter(|line| line.starts_with(word)).count();
+    assert_eq!([lines("problem "), lines("rank 0 "), lines("rank 1 ")], [1, 1, 1], "{text}");
+    assert!(text.contains("problem     ") && !text.contains("all-reduce"), "{text}");
 }

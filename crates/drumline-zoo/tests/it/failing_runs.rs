@@ -1,4 +1,4 @@
-//! Runs that cannot go well: rank 0 says why, once, all ranks end, and nothing is lost.
+//! Runs that fail: rank 0 reports the reason once, all ranks exit, and nothing is lost.
 
 use std::fs;
 use std::path::Path;
@@ -10,12 +10,12 @@ use super::running::{BUILT, Place, Rank, column, ended, start};
 
 const SMALL_TEXTS: SynthTextOptions = SynthTextOptions { train: 90, dev: 21, test: 10, seed: 3 };
 
-/// What rank 0 said of a failure that all ranks share.
+/// The error of rank 0, for a failure that all ranks share.
 pub(super) fn shared(ranks: &[Rank]) -> &str {
     for rank in ranks {
         assert_eq!(rank.exit, Exit::Code(1), "{}{}", rank.stdout, rank.stderr);
     }
-    assert_eq!(ranks[1].stderr, "", "what all know is told by rank 0");
+    assert_eq!(ranks[1].stderr, "", "only rank 0 prints an error that all ranks share");
     let said = &ranks[0].stderr;
     assert!(said.starts_with("error: ") && said.matches("error: ").count() == 1, "{said}");
     said
@@ -23,7 +23,7 @@ pub(super) fn shared(ranks: &[Rank]) -> &str {
 
 #[test]
 fn bad_input_is_told_once_by_rank_0() {
-    for (words, told) in [
+    for (words, expected) in [
         ("train TRAIN.DATASET /no/such/folder", "TRAIN.DATASET: no data set in /no/such/folder"),
         ("train TRAIN.BATCHSIZE 3", "unknown key TRAIN.BATCHSIZE; try TRAIN.BATCH_SIZE"),
         ("train TRAIN.BATCH_SIZE many", "TRAIN.BATCH_SIZE: expected a whole number, got many"),
@@ -36,11 +36,11 @@ fn bad_input_is_told_once_by_rank_0() {
         let place = Place::new();
         let ranks = place.run(2, words);
         let said = shared(&ranks);
-        assert!(said.contains(told), "{words}: {said}");
+        assert!(said.contains(expected), "{words}: {said}");
     }
 }
 
-/// What one process says that was to check only.
+/// The output of one process with `--check`.
 fn checked(place: &Place, words: &str) -> Rank {
     let cfg = place.path("c.yaml").display().to_string();
     let (command, pairs) = words.split_once(' ').unwrap_or((words, ""));
@@ -49,9 +49,9 @@ fn checked(place: &Place, words: &str) -> Rank {
 }
 
 #[test]
-fn what_is_wrong_can_be_known_before_ranks_are_started() {
+fn errors_are_found_before_ranks_are_started() {
     let place = Place::new();
-    for (words, told) in [
+    for (words, expected) in [
         ("train TRAIN.DATASET /no/such/folder", "TRAIN.DATASET: no data set in /no/such/folder"),
         ("train TRAIN.BATCHSIZE 3", "unknown key TRAIN.BATCHSIZE; try TRAIN.BATCH_SIZE"),
         ("train MODEL.ARCH resnet19", "resnet19"),
@@ -63,7 +63,7 @@ fn what_is_wrong_can_be_known_before_ranks_are_started() {
         let rank = checked(&place, words);
         assert_eq!((rank.exit, rank.stdout.as_str()), (Exit::Code(1), ""), "{words}");
         assert!(
-            rank.stderr.contains(told) && rank.stderr.matches("error: ").count() == 1,
+            rank.stderr.contains(expected) && rank.stderr.matches("error: ").count() == 1,
             "{words}: {}",
             rank.stderr
         );
@@ -86,7 +86,7 @@ fn what_is_wrong_can_be_known_before_ranks_are_started() {
 fn a_disk_that_is_full_is_left_as_it_was() {
     let place = Place::new();
     let (cfg, exp) = (place.path("c.yaml"), place.path("exp"));
-    // No file may have a byte: it is made and cannot be written.
+    // The file size limit is 0: a file can be created, but not written.
     let script = "trap '' XFSZ; ulimit -f 0; exec \"$0\" --check train --cfg \"$1\"";
     let full = std::process::Command::new("sh").args(["-c", script, BUILT]).arg(cfg).output().unwrap();
     let said = String::from_utf8_lossy(&full.stderr);
@@ -96,11 +96,12 @@ fn a_disk_that_is_full_is_left_as_it_was() {
 
 #[test]
 fn what_is_said_of_the_command_line_is_said_by_rank_0() {
-    for (word, code, told) in [("trian", 2, "unrecognized subcommand 'trian'"), ("--help", 0, "Usage: ")] {
+    for (word, code, expected) in [("trian", 2, "unrecognized subcommand 'trian'"), ("--help", 0, "Usage: ")]
+    {
         let ranks = ended(start(2, vec![word.to_owned()]));
         let said = ranks.iter().map(|rank| format!("{}{}", rank.stdout, rank.stderr)).collect::<Vec<_>>();
-        assert!(said[0].contains(told) && said[1].is_empty(), "{word}: {said:?}");
-        // Each finds it by itself: a rank that starts late is stopped before it does.
+        assert!(said[0].contains(expected) && said[1].is_empty(), "{word}: {said:?}");
+        // Each rank finds the error by itself: a rank that starts late may be stopped before it does.
         let late = if code == 0 { Exit::Code(0) } else { Exit::StoppedByUs };
         let exits = [ranks[0].exit, ranks[1].exit];
         assert!(
@@ -140,7 +141,7 @@ fn files_that_cannot_be_written_or_read_are_told_once_by_rank_0() {
     let ranks = place.run(2, "train");
     let said = &ranks[0].stderr;
     assert!(said.contains("no checkpoint in") && said.contains("can be used"), "{said}");
-    assert_eq!(ranks[1].stderr, "", "told by rank 0");
+    assert_eq!(ranks[1].stderr, "", "only rank 0 prints");
 }
 
 #[test]
@@ -190,7 +191,7 @@ fn what_was_trained_is_tested_not_what_it_began_with() {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_told_of_and_the_one_before_is_used() {
+fn a_damaged_checkpoint_is_reported_and_the_previous_one_is_used() {
     let place = Place::new();
     place.passes(2, "train TRAIN.MAX_STEPS 2");
     place.passes(2, "train TRAIN.MAX_STEPS 4");
@@ -214,7 +215,7 @@ fn flip(checkpoint: &Path) {
     fs::write(file, bytes).unwrap();
 }
 
-/// The checkpoints of a run, and its links with what they name.
+/// The checkpoints of a run, and its links with their targets.
 fn kept(place: &Place) -> Vec<String> {
     let folder = place.path("exp/checkpoints");
     let entries = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap());
@@ -229,8 +230,8 @@ fn kept(place: &Place) -> Vec<String> {
 }
 
 #[test]
-fn a_damaged_checkpoint_pushes_out_no_good_one() {
-    // 5 steps an epoch, each with a checkpoint at its end.
+fn a_damaged_checkpoint_does_not_displace_a_good_one() {
+    // 5 steps per epoch, with a checkpoint at the end of each epoch.
     let place = Place::new();
     place.passes(2, "train OPTIM.MAX_EPOCH 3");
     let checkpoints = place.path("exp/checkpoints");
@@ -239,7 +240,7 @@ fn a_damaged_checkpoint_pushes_out_no_good_one() {
     place.passes(2, "train OPTIM.MAX_EPOCH 3");
     assert!(checkpoints.join(before).is_dir() && checkpoints.join(last).is_dir(), "{:?}", kept(&place));
     assert!(checkpoints.join("bad-step-00000015").is_dir(), "{:?}", kept(&place));
-    // The second one is damaged as well.
+    // The second one is damaged too.
     flip(&checkpoints.join(last));
     let said = place.passes(2, "train OPTIM.MAX_EPOCH 3");
     assert!(said.contains("[resume] == after step 10"), "{said}");
@@ -249,7 +250,7 @@ fn a_damaged_checkpoint_pushes_out_no_good_one() {
 #[test]
 fn a_damaged_best_is_replaced_by_the_best_good_one() {
     let place = Place::of_texts("classify", &SMALL_TEXTS);
-    // The larger loss counts as better: it is that of the first epoch, and later ones are worse.
+    // A larger loss counts as better here: the first epoch has the largest, and later epochs are worse.
     place.passes(2, "train TRAIN.METRIC_KEY loss OPTIM.MAX_EPOCH 3");
     let best = fs::canonicalize(place.path("exp/checkpoints/best")).unwrap();
     assert_ne!(best, fs::canonicalize(place.path("exp/checkpoints/latest")).unwrap(), "control");
@@ -285,7 +286,7 @@ fn another_data_set_is_refused_unless_it_is_accepted() {
 }
 
 #[test]
-fn a_loss_that_is_no_number_ends_all_ranks_and_keeps_the_checkpoint() {
+fn a_nan_loss_stops_all_ranks_and_keeps_the_checkpoint() {
     let place = Place::new();
     place.passes(2, "train TRAIN.MAX_STEPS 2");
     let ranks = place.run(2, "train OPTIM.BASE_LR 1e38");
@@ -306,5 +307,5 @@ fn a_loss_that_is_no_number_ends_all_ranks_and_keeps_the_checkpoint() {
     assert_eq!((&end["kind"], &end["reason"]), (&"end".into(), &"failed".into()));
     assert!(end["error"].as_str().unwrap().contains("the loss is "), "{end}");
     let said = place.passes(2, "train");
-    assert!(said.contains("after step 2"), "control: it goes on from there: {said}");
+    assert!(said.contains("after step 2"), "control: the run resumes there: {said}");
 }

@@ -1,4 +1,4 @@
-//! `drumline train --fault`: a rank dies in the middle of training, and what comes of it with restarts and without.
+//! `drumline train --fault`: a rank dies in the middle of training, with restarts and without.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,11 +9,11 @@ use rank_test::leftovers::Watch;
 use super::running::{BUILT, Place, column};
 use super::texts::weights;
 
-/// A training has 10 steps in 2 epochs, with a checkpoint after each: this is in the second.
+/// A run has 10 steps in 2 epochs, with a checkpoint after each epoch; this step is in the second.
 const FAULT: &str = "--fault rank=1,step=8,kill";
 const LONGEST_SECONDS: &str = "120";
 
-/// `drumline train` with these flags on two ranks: its exit code, and all that it says.
+/// Runs `drumline train` with these flags on two ranks. Returns its exit code and all of its output.
 fn train(drumline: &Path, place: &Place, flags: &str) -> (Option<i32>, String) {
     let watch = Watch::new();
     let (mark, value) = watch.mark();

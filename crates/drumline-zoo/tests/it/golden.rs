@@ -1,4 +1,4 @@
-//! Golden files, and the numbers that both sides make by the same rule.
+//! Golden files, and numbers that both sides compute by the same rule.
 
 use std::path::PathBuf;
 
@@ -22,7 +22,7 @@ pub(super) fn strings(value: &Value) -> Vec<String> {
     value.as_array().unwrap().iter().map(|x| x.as_str().unwrap().to_owned()).collect()
 }
 
-/// Numbers between -0.5 and 0.5 that look random, from the place of the tensor and of the element alone.
+/// Numbers between -0.5 and 0.5 that look random, computed from the indices of the tensor and the element.
 pub(super) fn fill(index: u32, shape: &[i64]) -> Tensor {
     let number = |place: u32| {
         let mut x = place.wrapping_add(index.wrapping_mul(7919)).wrapping_mul(2654435761);
@@ -35,14 +35,14 @@ pub(super) fn fill(index: u32, shape: &[i64]) -> Tensor {
     Tensor::from_slice(&numbers).reshape(shape)
 }
 
-/// Two figures that tell a tensor from another: its length and its product with a pattern.
+/// Two figures that identify a tensor: its length and its product with a pattern.
 pub(super) fn brief(tensor: &Tensor) -> [f64; 2] {
     let x = tensor.detach().to_kind(Kind::Double).flatten(0, -1);
     let product = (&x * fill(1, &x.size())).sum(Kind::Double);
     [x.norm().double_value(&[]), product.double_value(&[])]
 }
 
-/// Figures agree to `tolerance` of the greatest of them.
+/// Asserts that figures agree to `tolerance` of the greatest of them.
 pub(super) fn assert_close(what: &str, got: &[f64], expected: &[f64], tolerance: f64) {
     let scale = expected.iter().fold(1e-3, |most: f64, x| most.max(x.abs()));
     assert_eq!(got.len(), expected.len(), "{what}");

@@ -1,4 +1,4 @@
-//! The GPT-2 here is the one that plain PyTorch makes of the same weights, read from a file as Hugging Face writes it.
+//! GPT-2 matches PyTorch for the same weights, read from a file in Hugging Face's format.
 
 use drumline::trainer::Mode;
 use drumline_torch::{grad, parameters};
@@ -91,7 +91,7 @@ fn what_is_saved_has_hugging_faces_names_and_layout() {
 }
 
 #[test]
-fn files_of_other_sizes_are_told() {
+fn files_of_other_sizes_are_refused() {
     let store = VarStore::new(Device::Cpu);
     let other = GptOptions { n_layer: 3, vocab_size: 30, ..options() };
     Gpt::new(&store.root(), &other).unwrap();

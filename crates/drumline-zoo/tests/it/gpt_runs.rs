@@ -1,4 +1,4 @@
-//! A GPT by `drumline-train`: what is learnt, on how many ranks, gone on from, refused, and what it says then.
+//! GPT training with `drumline-train`: learning, several ranks, resuming, and errors.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +14,7 @@ use super::texts::{append, weights};
 const LARGE: SynthStoryOptions = SynthStoryOptions { train: 400, valid: 20, seed: 3 };
 const SMALL: SynthStoryOptions = SynthStoryOptions { train: 24, valid: 6, seed: 3 };
 
-/// What a model that knows only how often bytes come would reach.
+/// The perplexity of a model that knows only the byte frequencies.
 fn unigram_perplexity(bytes: &[u8]) -> f64 {
     let mut counts = [0f64; 256];
     bytes.iter().for_each(|byte| counts[usize::from(*byte)] += 1.0);
@@ -40,7 +40,7 @@ fn text(place: &Place, words: &[&str]) -> String {
 }
 
 #[test]
-fn two_ranks_learn_and_what_they_learnt_goes_on() {
+fn two_ranks_learn_and_their_model_generates_text() {
     let place = Place::of_stories(&LARGE);
     let said = place.passes(2, "train MODEL.LOSS_CHUNKS 3 MODEL.VOCAB_MULTIPLE 64 OPTIM.MAX_EPOCH 2");
     for words in ["=  Training  =", "tokens/s", "| ppl ", "best ppl ", "windows"] {
@@ -61,7 +61,7 @@ fn two_ranks_learn_and_what_they_learnt_goes_on() {
     export(&place);
 }
 
-/// The model that was just trained, as a folder of Hugging Face's.
+/// Exports the model that was just trained as a Hugging Face folder.
 fn export(place: &Place) {
     let exported = place.path("hf");
     let run = |from: &str, out: &Path| {
@@ -86,9 +86,9 @@ fn export(place: &Place) {
     }
     let config: serde_json::Value =
         serde_json::from_slice(&fs::read(exported.join("config.json")).unwrap()).unwrap();
-    let told = ["n_layer", "n_head", "n_embd", "n_positions", "vocab_size", "eos_token_id"]
+    let values = ["n_layer", "n_head", "n_embd", "n_positions", "vocab_size", "eos_token_id"]
         .map(|key| config[key].as_u64());
-    assert_eq!(told, [2, 2, 48, 48, 257, 256].map(Some));
+    assert_eq!(values, [2, 2, 48, 48, 257, 256].map(Some));
     let words = ["--greedy", "--max-tokens", "60", "Tom had a "];
     let of_export = {
         let from = ["generate", "--from", exported.to_str().unwrap()];
@@ -98,10 +98,10 @@ fn export(place: &Place) {
     let refused = run("exp", &place.path("exp"));
     assert!(refused.stderr.contains("has files already; try a new folder"), "{}", refused.stderr);
     let missing = run("data", &exported);
-    assert!(missing.stderr.contains("neither config.yaml of a run"), "{}", missing.stderr);
+    assert!(missing.stderr.contains("has neither the config.yaml of a run"), "{}", missing.stderr);
 }
 
-/// Of the model that was just trained.
+/// Generates with the model that was just trained.
 fn generation(place: &Place) {
     let prompt = "Ada had a ";
     let greedy = text(place, &["--greedy", "--max-tokens", "100", prompt]);
@@ -115,12 +115,12 @@ fn generation(place: &Place) {
     let several = text(place, &["--greedy", "--max-tokens", "100", prompt, "Tom had"]);
     assert!(several.starts_with(&greedy) && several.contains("\nTom had"), "{several}");
     assert!(!text(place, &["--max-tokens", "3"]).is_empty(), "without a prompt");
-    for (words, told) in [
+    for (words, expected) in [
         (&["--top-p", "2", "x"][..], "top-p is 2; try more than 0, up to 1"),
         (&["--greedy", "--top-k", "2", "x"], "cannot be used with"),
     ] {
         let rank = generated(place, words);
-        assert!(!rank.exit.is_success() && rank.stderr.contains(told), "{words:?}: {}", rank.stderr);
+        assert!(!rank.exit.is_success() && rank.stderr.contains(expected), "{words:?}: {}", rank.stderr);
     }
 }
 
@@ -159,26 +159,26 @@ fn a_run_in_two_parts_is_the_same_as_one() {
 fn other_tokens_within_an_epoch_are_refused() {
     let place = Place::of_stories(&SMALL);
     place.passes(2, "train TRAIN.MAX_STEPS 2");
-    for (change, told) in [
+    for (change, expected) in [
         ("MODEL.BLOCK 47", "MODEL.BLOCK was 48, and is 47 now"),
         ("TRAIN.SHUFFLE False", "TRAIN.SHUFFLE was true, and is false now"),
     ] {
         let ranks = place.run(2, &format!("train {change}"));
         let said = shared(&ranks);
-        assert!(said.contains(&format!("is in the middle of an epoch: {told}")), "{said}");
+        assert!(said.contains(&format!("is in the middle of an epoch: {expected}")), "{said}");
     }
     fs::copy(place.path("data/valid.tokens"), place.path("data/train.tokens")).unwrap();
     let ranks = place.run(1, "train");
-    let told = "the position is of a data set of ";
+    let expected = "the position is of a data set of ";
     assert!(
-        ranks[0].stderr.contains(told) && ranks[0].stderr.contains(", but this one has "),
+        ranks[0].stderr.contains(expected) && ranks[0].stderr.contains(", but this one has "),
         "{}",
         ranks[0].stderr
     );
 }
 
 #[test]
-fn a_run_is_told_of_another_model_and_of_other_tokens() {
+fn another_model_and_other_tokens_are_reported() {
     let place = Place::of_stories(&SMALL);
     let has =
         format!("note: the run in {} has MODEL.N_LAYER 2, and now it is 3", place.path("exp").display());
@@ -196,20 +196,20 @@ fn a_run_is_told_of_another_model_and_of_other_tokens() {
     assert!(said.contains("Training Finished"), "{said}");
 }
 
-/// `drumline data` with these words.
+/// Runs `drumline data` with these arguments.
 fn data(words: &[&str]) -> Rank {
     let args = std::iter::once("data").chain(words.iter().copied()).map(str::to_owned).collect();
     ended(start(1, args)).remove(0)
 }
 
-/// The same, to a good end; what it said.
+/// Runs it, asserts that it succeeds, and returns its output.
 fn made(words: &[&str]) -> String {
     let rank = data(words);
     assert!(rank.exit.is_success(), "{}", rank.stderr);
     rank.stdout
 }
 
-/// 300 pieces of one of the texts, in a folder of this name; the files of tokens are of them from now on.
+/// Learns a BPE vocabulary of 300 tokens from one of the texts, and encodes the token files with it.
 fn with_pieces(place: &Place, text: &str, name: &str) -> String {
     let path = |name: &str| place.path(name).display().to_string();
     let (text, bpe) = (path(text), path(name));
@@ -223,12 +223,16 @@ fn with_pieces(place: &Place, text: &str, name: &str) -> String {
 }
 
 #[test]
-fn pieces_are_learnt_from_and_kept_with_the_run() {
+fn bpe_tokens_are_trained_on_and_the_tokenizer_is_stored_with_the_run() {
     let place = Place::of_stories(&SMALL);
     let bpe = with_pieces(&place, "data/train.txt", "bpe");
     let text_file = place.path("data/train.txt").display().to_string();
     let again = data(&["bpe", &text_file, "--out", &bpe, "--size", "310"]);
-    assert!(again.stderr.contains("vocab.json\" is there already, and is left as it is"), "{}", again.stderr);
+    assert!(
+        again.stderr.contains("vocab.json\" exists already, and was not overwritten"),
+        "{}",
+        again.stderr
+    );
     let ranks = place.run(1, "train");
     let said = &ranks[0].stderr;
     assert!(
@@ -245,7 +249,7 @@ fn pieces_are_learnt_from_and_kept_with_the_run() {
 }
 
 #[test]
-fn a_run_goes_on_with_its_own_tokenizer_only() {
+fn a_run_resumes_only_with_its_own_tokenizer() {
     let place = Place::of_stories(&SMALL);
     let words = "MODEL.BLOCK 16 MODEL.VOCAB_MULTIPLE 64";
     let kept = || fs::read(place.path("exp/tokenizer.json")).unwrap();
@@ -257,8 +261,8 @@ fn a_run_goes_on_with_its_own_tokenizer_only() {
         let ranks = place.run(2, &format!("{words} GPT.TOKENIZER {second}"));
         let said = shared(&ranks);
         let (exp, file) = (place.path("exp"), place.path("exp/tokenizer.json"));
-        let told = format!("the run in {} has another tokenizer, of 300 tokens, than", exp.display());
-        assert!(said.contains(&told), "{words}: {said}");
+        let expected = format!("the run in {} has another tokenizer, of 300 tokens, than", exp.display());
+        assert!(said.contains(&expected), "{words}: {said}");
         assert!(said.contains(&format!("; try GPT.TOKENIZER {}, or", file.display())), "{words}: {said}");
     }
     assert_eq!(kept(), of_first, "a run that was refused leaves it alone");
@@ -278,7 +282,7 @@ fn a_run_goes_on_with_its_own_tokenizer_only() {
 }
 
 #[test]
-fn a_run_on_bytes_is_not_gone_on_with_on_pieces_nor_with_other_heads() {
+fn a_run_on_bytes_does_not_resume_with_bpe_or_other_heads() {
     let place = Place::of_stories(&SMALL);
     place.passes(1, "train MODEL.VOCAB_MULTIPLE 64");
     for words in ["train OPTIM.MAX_EPOCH 2", "test"] {
@@ -349,16 +353,16 @@ fn the_best_model_of_a_run_before_is_not_exported() {
 }
 
 #[test]
-fn a_warm_up_as_long_as_the_training_is_told_once() {
+fn a_warm_up_as_long_as_the_training_is_reported_once() {
     let place = Place::of_stories(&SMALL);
-    let told = "the warm-up has 2000 steps, and the whole training 2: the learning rate only grows; try";
+    let expected = "the warm-up has 2000 steps, and the whole training 2: the learning rate only grows; try";
     let ranks = place.run(2, "train OPTIM.WARMUP 2000 TRAIN.MAX_STEPS 2");
-    let counts: Vec<_> = ranks.iter().map(|rank| rank.stderr.matches(told).count()).collect();
+    let counts: Vec<_> = ranks.iter().map(|rank| rank.stderr.matches(expected).count()).collect();
     assert!(ranks[0].exit.is_success() && counts == [1, 0], "{}{}", ranks[0].stderr, ranks[1].stderr);
 }
 
 #[test]
-fn a_folder_of_hugging_faces_is_read() {
+fn a_hugging_face_folder_is_read() {
     let place = Place::of_stories(&SMALL);
     let folder = place.path("exp");
     fs::create_dir(&folder).unwrap();
@@ -366,14 +370,14 @@ fn a_folder_of_hugging_faces_is_read() {
     let config = r#"{"n_layer": 2, "n_head": 4, "n_embd": 16, "n_positions": 12, "vocab_size": 27, "activation_function": "gelu_new"}"#;
     fs::write(folder.join("config.json"), config).unwrap();
     let said = |place: &Place| generated(place, &["--greedy", "--max-tokens", "3", "b"]).stderr;
-    assert!(said(&place).contains("vocab.json\" is not there"), "{}", said(&place));
-    // 26 letters and the end of a text, as GPT-2's files have them.
+    assert!(said(&place).contains("vocab.json\" does not exist"), "{}", said(&place));
+    // 26 letters and the end-of-text token, in the format of GPT-2's files.
     let letters = ('a'..='z').map(|letter| letter.to_string()).chain(["<|endoftext|>".to_owned()]);
     let vocabulary: serde_json::Map<_, _> =
         letters.enumerate().map(|(id, letter)| (letter, id.into())).collect();
     fs::write(folder.join("vocab.json"), serde_json::to_vec(&vocabulary).unwrap()).unwrap();
     fs::write(folder.join("merges.txt"), "#version: 0.2\n").unwrap();
-    // Tokens 3 and 7, and the likeliest that follow in PyTorch.
+    // Tokens 3 and 7, and the most probable continuation in PyTorch.
     let tokens = golden::floats(&golden::json("gpt.json")["greedy"]);
     let expected: String = tokens.iter().map(|token| char::from(b'a' + *token as u8)).collect();
     let greedy = ["--greedy", "--max-tokens", "3", "dh"];
@@ -384,15 +388,15 @@ fn a_folder_of_hugging_faces_is_read() {
         fs::write(folder.join("config.json"), config.to_string()).unwrap();
     };
     other_computations_are_refused(&place, with);
-    // A text ends where the configuration says that it does.
+    // The configuration defines the end-of-text token.
     with("eos_token_id", &tokens[2].to_string());
     assert_eq!(text(&place, &greedy), "dh\n");
     with("eos_token_id", "27");
     let said = generated(&place, &["--max-tokens", "3"]).stderr;
-    assert!(said.contains("a text ends with token 27, but the model knows 27, from 0 on; try"), "{said}");
+    assert!(said.contains("the end-of-text token is 27, but the model has 27 tokens; try"), "{said}");
 }
 
-/// Of a configuration in which one key is another.
+/// Checks configurations in which one key has another value.
 fn other_computations_are_refused(place: &Place, with: impl Fn(&str, &str)) {
     for (key, value, known) in [
         ("model_type", "\"gpt_neo\"", "gpt2"),
@@ -454,13 +458,13 @@ fn weights_of_another_model_are_refused_to_begin_with() {
     let ranks = begun(&tensors);
     let said = shared(&ranks);
     assert!(said.contains("config.json says: layer_norm_epsilon is 1e-6, expected 1e-5"), "{said}");
-    for (config, told) in [
+    for (config, expected) in [
         (r#"{"n_head": 6}"#, "n_head is 6, and MODEL.N_HEAD 2; try MODEL.N_HEAD 6"),
         (r#"{"n_head": "#, "config.json says: EOF while parsing"),
     ] {
         fs::write(place.path("config.json"), config).unwrap();
         let ranks = begun(&tensors);
-        assert!(shared(&ranks).contains(told), "{}", shared(&ranks));
+        assert!(shared(&ranks).contains(expected), "{}", shared(&ranks));
     }
     beside("1e-5").unwrap();
     assert!(begun(&tensors)[0].exit.is_success(), "control");
@@ -468,7 +472,7 @@ fn weights_of_another_model_are_refused_to_begin_with() {
 
 #[test]
 fn bad_input_is_told_once_by_rank_0() {
-    for (words, told) in [
+    for (words, expected) in [
         (
             "train GPT.TRAIN /no/such.tokens",
             "GPT.TRAIN: no file /no/such.tokens; try drumline data tokens TEXT --out",
@@ -481,21 +485,24 @@ fn bad_input_is_told_once_by_rank_0() {
         ("train GPT.TRAIN /tmp", "GPT.TRAIN: /tmp is a folder; try a file of tokens in it"),
         ("train TRAIN.MAX_STEPS=5", "TRAIN.MAX_STEPS=5 has no value; try TRAIN.MAX_STEPS 5"),
         ("train TRAIN.MAX_STEPS", "TRAIN.MAX_STEPS has no value; try TRAIN.MAX_STEPS VALUE"),
-        ("train --verify-parity", "--verify-parity is for images"),
         ("test", "no checkpoint in"),
     ] {
         let place = Place::of_stories(&SMALL);
         let ranks = place.run(2, words);
         let said = shared(&ranks);
-        assert!(said.contains(told), "{words}: {said}");
+        assert!(said.contains(expected), "{words}: {said}");
     }
     let place = Place::of_stories(&SMALL);
     append(&place.path("data/train.tokens"), b"x");
     let ranks = place.run(2, "train");
-    assert!(shared(&ranks).contains("train.tokens\" is torn: it has"), "{}", ranks[0].stderr);
+    assert!(shared(&ranks).contains("train.tokens\" is incomplete: it has"), "{}", ranks[0].stderr);
     let nothing = generated(&place, &["x"]);
     assert!(nothing.stderr.contains("no such folder; try the OUT_DIR of a training"), "{}", nothing.stderr);
     fs::create_dir(place.path("exp")).unwrap();
     let nothing = generated(&place, &["x"]);
-    assert!(nothing.stderr.contains("neither config.yaml of a run nor config.json"), "{}", nothing.stderr);
+    assert!(
+        nothing.stderr.contains("has neither the config.yaml of a run nor the config.json"),
+        "{}",
+        nothing.stderr
+    );
 }

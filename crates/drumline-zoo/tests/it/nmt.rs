@@ -1,4 +1,4 @@
-//! Translation: trainings and translations as programs, with text files and folders of their own.
+//! Translation: training and translation programs, with their own text files and folders.
 
 mod bad_input;
 mod learning;
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use super::running::{Rank, column, ended, events, start};
 
-/// 100 pairs to train on, 13 to validate on, 11 to translate, and a configuration for them.
+/// 100 training pairs, 13 validation pairs, 11 pairs to translate, and a configuration.
 struct Task {
     folder: TempDir,
 }
@@ -66,13 +66,13 @@ impl Task {
         std::fs::read_to_string(self.path(name)).unwrap()
     }
 
-    /// Runs `drumline-train`; `words` are split at spaces, and `DIR` is the folder.
+    /// Runs `drumline-train`. `words` are split at spaces, and `DIR` stands for the folder.
     fn run(&self, nproc: usize, words: &str) -> Vec<Rank> {
         let dir = self.folder.path().to_str().unwrap();
         ended(start(nproc, words.split_whitespace().map(|word| word.replace("DIR", dir)).collect()))
     }
 
-    /// The same, to a good end on all ranks; what rank 0 said.
+    /// Runs it, asserts that all ranks succeed, and returns the output of rank 0.
     fn passes(&self, nproc: usize, words: &str) -> String {
         let ranks = self.run(nproc, words);
         for rank in &ranks {

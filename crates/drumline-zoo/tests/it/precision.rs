@@ -1,4 +1,4 @@
-//! `PRECISION`, `FP16` and `MODEL.MEMORY_FORMAT`: each trains nearly as f32 does, goes on, and is tested afterwards.
+//! `PRECISION`, `FP16` and `MODEL.MEMORY_FORMAT`: each trains nearly like f32, resumes, and can be tested afterwards.
 
 use drumline_text::synth_story::SynthStoryOptions;
 use drumline_text::synth_text::SynthTextOptions;
@@ -9,13 +9,13 @@ use super::running::{Place, column};
 const PRECISIONS: [&str; 3] = ["bf16", "fp16", "bf16-master"];
 const SMALL: SynthTextOptions = SynthTextOptions { train: 90, dev: 21, test: 10, seed: 3 };
 
-/// Whether two runs lost about the same in each step.
+/// Asserts that two runs have similar losses in each step.
 #[track_caller]
-fn assert_near(told: &str, short: &[Value], full: &[Value], most: f64) {
+fn assert_near(name: &str, short: &[Value], full: &[Value], most: f64) {
     let [short, full] = [short, full].map(|events| column(events, "step", "loss"));
-    assert_eq!(short.len(), full.len(), "{told}");
+    assert_eq!(short.len(), full.len(), "{name}");
     let off = short.iter().zip(&full).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-    assert!(off > 0.0 && off < most, "{told}: {short:?}, {full:?}");
+    assert!(off > 0.0 && off < most, "{name}: {short:?}, {full:?}");
 }
 
 fn shows_its_scale(events: &[Value]) -> bool {
@@ -30,7 +30,7 @@ fn images_are_trained_in_fewer_bits() {
     for precision in PRECISIONS {
         let short = Place::new();
         let words = format!("{words} PRECISION {precision} MODEL.MEMORY_FORMAT channels_last");
-        // In two parts.
+        // The run is stopped and resumed.
         short.passes(2, &format!("train {words} OPTIM.MAX_EPOCH 1"));
         short.passes(2, &format!("train {words}"));
         assert_near(precision, &short.events(), &full.events(), 0.2);
@@ -74,6 +74,7 @@ fn the_loss_is_scaled_as_the_keys_say() {
         assert_eq!(moving, [16.0, 32.0, 32.0, 64.0, 64.0, 128.0]);
     }
     let refused = &Place::new().run(1, "train FP16.HYSTERESIS 1")[0];
-    let told = "FP16.HYSTERESIS is given, but PRECISION is fp32; try PRECISION fp16, or leave the key out";
-    assert!(!refused.exit.is_success() && refused.stderr.contains(told), "{}", refused.stderr);
+    let expected =
+        "FP16.HYSTERESIS is given, but PRECISION is fp32; try PRECISION fp16, or leave the key out";
+    assert!(!refused.exit.is_success() && refused.stderr.contains(expected), "{}", refused.stderr);
 }

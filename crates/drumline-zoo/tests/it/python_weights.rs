@@ -1,4 +1,5 @@
-//! Weights go to Python and come back, where a Python with `safetensors` and `numpy` is at hand; otherwise the bytes are checked.
+//! Weights are exchanged with Python if one with `safetensors` and `numpy` is available; otherwise the bytes are
+//! checked.
 
 use std::process::Command;
 
@@ -8,13 +9,13 @@ use rank_test::{python_with_torch, skipped};
 use tch::Device;
 use tch::nn::VarStore;
 
-/// Reads the file, checks what a Python program relies on, and writes it again with every bias raised by one.
+/// Reads the file, checks what a Python program relies on, and writes it back with every bias increased by one.
 const SCRIPT: &str = "
 import sys
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 with safe_open(sys.argv[1], 'np') as file:
-    assert file.metadata() == {'format': 'pt'}, file.metadata()
+    assert file.metadata()['format'] == 'pt', file.metadata()
 state = load_file(sys.argv[1])
 assert state['conv1.weight'].shape == (32, 3, 3, 3) and state['conv1.weight'].dtype == 'float32'
 assert state['bn1.num_batches_tracked'].shape == () and state['bn1.num_batches_tracked'].dtype == 'int64'

@@ -1,4 +1,4 @@
-//! The ResNet family is torchvision's: names, shapes, order, first weights, outputs and gradients.
+//! The ResNet family matches torchvision: names, shapes, order, initial weights, outputs and gradients.
 
 use drumline_torch::{buffers, grad, parameters};
 use drumline_zoo::models::{ModelOptions, build, names};
@@ -36,7 +36,7 @@ fn names_shapes_and_order_are_torchvisions() {
     }
 }
 
-// In a process of its own, as the generator is the process's.
+// Runs in its own process, because the random generator is global.
 ranks_test!(weights_after_a_seed_are_torchvisions, 1, {
     let golden = json("resnet_names.json");
     for arch in ["resnet18", "resnet50"] {
@@ -98,11 +98,10 @@ fn a_training_step_of_resnet18_is_torchvisions() {
         assert_close(&named.name, &brief(&gradient), &floats(&step["gradients"][&named.name]), 1e-4);
     }
     for named in buffers(&store) {
-        match named.name.ends_with("num_batches_tracked") {
-            true => assert_eq!(Some(named.tensor.int64_value(&[])), step["tracked"].as_i64()),
-            false => {
-                assert_close(&named.name, &brief(&named.tensor), &floats(&step["buffers"][&named.name]), 1e-4)
-            }
+        if named.name.ends_with("num_batches_tracked") {
+            assert_eq!(Some(named.tensor.int64_value(&[])), step["tracked"].as_i64())
+        } else {
+            assert_close(&named.name, &brief(&named.tensor), &floats(&step["buffers"][&named.name]), 1e-4)
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `drumline-train` as ranks of a job, with a small data set and a folder of its own.
+//! Runs `drumline-train` as the ranks of a job, with a small dataset in its own folder.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,11 +11,11 @@ use drumline_zoo::synth_cifar;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// Where cargo has built it.
+/// The binary that cargo has built.
 pub(super) const BUILT: &str = env!("CARGO_BIN_EXE_drumline-train");
 const LONGEST: Duration = Duration::from_secs(240);
 
-/// A data set, and a configuration for it.
+/// A dataset and a configuration for it.
 pub(super) struct Place {
     folder: TempDir,
 }
@@ -65,6 +65,22 @@ impl Place {
         Self { folder }
     }
 
+    /// Texts, and a small BERT that predicts masked words of them.
+    pub(super) fn of_masks(options: &SynthTextOptions) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        synth_text::write(folder.path().join("data"), options).unwrap();
+        let text = format!(
+            "MLM: {{PROBABILITY: 0.15}}\n\
+             TEXT: {{TRAIN: {0}/data/train.csv, DEV: {0}/data/dev.csv, TEST: {0}/data/test.csv}}\n\
+             MODEL: {{NUM_HIDDEN_LAYERS: 2, NUM_ATTENTION_HEADS: 4, HIDDEN_SIZE: 64, INTERMEDIATE_SIZE: 128, MAX_POSITION_EMBEDDINGS: 64}}\n\
+             TRAIN: {{BATCH_SIZE: 16}}\nTEST: {{BATCH_SIZE: 7}}\nOPTIM: {{BASE_LR: 0.003, MAX_EPOCH: 4}}\n\
+             OUT_DIR: {0}/exp\nRNG_SEED: 7\n",
+            folder.path().display()
+        );
+        std::fs::write(folder.path().join("c.yaml"), text).unwrap();
+        Self { folder }
+    }
+
     /// Stories as bytes, and a small GPT.
     pub(super) fn of_stories(options: &SynthStoryOptions) -> Self {
         let folder = tempfile::tempdir().unwrap();
@@ -89,7 +105,7 @@ impl Place {
         self.folder.path().join(name)
     }
 
-    /// `drumline-train`; `words` are split at spaces, and `--cfg` is put behind the first.
+    /// Runs `drumline-train`. `words` are split at spaces, and `--cfg` is inserted after the first.
     pub(super) fn job(&self, nproc: usize, words: &str) -> LocalJob {
         let mut args: Vec<_> = words.split_whitespace().map(str::to_owned).collect();
         args.splice(1..1, ["--cfg".to_owned(), self.path("c.yaml").display().to_string()]);
@@ -104,7 +120,7 @@ impl Place {
         ended(self.start(nproc, words))
     }
 
-    /// The same, to a good end on all ranks; what rank 0 said.
+    /// Runs it, asserts that all ranks succeed, and returns the output of rank 0.
     pub(super) fn passes(&self, nproc: usize, words: &str) -> String {
         let ranks = self.run(nproc, words);
         for rank in &ranks {
@@ -119,7 +135,8 @@ impl Place {
     }
 }
 
-/// `drumline-train` with these words as so many ranks. It lies beside the tests where these were packed for another machine.
+/// Runs `drumline-train` with these arguments on a number of ranks. The binary lies beside the tests if they were
+/// packed for another machine.
 pub(super) fn job(nproc: usize, args: Vec<String>) -> LocalJob {
     let beside = std::env::current_exe().unwrap().with_file_name("drumline-train");
     let program = if beside.is_file() { beside } else { BUILT.into() };
@@ -131,12 +148,12 @@ fn job_of(program: &Path, nproc: usize, args: Vec<String>) -> LocalJob {
     job.output(Output::Capture).deadline(LONGEST).grace(Duration::from_secs(30))
 }
 
-/// Starts it.
+/// Starts the ranks.
 pub(super) fn start(nproc: usize, args: Vec<String>) -> RunningJob {
     job(nproc, args).start().unwrap()
 }
 
-/// The same with another program.
+/// Starts the ranks with another program.
 pub(super) fn start_program(program: &str, nproc: usize, args: Vec<String>) -> RunningJob {
     job_of(program.as_ref(), nproc, args).start().unwrap()
 }
@@ -155,7 +172,7 @@ pub(super) fn events(path: &Path) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// A key of each event of a kind.
+/// The value of a key in each event of a kind.
 pub(super) fn column(events: &[Value], kind: &str, key: &str) -> Vec<f64> {
     let of_kind = events.iter().filter(|event| event["kind"] == kind);
     of_kind.map(|event| event[key].as_f64().unwrap_or(f64::NAN)).collect()

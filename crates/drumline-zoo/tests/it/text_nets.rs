@@ -1,4 +1,4 @@
-//! The Transformer, its search and the nets that classify are what PyTorch's own layers make of the same weights.
+//! The Transformer, its beam search and the text classifiers match PyTorch's layers with the same weights.
 
 use drumline::trainer::{CrossEntropy, Loss, Mode, Model};
 use drumline_torch::{grad, parameters};
@@ -24,7 +24,7 @@ fn pairs() -> Pairs {
     Pairs::new(&sources(), &[vec![5, 4], vec![12, 11, 10, 9, 8], vec![7]], Specials::default())
 }
 
-/// Fills all tensors by their place among the sorted names, which are returned.
+/// Fills all tensors by a formula of their index among the sorted names, which are returned.
 fn fill_model(store: &VarStore, first: u32) -> Vec<String> {
     let mut all = parameters(store);
     all.sort_by(|a, b| a.name.cmp(&b.name));
@@ -55,7 +55,7 @@ fn options(case: &Value) -> TransformerOptions {
     }
 }
 
-/// Outputs where the target is no padding, loss and gradients.
+/// Outputs where the target is not padding, loss and gradients.
 fn check(what: &str, case: &Value, store: &VarStore, (logits, loss, target): (Tensor, Tensor, &Tensor)) {
     let real = target.ne(0).flatten(0, -1).nonzero().squeeze_dim(1);
     let width = *logits.size().last().unwrap();
@@ -77,7 +77,7 @@ fn check(what: &str, case: &Value, store: &VarStore, (logits, loss, target): (Te
 }
 
 #[test]
-fn a_transformer_is_pytorchs() {
+fn the_transformer_matches_pytorch() {
     let golden = json("transformer.json");
     for (what, case) in golden["translation"].as_object().unwrap() {
         let store = VarStore::new(Device::Cpu);
@@ -92,7 +92,7 @@ fn a_transformer_is_pytorchs() {
 }
 
 #[test]
-fn the_beam_search_finds_what_a_plain_one_finds_in_pytorch() {
+fn the_beam_search_matches_a_simple_one_in_pytorch() {
     let golden = json("transformer.json");
     let made = [0, 100].map(|first| {
         let store = VarStore::new(Device::Cpu);
@@ -125,7 +125,7 @@ fn the_beam_search_finds_what_a_plain_one_finds_in_pytorch() {
 }
 
 #[test]
-fn nets_for_text_are_pytorchs() {
+fn text_models_match_pytorch() {
     let encoder = |pool| TextNet::Transformer { n_layers: 2, n_head: 4, d_inner_hid: 24, pool };
     for case in json("transformer.json")["text"].as_array().unwrap() {
         let net = match case["net"].as_str().unwrap() {
@@ -135,16 +135,12 @@ fn nets_for_text_are_pytorchs() {
         };
         let options = TextOptions { net, vocab: 14, d_word_vec: 16, num_classes: 5, dropout: 0.0, pad: 0 };
         let store = VarStore::new(Device::Cpu);
-        let (model, target): (Box<dyn ModuleT>, _) = match case["tags"].as_bool().unwrap() {
-            true => {
-                let tags =
-                    sources().map(|words| words.into_iter().map(|word| 1 + word % 4).collect::<Vec<_>>());
-                (Box::new(TextTagger::new(&store.root(), &options).unwrap()), padded(&tags, 0))
-            }
-            false => {
-                let model = TextClassifier::new(&store.root(), &options).unwrap();
-                (Box::new(model), Tensor::from_slice(&[1i64, 4, 2]))
-            }
+        let (model, target): (Box<dyn ModuleT>, _) = if case["tags"].as_bool().unwrap() {
+            let tags = sources().map(|words| words.into_iter().map(|word| 1 + word % 4).collect::<Vec<_>>());
+            (Box::new(TextTagger::new(&store.root(), &options).unwrap()), padded(&tags, 0))
+        } else {
+            let model = TextClassifier::new(&store.root(), &options).unwrap();
+            (Box::new(model), Tensor::from_slice(&[1i64, 4, 2]))
         };
         assert_eq!(fill_model(&store, 0), strings(&case["names"]), "{net:?}");
         let batch = (padded(&sources(), 0), target);

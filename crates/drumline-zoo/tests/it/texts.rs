@@ -1,10 +1,10 @@
-//! Classification and tagging by `drumline-train`: what is learnt, on how many ranks, gone on from, and refused.
+//! Text classification and tagging with `drumline-train`: learning, several ranks, resuming, and errors.
 
 use std::fs;
 use std::path::Path;
 
-use drumline::LocalGroup;
 use drumline::checkpoint::{Checkpoints, Mark};
+use drumline::comm::LocalGroup;
 use drumline_text::synth_text::SynthTextOptions;
 use safetensors::SafeTensors;
 
@@ -41,12 +41,12 @@ fn two_ranks_learn_to_classify_and_any_number_evaluates() {
         fs::read_to_string(place.path("exp/labels.json")).unwrap(),
         "[\"negative\",\"neutral\",\"positive\"]\n"
     );
-    // The training file is not needed any more.
+    // A test does not need the training file.
     fs::remove_file(place.path("data/train.csv")).unwrap();
     let line = |said: &str| said.lines().find(|line| line.contains("== test:")).unwrap().to_owned();
     let [one, three] = [1, 3].map(|ranks| {
         let said = place.run(ranks, "test TEST.BATCH_SIZE 7");
-        // Whoever only evaluates has no use for random numbers.
+        // An evaluation draws no random numbers.
         assert!(
             said.iter().all(|rank| rank.exit.is_success() && rank.stderr.is_empty()),
             "{}",
@@ -109,7 +109,7 @@ fn a_run_in_two_parts_is_the_same_as_one() {
 }
 
 #[test]
-fn a_run_that_goes_on_keeps_its_words() {
+fn a_resumed_run_keeps_its_vocabulary() {
     let place = Place::of_texts("classify", &SMALL);
     place.passes(2, "train TRAIN.MAX_STEPS 4");
     let words = fs::read(place.path("exp/vocab.json")).unwrap();
@@ -131,12 +131,12 @@ fn a_refused_run_leaves_the_words_and_labels_of_the_one_before() {
     let dev = fs::read(place.path("data/dev.csv")).unwrap();
     append(&place.path("data/train.csv"), b"brandnew,fourth\n");
     append(&place.path("data/dev.csv"), b"well,mixed\n");
-    let anew = "train TRAIN.MAX_STEPS 2 TRAIN.AUTO_RESUME False";
-    let ranks = place.run(2, anew);
+    let new_run = "train TRAIN.MAX_STEPS 2 TRAIN.AUTO_RESUME False";
+    let ranks = place.run(2, new_run);
     assert!(shared(&ranks).contains("has the label `mixed`"), "{}", ranks[0].stderr);
     assert_eq!(read(), before);
     fs::write(place.path("data/dev.csv"), dev).unwrap();
-    place.passes(2, anew);
+    place.passes(2, new_run);
     assert_ne!(read(), before, "control");
 }
 
@@ -146,11 +146,11 @@ fn an_evaluation_that_is_missing_after_the_last_step_is_made() {
     let words = "train TRAIN.MAX_STEPS 5";
     place.passes(2, words);
     assert!(place.passes(2, words).contains("nothing left to do after step 5"), "control");
-    // As a signal in the midst of it leaves the checkpoint.
+    // A signal during the evaluation leaves the checkpoint in this state.
     LocalGroup::run(1, |group| {
         let checkpoints = Checkpoints::new(place.path("exp/checkpoints"));
         let mut state = checkpoints.load_latest(&group).unwrap().unwrap().state;
-        assert_eq!(state.schedule["evaluated_at"].take(), 5);
+        assert_eq!(state.trainer["evaluated_at"].take(), 5);
         checkpoints.save(&state, Mark::Latest, &group).unwrap();
         Ok(())
     })
@@ -162,7 +162,7 @@ fn an_evaluation_that_is_missing_after_the_last_step_is_made() {
 #[test]
 fn the_best_model_is_tested_where_there_is_one() {
     let place = Place::of_texts("classify", &SMALL);
-    // The larger loss counts as better: it is that of the first epoch.
+    // A larger loss counts as better here: it is that of the first epoch.
     place.passes(2, "train TRAIN.METRIC_KEY loss");
     let [best, last] =
         ["best", "latest"].map(|name| fs::read_link(place.path("exp/checkpoints").join(name)).unwrap());
@@ -172,7 +172,7 @@ fn the_best_model_is_tested_where_there_is_one() {
         said.contains(&format!("best model, {}", place.path("exp/checkpoints").join(&best).display())),
         "{said}"
     );
-    // A run that evaluates nothing has no best one, whatever the run before has left.
+    // A run without evaluations has no best model, whatever an earlier run has left.
     place.passes(2, "train TEXT.DEV None TRAIN.AUTO_RESUME False");
     let said = place.passes(2, "test");
     assert!(said.contains("| last model, "), "{said}");
@@ -192,7 +192,7 @@ fn early_stop_ends_it_and_without_dev_nothing_is_evaluated() {
 }
 
 #[test]
-fn another_training_file_in_a_used_folder_is_told() {
+fn another_training_file_in_a_used_folder_is_refused() {
     let place = Place::of_texts("classify", &SMALL);
     let file = place.path("data/train.csv");
     let before = fs::read(&file).unwrap();
@@ -217,13 +217,12 @@ fn another_training_file_in_a_used_folder_is_told() {
     fs::write(&file, &before).unwrap();
     let ranks = place.run(2, "train TRAIN.BATCH_SIZE 9");
     assert!(
-        shared(&ranks)
-            .contains("TRAIN.BATCH_SIZE was 16, and is 9 now, so that other texts would make a batch"),
+        shared(&ranks).contains("TRAIN.BATCH_SIZE was 16, and is 9 now, so batches would have other texts"),
         "{}",
         ranks[0].stderr
     );
     assert_eq!(fs::read_link(place.path("exp/checkpoints/latest")).unwrap(), kept);
-    // To the end of an epoch, after which another file can be meant.
+    // At the end of an epoch, another file is accepted.
     let said = place.passes(2, "train TRAIN.MAX_STEPS 6");
     assert!(said.contains("after step 4"), "control: {said}");
     append(&file, b"brandnew,positive\n");
@@ -235,7 +234,7 @@ fn another_training_file_in_a_used_folder_is_told() {
 }
 
 #[test]
-fn ranks_with_other_files_or_keys_are_told_before_they_train() {
+fn ranks_with_other_files_or_keys_are_refused_before_training() {
     let place = Place::of_texts("classify", &SMALL);
     let differing = |other: &str| {
         let train = format!(
@@ -247,15 +246,15 @@ fn ranks_with_other_files_or_keys_are_told_before_they_train() {
         let ranks = ended(start_program("sh", 2, vec!["-c".into(), script]));
         shared(&ranks).to_owned()
     };
-    let told = differing("TRAIN.BATCH_SIZE 9");
-    assert!(told.contains("another training than rank 0: TRAIN.BATCH_SIZE is 9, expected 16"), "{told}");
+    let error = differing("TRAIN.BATCH_SIZE 9");
+    assert!(error.contains("another training than rank 0: TRAIN.BATCH_SIZE is 9, expected 16"), "{error}");
     let other = place.path("data/other.csv");
     fs::copy(place.path("data/dev.csv"), &other).unwrap();
     for key in ["TRAIN", "DEV"] {
         append(&other, b"one more,positive\n");
-        let told = differing(&format!("TEXT.{key} {}", other.display()));
+        let error = differing(&format!("TEXT.{key} {}", other.display()));
         let expected = format!("rank 1 was given another data set than rank 0: the text of TEXT.{key} is ");
-        assert!(told.contains(&expected), "{told}");
+        assert!(error.contains(&expected), "{error}");
     }
     fs::copy(place.path("data/dev.csv"), &other).unwrap();
     place.passes(2, &format!("train TRAIN.MAX_STEPS 1 TEXT.DEV {}", other.display()));
@@ -276,7 +275,7 @@ fn bad_input_is_told_once_by_rank_0_with_file_and_line() {
     let short: Spoil = |place| append(&place.path("data/train.csv"), b"alone\n");
     let one_label: Spoil = |place| fs::write(place.path("data/train.csv"), "text,label\na,b\n").unwrap();
     let empty: Spoil = |place| fs::write(place.path("data/train.csv"), "text,label\n ,b\n").unwrap();
-    for (spoil, words, told) in [
+    for (spoil, words, expected) in [
         (dev_label, "train", "line 23 of"),
         (
             dev_label,
@@ -295,7 +294,6 @@ fn bad_input_is_told_once_by_rank_0_with_file_and_line() {
         (nothing, "train TEXT.FEILDS [text]", "unknown key TEXT.FEILDS; try TEXT.FIELDS"),
         (nothing, "train TRAIN.METRIC_KEY f2", "TRAIN.METRIC_KEY is f2; try one of"),
         (nothing, "train MODEL.NET cnn", "MODEL.NET: expected bilstm or transformer, got cnn"),
-        (nothing, "train --verify-parity", "--verify-parity is for images"),
         (nothing, "train OUT_DIR /proc/none", "cannot write to OUT_DIR /proc/none"),
         (nothing, "test", "vocab.json\": No such file or directory (os error 2); try the OUT_DIR of a run"),
     ] {
@@ -303,12 +301,12 @@ fn bad_input_is_told_once_by_rank_0_with_file_and_line() {
         spoil(&place);
         let ranks = place.run(2, words);
         let said = shared(&ranks);
-        assert!(said.contains(told), "{words}: {said}");
+        assert!(said.contains(expected), "{words}: {said}");
     }
 }
 
 #[test]
-fn empty_texts_and_unknown_words_are_no_obstacle() {
+fn empty_texts_and_unknown_words_are_accepted() {
     let place = Place::of_texts("classify", &SMALL);
     append(&place.path("data/train.csv"), b",positive\n\"  \",neutral\n");
     append(&place.path("data/dev.csv"), "<PAD> 两 never seen,positive\n".as_bytes());

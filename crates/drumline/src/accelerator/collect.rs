@@ -1,4 +1,4 @@
-//! What ranks have, put together.
+//! Tensors of all ranks, gathered, reduced or padded.
 
 use drumline_comm::ReduceOp;
 use drumline_torch::{TensorCollectives, nccl};
@@ -6,16 +6,16 @@ use tch::Tensor;
 
 use super::Accelerator;
 use super::error::Result;
-use crate::shared_failure::SharedFailure;
+use crate::comm::shared_failure::SharedFailure;
 
-/// How [`Accelerator::pad_across_processes`] makes tensors as long as the longest.
+/// How [`Accelerator::pad_across_processes`] pads tensors to the length of the longest.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Padding {
-    /// Along which dimension.
+    /// The dimension that is padded.
     pub dim: i64,
-    /// With what.
+    /// The value of the padding.
     pub value: f64,
-    /// Where.
+    /// Which end is padded.
     pub at: PadAt,
 }
 
@@ -25,24 +25,25 @@ impl Default for Padding {
     }
 }
 
-/// Where padding goes.
+/// The end of a dimension that is padded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PadAt {
-    /// Behind what is there.
+    /// After the tensor's own values.
     End,
-    /// Before it.
+    /// Before the tensor's own values.
     Begin,
 }
 
 impl Accelerator {
-    /// All ranks' tensors in one, in rank order along the first dimension, in which they may differ in length. A number counts as a list of one.
+    /// Concatenates the tensors of all ranks along the first dimension, in rank order. They may differ in length. A
+    /// scalar counts as a list of one.
     #[track_caller]
     pub fn gather(&self, tensor: &Tensor) -> Result<Tensor> {
         Ok(Tensor::f_cat(&self.parts(&as_list(tensor)?)?, 0)?)
     }
 
-    /// As [`gather`](Self::gather), of what was computed from the batches of this turn: what comes from a batch that only fills up is left out, and rows, one for each
-    /// sample, are in the order in which the loader gives samples to one process.
+    /// As [`gather`](Self::gather), for results of this turn's batches. Results of filler batches are left out. Rows,
+    /// one for each sample, are in the order in which the loader gives samples to one process.
     #[track_caller]
     pub fn gather_for_metrics(&self, tensor: &Tensor) -> Result<Tensor> {
         let turn = self.shared.turn();
@@ -51,13 +52,11 @@ impl Accelerator {
         let parts = self.parts(&own)?;
         let lens: Vec<usize> = parts.iter().map(|part| part.size()[0] as usize).collect();
         let whole = Tensor::f_cat(&parts, 0)?;
-        match lens == turn.samples {
-            true => {
-                let order = Tensor::from_slice(&in_turn(&lens)).to_device(whole.device());
-                Ok(whole.f_index_select(0, &order)?)
-            }
-            false => Ok(whole),
+        if lens != turn.samples {
+            return Ok(whole);
         }
+        let order = Tensor::from_slice(&interleaved(&lens)).to_device(whole.device());
+        Ok(whole.f_index_select(0, &order)?)
     }
 
     fn parts(&self, own: &Tensor) -> Result<Vec<Tensor>> {
@@ -65,7 +64,7 @@ impl Accelerator {
         Ok(self.group().all_gather_uneven_tensor(own)?)
     }
 
-    /// All ranks' tensors, which are of one size, reduced to one that every rank gets.
+    /// Reduces the tensors of all ranks, which have the same size. Every rank gets the result.
     #[track_caller]
     pub fn reduce(&self, tensor: &Tensor, op: ReduceOp) -> Result<Tensor> {
         nccl::check()?;
@@ -74,11 +73,11 @@ impl Accelerator {
         Ok(reduced)
     }
 
-    /// This rank's tensor, made as long as the longest of all ranks' along one dimension.
+    /// Pads this rank's tensor along one dimension to the length of the longest of all ranks.
     #[track_caller]
     pub fn pad_across_processes(&self, tensor: &Tensor, padding: Padding) -> Result<Tensor> {
         let size = tensor.size();
-        // Those that have no such dimension are told of on all ranks.
+        // Every rank returns an error if one rank's tensor has no such dimension.
         let all = self.group().all_gather_object(&size)?;
         let dim_in = |size: &[i64]| {
             let num_dims = size.len() as i64;
@@ -86,7 +85,7 @@ impl Accelerator {
             (0..num_dims).contains(&dim).then_some(dim as usize)
         };
         if let Some((rank, size)) = all.iter().enumerate().find(|(_, size)| dim_in(size).is_none()) {
-            return Err(SharedFailure::alike(format!(
+            return Err(SharedFailure::on_all_ranks(format!(
                 "cannot pad along dimension {}: the tensor of rank {rank} has none, its size is {size:?}; try another dimension",
                 padding.dim
             ))
@@ -105,14 +104,15 @@ impl Accelerator {
     }
 }
 
-/// A number as a list of one.
+/// A scalar as a list of one.
 fn as_list(tensor: &Tensor) -> Result<Tensor> {
     let tensor = tensor.detach();
     Ok(if tensor.dim() == 0 { tensor.f_view([1])? } else { tensor })
 }
 
-/// Where rows that ranks took in turn lie, when those of each rank lie together.
-fn in_turn(lens: &[usize]) -> Vec<i64> {
+/// The row indices that restore the order in which ranks took samples in turn, where the rows of each rank lie
+/// together.
+fn interleaved(lens: &[usize]) -> Vec<i64> {
     let begins: Vec<usize> =
         lens.iter().scan(0, |sum, len| Some(std::mem::replace(sum, *sum + len))).collect();
     let longest = lens.iter().copied().max().unwrap_or(0);
@@ -128,9 +128,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_come_in_turn() {
-        assert_eq!(in_turn(&[3, 2, 2]), [0, 3, 5, 1, 4, 6, 2]);
-        assert_eq!(in_turn(&[1, 0]), [0]);
-        assert!(in_turn(&[0, 0]).is_empty());
+    fn rows_of_ranks_alternate() {
+        assert_eq!(interleaved(&[3, 2, 2]), [0, 3, 5, 1, 4, 6, 2]);
+        assert_eq!(interleaved(&[1, 0]), [0]);
+        assert!(interleaved(&[0, 0]).is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong in an accelerated loop.
+//! The error type of the accelerator.
 
 /// An error of an [`Accelerator`](super::Accelerator) or of what it has prepared.
 pub type AcceleratorError = crate::run_error::RunError;

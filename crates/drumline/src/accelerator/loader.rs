@@ -1,54 +1,57 @@
-//! A prepared loader: this rank's share, turn by turn, on the device.
+//! A prepared loader: this rank's share of each epoch, turn by turn, on the device.
 
 use std::rc::Rc;
 use std::sync::Arc;
 
+use drumline_parallel::Count;
+
 use super::error::Result;
-use super::save::Place;
+use super::save::LoaderPosition;
 use super::share::Share;
 use super::shared::Shared;
-use super::window::{Count, Piece, Turns};
-use crate::alike::{Given, check_alike};
-use crate::loader::{Dataset, Epoch, Loader, LoaderOptions};
-use crate::sampler::{Sampler, SamplerPosition};
-use crate::shared_failure::{SharedFailure, Trouble, guarded};
+use super::window::{CountedBatch, Turns};
+use crate::comm::alike::{NamedValues, check_alike};
+use crate::comm::shared_failure::{LocalFailure, SharedFailure, guarded};
+use crate::data::loader::{Dataset, Epoch, Loader, LoaderOptions};
+use crate::data::sampler::{Sampler, SamplerPosition};
 use crate::trainer::Batch;
 
-/// What must be the same on all ranks.
-fn given(
+/// The values that must be the same on all ranks.
+fn shared_values(
     whole: &dyn Sampler,
     options: &LoaderOptions,
     fingerprint: Option<u32>,
-) -> std::result::Result<Given, Trouble> {
+) -> std::result::Result<NamedValues, LocalFailure> {
     if whole.num_replicas() != 1 {
         return Err(format!(
-            "the loader's samples are already shared out over {} ranks; try a sampler for one, as prepare shares them out",
+            "the loader's samples are already divided over {} ranks; try a sampler for one rank, because prepare divides them",
             whole.num_replicas()
         )
         .into());
     }
-    let given = [
+    let shared_values = [
         ("number of samples", whole.num_samples().to_string()),
         ("fingerprint of the data", format!("{fingerprint:08x?}")),
         ("seed", whole.seed().to_string()),
         ("batch_size", options.batch_size.to_string()),
         ("drop_last", options.drop_last.to_string()),
     ];
-    Ok(given.map(|(name, value)| (name.to_owned(), value)).to_vec())
+    Ok(shared_values.map(|(name, value)| (name.to_owned(), value)).to_vec())
 }
 
-/// What is counted in a batch.
+/// The weight of a batch.
 type Weigh<B> = Rc<dyn Fn(&B) -> f64>;
 
-/// A loader whose batches are those of this rank; see [`Accelerator::prepare`](super::Accelerator::prepare).
+/// A loader of this rank's batches; see [`Accelerator::prepare`](super::Accelerator::prepare).
 ///
-/// All ranks go through their epochs together and get as many batches. Each sample counts once: none is repeated to make shares equal.
+/// All ranks iterate over an epoch together and get the same number of batches. Each sample counts once: none is
+/// repeated to make shares equal.
 pub struct PreparedLoader<D: Dataset> {
     loader: Loader<D>,
     share: Arc<Share>,
     shared: Rc<Shared>,
     weigh: Weigh<D::Batch>,
-    place: Rc<Place>,
+    position: Rc<LoaderPosition>,
 }
 
 impl<D: Dataset + 'static> PreparedLoader<D>
@@ -57,7 +60,7 @@ where
 {
     pub(super) fn new(loader: Loader<D>, shared: &Rc<Shared>) -> Result<Self> {
         let (dataset, whole, options) = loader.into_parts();
-        check_alike(&shared.group, "loader", given(&*whole, &options, dataset.fingerprint()))?;
+        check_alike(&shared.group, "loader", shared_values(&*whole, &options, dataset.fingerprint()))?;
         let LoaderOptions { batch_size, drop_last, .. } = options;
         let (rank, num_replicas) = (shared.group.rank(), shared.group.size());
         let share = Arc::new(Share { whole, rank, num_replicas, batch_size, drop_last });
@@ -72,33 +75,34 @@ where
             pin_memory: shared.device.is_cuda() || options.pin_memory,
             ..options
         };
-        // They were good before.
+        // The same options were valid for the loader that was prepared.
         let loader = Loader::shared(dataset, share.clone(), options)
-            .map_err(|error| SharedFailure::alike(error.to_string()))?;
-        let place = Rc::new(Place::new(share.clone(), loader.data_id()));
+            .map_err(|error| SharedFailure::on_all_ranks(error.to_string()))?;
+        let position = Rc::new(LoaderPosition::new(share.clone(), loader.data_id()));
         let weigh = Rc::new(|batch: &D::Batch| batch.num_samples() as f64);
-        Ok(Self { loader, share, shared: shared.clone(), weigh, place })
+        Ok(Self { loader, share, shared: shared.clone(), weigh, position })
     }
 
-    pub(super) fn place(&self) -> Rc<Place> {
-        self.place.clone()
+    pub(super) fn position(&self) -> Rc<LoaderPosition> {
+        self.position.clone()
     }
 
-    /// Counts something else than samples, such as the tokens that a loss is the mean of: a window's gradient is that of the mean over all of them.
+    /// Weighs batches by something else than samples, such as the tokens over which a loss is the mean. The gradient of
+    /// a window is that of the mean over all of them.
     #[must_use]
     pub fn weighing(self, weigh: impl Fn(&D::Batch) -> f64 + 'static) -> Self {
         Self { weigh: Rc::new(weigh), ..self }
     }
 
-    /// The batches of an epoch; after [`load_state`](super::Accelerator::load_state) those that were left of it.
+    /// The batches of an epoch; after [`load_state`](super::Accelerator::load_state) those that are left of it.
     pub fn epoch(&self, epoch: u64) -> Batches<D> {
-        let position = self.place.take_resumed(epoch).unwrap_or_else(|| self.place.start(epoch));
+        let position = self.position.take_resumed(epoch).unwrap_or_else(|| self.position.start(epoch));
         self.from(position)
     }
 
-    /// The batches that are left after some.
+    /// The batches of an epoch after the first `num_batches` of each rank.
     pub(super) fn after(&self, epoch: u64, num_batches: usize) -> Batches<D> {
-        let start = self.place.start(epoch);
+        let start = self.position.start(epoch);
         let samples_seen =
             num_batches.saturating_mul(self.share.turn()).min(self.share.whole.count_from(&start));
         self.from(SamplerPosition { samples_seen, ..start })
@@ -108,37 +112,37 @@ where
         let real = self.share.taken(&position).real.div_ceil(self.share.of_batch());
         let num_positions = self.share.positions_of(position.epoch);
         let source = Source {
-            batches: self.loader.resume(position).map_err(|error| Some(Trouble::from(error))),
+            batches: self.loader.resume(position).map_err(|error| Some(LocalFailure::from(error))),
             real,
             weigh: self.weigh.clone(),
         };
-        self.place.set(position);
+        self.position.set(position);
         Batches {
             turns: Turns::new(source, &self.shared),
             shared: self.shared.clone(),
-            place: self.place.clone(),
+            position: self.position.clone(),
             at: position,
             turn: self.share.turn(),
             num_positions,
         }
     }
 
-    /// Batches of each rank in an epoch: the first, where a sampler's epochs differ.
+    /// Batches of each rank in an epoch; in the first one, where a sampler's epochs differ.
     pub fn num_batches(&self) -> usize {
         self.loader.num_batches()
     }
 
-    /// Batches of each rank in that epoch.
+    /// Batches of each rank in this epoch.
     pub fn num_batches_of(&self, epoch: u64) -> usize {
         self.loader.num_batches_of(epoch)
     }
 
-    /// Whether ranks run out at different times: in the first epoch, where a sampler's epochs differ.
+    /// Whether ranks run out of data at different times; in the first epoch, where a sampler's epochs differ.
     pub fn is_uneven(&self) -> bool {
         self.share.has_filler(0)
     }
 
-    /// What the batches are made of.
+    /// The data set.
     pub fn dataset(&self) -> &D {
         self.loader.dataset()
     }
@@ -150,11 +154,11 @@ impl<D: Dataset> std::fmt::Debug for PreparedLoader<D> {
     }
 }
 
-/// This rank's batches, and what each counts for.
+/// This rank's batches with their counts.
 struct Source<D: Dataset> {
-    /// An error that is to be told once.
-    batches: std::result::Result<Epoch<D>, Option<Trouble>>,
-    /// How many of them are no filler.
+    /// The error is returned once.
+    batches: std::result::Result<Epoch<D>, Option<LocalFailure>>,
+    /// How many of them are not fillers.
     real: usize,
     weigh: Weigh<D::Batch>,
 }
@@ -163,18 +167,18 @@ impl<D: Dataset + 'static> Iterator for Source<D>
 where
     D::Batch: Batch,
 {
-    type Item = std::result::Result<Piece<D::Batch>, Trouble>;
+    type Item = std::result::Result<CountedBatch<D::Batch>, LocalFailure>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let batch = match &mut self.batches {
-            Err(trouble) => return trouble.take().map(Err),
-            Ok(batches) => batches.next()?.map_err(Trouble::from),
+            Err(failure) => return failure.take().map(Err),
+            Ok(batches) => batches.next()?.map_err(LocalFailure::from),
         };
         Some(batch.and_then(|batch| {
             let is_filler = self.real == 0;
             self.real = self.real.saturating_sub(1);
             let count = if is_filler { Count::default() } else { self.counted(&batch)? };
-            Ok(Piece { batch, count })
+            Ok(CountedBatch { batch, count })
         }))
     }
 }
@@ -183,14 +187,14 @@ impl<D: Dataset> Source<D>
 where
     D::Batch: Batch,
 {
-    fn counted(&self, batch: &D::Batch) -> std::result::Result<Count, Trouble> {
+    fn counted(&self, batch: &D::Batch) -> std::result::Result<Count, LocalFailure> {
         guarded(|| {
             let (samples, weight) = (batch.num_samples(), (self.weigh)(batch));
-            // Its loss would be a mean over nothing, and no number, which the reduction would spread over all ranks.
+            // The loss would be a mean over nothing, which is NaN, and the reduction would spread it to all ranks.
             if weight > 0.0 && weight.is_finite() {
                 return Ok(Count { samples, weight });
             }
-            Err(format!("a batch of {samples} samples weighs {weight}; try data without such batches").into())
+            Err(format!("a batch of {samples} samples has a weight of {weight}, expected more than 0; try data without such batches").into())
         })
     }
 }
@@ -199,7 +203,7 @@ where
 pub struct Batches<D: Dataset> {
     turns: Turns<D::Batch, Source<D>>,
     shared: Rc<Shared>,
-    place: Rc<Place>,
+    position: Rc<LoaderPosition>,
     at: SamplerPosition,
     turn: usize,
     num_positions: usize,
@@ -217,7 +221,7 @@ where
             Err(error) => return Some(Err(error)),
         };
         self.at.samples_seen = (self.at.samples_seen + self.turn).min(self.num_positions);
-        self.place.set(self.at);
+        self.position.set(self.at);
         Some(batch.to_device(self.shared.device).map_err(Into::into))
     }
 }

@@ -1,4 +1,4 @@
-//! A prepared optimizer steps where windows end, and its schedule with it.
+//! A prepared optimizer steps at the end of windows; its schedule moves with it.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -11,14 +11,14 @@ use super::scaling::OwnGrads;
 use super::shared::Shared;
 use crate::schedule::{At, Schedule};
 
-/// An optimizer, whatever its type is, and its steps.
-pub(super) struct Kept {
+/// A prepared optimizer of any type, with its counts.
+pub(super) struct OptimizerHandle {
     pub(super) optimizer: Rc<RefCell<dyn Optimizer>>,
     pub(super) steps: Rc<Cell<u64>>,
     pub(super) grads: Rc<OwnGrads>,
 }
 
-/// An optimizer that steps when a window is complete; see [`Accelerator::prepare`](super::Accelerator::prepare).
+/// An optimizer that steps at the end of a window; see [`Accelerator::prepare`](super::Accelerator::prepare).
 pub struct PreparedOptimizer<O> {
     optimizer: Rc<RefCell<O>>,
     steps: Rc<Cell<u64>>,
@@ -32,13 +32,18 @@ impl<O: Optimizer + 'static> PreparedOptimizer<O> {
         Self { optimizer, steps: Rc::default(), grads: Rc::default(), shared: shared.clone() }
     }
 
-    pub(super) fn kept(&self) -> Kept {
-        Kept { optimizer: self.optimizer.clone(), steps: self.steps.clone(), grads: self.grads.clone() }
+    pub(super) fn handle(&self) -> OptimizerHandle {
+        OptimizerHandle {
+            optimizer: self.optimizer.clone(),
+            steps: self.steps.clone(),
+            grads: self.grads.clone(),
+        }
     }
 }
 
 impl<O: Optimizer> PreparedOptimizer<O> {
-    /// Changes the parameters in a turn that ends a window; in others it does nothing. In fp16 it does nothing either where gradients have overflowed.
+    /// Updates the parameters in a turn that ends a window; in other turns it does nothing. In fp16 the step is skipped
+    /// if gradients have overflowed.
     #[track_caller]
     pub fn step(&mut self) -> Result {
         on_behalf_of(call_site(), || self.step_if_last())
@@ -49,7 +54,7 @@ impl<O: Optimizer> PreparedOptimizer<O> {
             return Ok(());
         }
         self.shared.check_reduced()?;
-        self.shared.come_to(self.steps.get() + self.skipped_steps() + 1);
+        self.shared.at_step(self.steps.get() + self.skipped_steps() + 1);
         let mut optimizer = self.optimizer.borrow_mut();
         let made = match self.shared.scaled(&self.grads) {
             Some(scaled) => scaled.step(&mut *optimizer)?,
@@ -59,27 +64,29 @@ impl<O: Optimizer> PreparedOptimizer<O> {
         Ok(())
     }
 
-    /// Leaves the parameters without gradients, except those of a window that is not complete: so it may stand before the forward or behind the step.
+    /// Clears the gradients, except those of a window that is not complete. So the call may come before the forward or
+    /// after the step.
     pub fn zero_grad(&mut self) -> Result {
         if self.shared.turn().is_open() {
             return Ok(());
         }
-        self.shared.note_cleared();
+        self.shared.gradients_cleared();
         self.grads.clear();
         Ok(self.optimizer.borrow_mut().zero_grad()?)
     }
 
-    /// Whether the last step was left out, as the gradients of fp16 had overflowed. A prepared schedule then stays where it is.
+    /// Whether the last step was skipped because gradients had overflowed in fp16. A prepared schedule does not advance
+    /// then.
     pub fn step_was_skipped(&self) -> bool {
         self.grads.was_skipped.get()
     }
 
-    /// Steps that were left out.
+    /// The number of skipped steps.
     pub fn skipped_steps(&self) -> u64 {
         self.grads.skipped.get()
     }
 
-    /// Steps done, without those that were left out.
+    /// The number of steps done, without the skipped ones.
     pub fn steps(&self) -> u64 {
         self.steps.get()
     }
@@ -94,7 +101,7 @@ impl<O: Optimizer> PreparedOptimizer<O> {
         self.optimizer.borrow_mut().set_lr(lr);
     }
 
-    /// What is trained.
+    /// The parameters that are trained.
     pub fn parameters(&self) -> Vec<Named> {
         self.optimizer.borrow().parameters()
     }
@@ -106,7 +113,8 @@ impl<O> std::fmt::Debug for PreparedOptimizer<O> {
     }
 }
 
-/// A schedule that goes on when its optimizer has stepped; see [`Accelerator::prepare_schedule`](super::Accelerator::prepare_schedule).
+/// A schedule that advances when its optimizer has stepped; see
+/// [`Accelerator::prepare_schedule`](super::Accelerator::prepare_schedule).
 pub struct PreparedSchedule<O, S> {
     inner: Rc<OneSchedule<O, S>>,
 }
@@ -115,12 +123,14 @@ struct OneSchedule<O, S> {
     schedule: S,
     optimizer: Rc<RefCell<O>>,
     steps: Rc<Cell<u64>>,
-    /// The steps that it was last asked after.
+    /// The optimizer's steps when the learning rate was last set.
     seen: Cell<u64>,
+    /// The initial learning rate of the optimizer.
+    base_lr: f64,
     shared: Rc<Shared>,
 }
 
-/// A schedule, whatever its type is.
+/// A prepared schedule of any type.
 pub(super) trait Scheduled {
     /// Sets the learning rate of the next step.
     fn set(&self);
@@ -128,15 +138,16 @@ pub(super) trait Scheduled {
 
 impl<O: Optimizer, S: Schedule> Scheduled for OneSchedule<O, S> {
     fn set(&self) {
-        let epoch = self.shared.place.get().map_or(0.0, |place| place.epochs_done());
+        let epoch = self.shared.first_loader.get().map_or(0.0, |loader| loader.epochs_done());
         let step = self.steps.get();
         self.seen.set(step);
-        self.optimizer.borrow_mut().set_lr(self.schedule.lr(At { epoch, step }));
+        let at = At { epoch, step, total_steps: None, base_lr: self.base_lr };
+        self.optimizer.borrow_mut().set_lr(self.schedule.lr(at));
     }
 }
 
 impl<O: Optimizer + 'static, S: Schedule + 'static> PreparedSchedule<O, S> {
-    pub(super) fn kept(&self) -> Rc<dyn Scheduled> {
+    pub(super) fn handle(&self) -> Rc<dyn Scheduled> {
         self.inner.clone()
     }
 }
@@ -144,12 +155,14 @@ impl<O: Optimizer + 'static, S: Schedule + 'static> PreparedSchedule<O, S> {
 impl<O: Optimizer, S: Schedule> PreparedSchedule<O, S> {
     pub(super) fn new(of: &PreparedOptimizer<O>, schedule: S) -> Self {
         let (optimizer, steps, shared) = (of.optimizer.clone(), of.steps.clone(), of.shared.clone());
-        let inner = Rc::new(OneSchedule { schedule, optimizer, steps, seen: Cell::new(0), shared });
+        let base_lr = optimizer.borrow().lr();
+        let inner = Rc::new(OneSchedule { schedule, optimizer, steps, seen: Cell::new(0), base_lr, shared });
         inner.set();
         Self { inner }
     }
 
-    /// Sets the learning rate of the next step, if there was a step since it was last called: after each batch, or after each epoch.
+    /// Sets the learning rate of the next step if the optimizer has stepped since the last call. Call it after each
+    /// batch, or after each epoch.
     pub fn step(&mut self) {
         if self.inner.seen.get() != self.inner.steps.get() {
             self.inner.set();

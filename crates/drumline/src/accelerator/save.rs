@@ -1,7 +1,7 @@
-//! The whole state of an accelerated loop, saved and resumed; the files are those of `checkpoint`.
+//! The whole state of an accelerated loop, saved and resumed. The files are those of `checkpoint`.
 //!
-//! Loading changes nothing on disk, as a program that evaluates loads, too. The first save makes the folder the loop's own: what loading
-//! has found damaged is renamed then.
+//! Loading changes nothing on disk, because a program that only evaluates also loads. The first save makes this program
+//! the owner of the folder: checkpoints that loading has found damaged are renamed then.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -16,31 +16,31 @@ use super::error::{AcceleratorError, Result};
 use super::scaling::Scaling;
 use super::several::{all_states, all_tensors, states_of};
 use super::share::Share;
-use crate::checkpoint::{Checkpoints, Mark, TrainState, check_model, restore};
-use crate::loader::Cause;
-use crate::sampler::{DataId, Sampler, SamplerError, SamplerPosition};
-use crate::scaling::KeptScale;
-use crate::shared_failure::{Trouble, agree};
+use crate::checkpoint::{Checkpoints, Mark, RunState, check_model, restore};
+use crate::comm::shared_failure::{LocalFailure, agree};
+use crate::data::loader::Cause;
+use crate::data::sampler::{DataId, Sampler, SamplerError, SamplerPosition};
+use crate::scaling::SavedScale;
 
-/// Names the last step that was logged, as the program counts steps, which need not be those of the optimizer.
+/// The key of the last logged step. The program counts these steps; they need not be those of the optimizer.
 const LOGGED: &str = "logged_step";
 
-/// The steps of each optimizer.
+/// The key of the steps of each optimizer.
 const STEPS: &str = "steps";
 
-/// Steps of each optimizer that were left out for overflow.
+/// The key of the skipped steps of each optimizer.
 const SKIPPED: &str = "skipped_steps";
 
-/// Where a loader is.
-pub(super) struct Place {
+/// The position of a loader in its data.
+pub(super) struct LoaderPosition {
     now: Cell<SamplerPosition>,
-    /// Where the next loop over its epoch begins.
+    /// The position at which the next loop over its epoch begins, after a resume.
     resumed: Cell<Option<SamplerPosition>>,
     share: Arc<Share>,
     data: DataId,
 }
 
-impl Place {
+impl LoaderPosition {
     pub(super) fn new(share: Arc<Share>, data: DataId) -> Self {
         let start = SamplerPosition { data: Some(data), ..share.start(0) };
         Self { now: Cell::new(start), resumed: Cell::new(None), share, data }
@@ -51,7 +51,7 @@ impl Place {
         SamplerPosition { data: Some(self.data), ..self.share.start(epoch) }
     }
 
-    /// A saved position of this data, or of other data where these are accepted.
+    /// Checks that a saved position is of this data, or accepts it on other data.
     fn checked(
         &self,
         saved: SamplerPosition,
@@ -65,7 +65,7 @@ impl Place {
         Ok(SamplerPosition { samples_seen, data: Some(self.data), ..saved })
     }
 
-    /// Epochs done, with the fraction of the one that is on.
+    /// Epochs done, including the fraction of the current one.
     pub(super) fn epochs_done(&self) -> f64 {
         let SamplerPosition { epoch, samples_seen, .. } = self.now();
         let all = self.share.positions_of(epoch);
@@ -80,28 +80,29 @@ impl Place {
         self.now.set(position);
     }
 
-    /// What is left of an epoch that was loaded in its midst; once.
+    /// The position of an epoch that was resumed in its middle. It is returned once.
     pub(super) fn take_resumed(&self, epoch: u64) -> Option<SamplerPosition> {
         self.resumed.take().filter(|position| position.epoch == epoch)
     }
 }
 
-/// What a loop goes on from.
+/// The point from which a loop resumes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Resumed {
     /// The checkpoint, as rank 0 sees it.
     pub path: PathBuf,
-    /// The epoch to go on with. The loader knows where in it.
+    /// The epoch to continue. The loader knows the position in it.
     pub epoch: u64,
-    /// Steps done; of several optimizers, by the one that has done most.
+    /// Steps done; of several optimizers the highest count.
     pub step: u64,
 }
 
 impl Accelerator {
-    /// Saves all models and optimizers, generators, and where the first prepared loader is, as a checkpoint in `folder`; all ranks together. The last two are kept.
+    /// Saves all models and optimizers, random number generators, and the position of the first prepared loader, as a
+    /// checkpoint in `folder`. All ranks call it together. The last two checkpoints are kept.
     ///
-    /// Between two steps: gradients of a window that is not complete are not saved, and would be missing.
+    /// Call it between two steps: the gradients of an incomplete window are not saved, so it is an error inside one.
     #[track_caller]
     pub fn save_state(&self, folder: impl AsRef<Path>) -> Result<PathBuf> {
         let open = self.shared.turn().is_open().then_some(
@@ -112,11 +113,12 @@ impl Accelerator {
             open.map_or_else(|| self.check_prepared(), |open| Err(open.into())),
         )?;
         self.shared.settle()?;
-        let state = agree::<_, AcceleratorError>(self.group(), self.state().map_err(Trouble::from))?;
+        let state = agree::<_, AcceleratorError>(self.group(), self.state().map_err(LocalFailure::from))?;
         Ok(self.checkpoints(folder.as_ref()).save(&state, Mark::Latest, self.group())?.path)
     }
 
-    /// Those in this folder, by whatever name: the same object each time, which knows what it has found damaged.
+    /// The checkpoints of a folder, under any of its names. It is the same object each time, which remembers what it
+    /// has found damaged.
     fn checkpoints(&self, folder: &Path) -> Checkpoints {
         let mut known = self.checkpoints.borrow_mut();
         if let Some(found) = known.iter().find(|checkpoints| checkpoints.is_in(folder)) {
@@ -127,36 +129,37 @@ impl Accelerator {
         new
     }
 
-    fn state(&self) -> std::result::Result<TrainState, Cause> {
-        // Buffers may have come just now.
+    fn state(&self) -> std::result::Result<RunState, Cause> {
+        // The broadcast of buffers may still be running.
         nccl::settle(self.shared.device)?;
-        let place = self.shared.place.get().map(|place| place.now());
+        let position = self.shared.first_loader.get().map(|loader| loader.now());
         let optimizers = self.optimizers.borrow();
-        let states: Vec<_> = optimizers.iter().map(|kept| kept.optimizer.borrow().state()).collect();
-        let steps: Vec<_> = optimizers.iter().map(|kept| kept.steps.get()).collect();
-        let skipped: Vec<_> = optimizers.iter().map(|kept| kept.grads.skipped.get()).collect();
+        let states: Vec<_> = optimizers.iter().map(|handle| handle.optimizer.borrow().state()).collect();
+        let steps: Vec<_> = optimizers.iter().map(|handle| handle.steps.get()).collect();
+        let skipped: Vec<_> = optimizers.iter().map(|handle| handle.grads.skipped.get()).collect();
         let scaler = self.shared.scaling.as_ref().map(Scaling::scaler).transpose()?;
         let all_skipped = skipped.iter().sum();
-        Ok(TrainState {
+        Ok(RunState {
             optimizer: all_states(&states),
-            epoch: place.map_or(0, |position| position.epoch),
+            epoch: position.map_or(0, |position| position.epoch),
             step: steps.iter().copied().max().unwrap_or(0),
-            sampler: serde_json::to_value(place)?,
-            config: json!({ LOGGED: self.trackers.borrow().last_step(), STEPS: steps, SKIPPED: skipped }),
+            sampler: serde_json::to_value(position)?,
+            accelerator: json!({ LOGGED: self.trackers.borrow().last_step(), STEPS: steps, SKIPPED: skipped }),
             rng: RngState::capture()?,
-            scaler: KeptScale::new(scaler.as_deref(), all_skipped)?.to_value()?,
-            ..TrainState::new(self.tensors())?
+            scaler: SavedScale::new(scaler.as_deref(), all_skipped)?.to_value()?,
+            ..RunState::new(self.tensors())?
         })
     }
 
-    /// Those of all models.
+    /// The tensors of all models.
     fn tensors(&self) -> Vec<Named> {
         let models = self.models.borrow();
         all_tensors(&models.iter().map(|model| &model.tensors[..]).collect::<Vec<_>>())
     }
 
-    /// Goes on from the latest checkpoint in `folder`, saved by any number of ranks; `None` if there is none, nor a folder. All ranks call it, after `prepare`. The
-    /// loop then begins with the epoch that it returns, of which the loader gives what was left. Where the checkpoint does not fit, nothing is changed.
+    /// Resumes from the latest checkpoint in `folder`, saved by any number of ranks. Returns `None` if there is no
+    /// checkpoint or no folder. All ranks call it, after `prepare`. The loop then begins with the returned epoch, of
+    /// which the loader gives the remaining batches. If the checkpoint does not match the program, nothing is changed.
     #[track_caller]
     pub fn load_state(&self, folder: impl AsRef<Path>) -> Result<Option<Resumed>> {
         agree::<_, AcceleratorError>(self.group(), self.check_prepared())?;
@@ -168,73 +171,73 @@ impl Accelerator {
             });
             return Ok(None);
         };
-        if let Some(text) = found.of_new_ranks(self.group()) {
+        if let Some(text) = found.rank_change_warning(self.group()) {
             self.on_main_process(|| checkpoints.warn(&text));
         }
-        let place = format!("cannot resume from {}", found.path.display());
-        let gone_on = self.go_on(&found.state).map_err(|cause| Trouble::from(cause).within(&place));
-        agree::<_, AcceleratorError>(self.group(), gone_on)?;
+        let context = format!("cannot resume from {}", found.path.display());
+        let resumed = self.resume(&found.state).map_err(|cause| LocalFailure::from(cause).within(&context));
+        agree::<_, AcceleratorError>(self.group(), resumed)?;
         self.schedules.borrow().iter().for_each(|schedule| schedule.set());
         Ok(Some(Resumed { path: found.path, epoch: found.state.epoch, step: found.state.step }))
     }
 
-    fn go_on(&self, saved: &TrainState) -> std::result::Result<(), Cause> {
+    fn resume(&self, saved: &RunState) -> std::result::Result<(), Cause> {
         let position: Option<SamplerPosition> = serde_json::from_value(saved.sampler.clone())?;
-        let resumed = self.shared.place.get().zip(position);
+        let resumed = self.shared.first_loader.get().zip(position);
         let resumed = match resumed {
-            Some((place, position)) => Some((place, place.checked(position, self.new_data)?)),
+            Some((loader, position)) => Some((loader, loader.checked(position, self.new_data)?)),
             None => None,
         };
-        // All is checked before anything is changed.
+        // Everything is checked before anything is changed.
         let tensors = self.tensors();
         check_model(&tensors, &saved.model)?;
-        let scale = KeptScale::of(&saved.scaler)?;
+        let scale = SavedScale::of(&saved.scaler)?;
         self.load_optimizers(saved)?;
         restore(&tensors, &saved.model)?;
         let mut scaler = self.shared.scaling.as_ref().map(Scaling::scaler_mut).transpose()?;
         scale.load_into(scaler.as_deref_mut())?;
         saved.rng.restore()?;
-        if let Some((place, position)) = resumed {
-            place.now.set(position);
-            place.resumed.set(Some(position));
+        if let Some((loader, position)) = resumed {
+            loader.now.set(position);
+            loader.resumed.set(Some(position));
         }
-        self.trackers.borrow_mut().resume_at(saved.config[LOGGED].as_u64().unwrap_or(saved.step));
+        self.trackers.borrow_mut().resume_at(saved.accelerator[LOGGED].as_u64().unwrap_or(saved.step));
         Ok(())
     }
 
-    /// All optimizers, or none of them.
-    fn load_optimizers(&self, saved: &TrainState) -> std::result::Result<(), Cause> {
+    /// Loads the state of all optimizers, or of none.
+    fn load_optimizers(&self, saved: &RunState) -> std::result::Result<(), Cause> {
         let optimizers = self.optimizers.borrow();
         let mut before = Vec::new();
-        for (kept, state) in optimizers.iter().zip(states_of(&saved.optimizer, optimizers.len())?) {
-            let mut optimizer = kept.optimizer.borrow_mut();
-            before.push((kept, kept_apart(optimizer.state())));
+        for (handle, state) in optimizers.iter().zip(states_of(&saved.optimizer, optimizers.len())?) {
+            let mut optimizer = handle.optimizer.borrow_mut();
+            before.push((handle, copy_of_state(optimizer.state())));
             if let Err(error) = optimizer.load_state(&state) {
                 drop(optimizer);
                 before.pop();
-                before.iter().try_for_each(|(kept, state)| kept.optimizer.borrow_mut().load_state(state))?;
+                before
+                    .iter()
+                    .try_for_each(|(handle, state)| handle.optimizer.borrow_mut().load_state(state))?;
                 return Err(error.into());
             }
         }
-        for (place, kept) in optimizers.iter().enumerate() {
-            kept.steps.set(saved.config[STEPS][place].as_u64().unwrap_or(saved.step));
-            kept.grads.skipped.set(saved.config[SKIPPED][place].as_u64().unwrap_or(0));
+        for (place, handle) in optimizers.iter().enumerate() {
+            handle.steps.set(saved.accelerator[STEPS][place].as_u64().unwrap_or(saved.step));
+            handle.grads.skipped.set(saved.accelerator[SKIPPED][place].as_u64().unwrap_or(0));
         }
         Ok(())
     }
 
-    fn check_prepared(&self) -> std::result::Result<(), Trouble> {
-        match self.models.borrow().is_empty() {
-            false => Ok(()),
-            true => {
-                Err("no model is prepared whose state could be saved or loaded; try prepare first".into())
-            }
+    fn check_prepared(&self) -> std::result::Result<(), LocalFailure> {
+        if self.models.borrow().is_empty() {
+            return Err("there is no prepared model to save or load; try prepare first".into());
         }
+        Ok(())
     }
 }
 
-/// A state that stays as it is when another is loaded: the copies of master weights are written to where they lie.
-fn kept_apart(mut state: OptimizerState) -> OptimizerState {
+/// A state that does not change when another is loaded: loading overwrites the tensors of master weights in place.
+fn copy_of_state(mut state: OptimizerState) -> OptimizerState {
     for named in state.tensors.iter_mut().filter(|named| named.name.ends_with(".master")) {
         named.tensor = named.tensor.copy();
     }

@@ -1,10 +1,11 @@
 //! Loss scaling between a backward and a step, in fp16.
 //!
 //! ```text
-//!   backward ─▶ scaled gradients ─ clip_grad_norm or step, whichever comes first ─▶ unscaled ─ step ─▶ weights, or skipped
+//!   backward ─▶ scaled gradients ─ first of clip_grad_norm and step ─▶ unscaled ─ step ─▶ weights, or skipped
 //! ```
-//! Gradients that are scaled are never clipped, and never stepped by: whoever comes first unscales them. Several optimizers may step after one backward, each by
-//! gradients of the same scale: it moves on when it is asked for next, once for all of them.
+//! Scaled gradients are never clipped and never used for a step: the first call that needs them unscales them. Several
+//! optimizers may step after one backward, all with gradients of the same scale. The scale is updated once for all of
+//! them, when it is needed next.
 
 use std::cell::{Cell, Ref, RefCell, RefMut};
 use std::collections::HashSet;
@@ -16,28 +17,29 @@ use tch::Tensor;
 
 use super::error::Result;
 use super::model::Replica;
-use crate::alike::mistake;
+use crate::comm::alike::usage_error;
+use crate::run_error::UsageError;
 
-/// The scaler of all models, and how many backwards of each it has scaled.
+/// The scaler of all models, and the number of scaled backwards of each.
 pub(super) struct Scaling {
     scaler: RefCell<LossScaler>,
-    /// What optimizers have found since the scale moved on.
+    /// What optimizers have found since the last update of the scale.
     found: RefCell<Option<Unscaled>>,
     models: RefCell<Vec<ScaledModel>>,
 }
 
 struct ScaledModel {
-    replica: Rc<dyn Replica>,
+    replica: Rc<Replica>,
     tensors: Vec<Named>,
     backwards: u64,
 }
 
-/// What an optimizer knows of its gradients.
+/// The state of an optimizer's gradients.
 #[derive(Default)]
 pub(super) struct OwnGrads {
-    /// Since they are unscaled, with the number of backwards by then.
+    /// Set once they are unscaled, with the number of backwards at that time.
     unscaled: RefCell<Option<(Unscaled, u64)>>,
-    /// Backwards by the last step.
+    /// The number of backwards at the last step.
     stepped_at: Cell<u64>,
     pub(super) skipped: Cell<u64>,
     pub(super) was_skipped: Cell<bool>,
@@ -48,25 +50,25 @@ impl Scaling {
         Self { scaler: scaler.into(), found: RefCell::default(), models: RefCell::default() }
     }
 
-    /// One more model.
-    pub(super) fn add_model(&self, replica: Rc<dyn Replica>, tensors: Vec<Named>) {
+    /// Adds a model.
+    pub(super) fn add_model(&self, replica: Rc<Replica>, tensors: Vec<Named>) {
         self.models.borrow_mut().push(ScaledModel { replica, tensors, backwards: 0 });
     }
 
     /// The scaler, with the scale of the next backward.
     pub(super) fn scaler(&self) -> Result<Ref<'_, LossScaler>> {
-        self.move_on()?;
+        self.advance()?;
         Ok(self.scaler.borrow())
     }
 
-    /// The same, to be changed by a checkpoint.
+    /// The scaler, to load a checkpoint into.
     pub(super) fn scaler_mut(&self) -> Result<RefMut<'_, LossScaler>> {
-        self.move_on()?;
+        self.advance()?;
         Ok(self.scaler.borrow_mut())
     }
 
-    /// The scale becomes that of the next backward, on all ranks alike.
-    pub(super) fn move_on(&self) -> Result {
+    /// Updates the scale for the next backward, to the same value on all ranks.
+    pub(super) fn advance(&self) -> Result {
         if let Some(found) = self.found.take() {
             drop(found.update(&mut self.scaler.borrow_mut())?);
         }
@@ -82,10 +84,10 @@ impl Scaling {
         Ok(())
     }
 
-    /// Backward of a model from the loss times the scale.
+    /// Runs backward from the loss times the scale.
     pub(super) fn backward(
         &self,
-        replica: &Rc<dyn Replica>,
+        replica: &Rc<Replica>,
         loss: &Tensor,
         backward: impl FnOnce(&Tensor) -> Result,
     ) -> Result {
@@ -94,8 +96,8 @@ impl Scaling {
         Ok(())
     }
 
-    /// Gradients of a scaled loss have come to a model, from this rank or from others.
-    pub(super) fn note_backward(&self, replica: &Rc<dyn Replica>) {
+    /// Counts a backward of a scaled loss, on this rank or on others.
+    pub(super) fn note_backward(&self, replica: &Rc<Replica>) {
         let mut models = self.models.borrow_mut();
         models
             .iter_mut()
@@ -103,7 +105,7 @@ impl Scaling {
             .for_each(|model| model.backwards += 1);
     }
 
-    /// How many backwards there were of the models that have some of these parameters.
+    /// The number of backwards of the models that have some of these parameters.
     fn backwards_of(&self, parameters: &[Named]) -> u64 {
         let place = |named: &Named| named.tensor.data_ptr();
         let places: HashSet<_> = parameters.iter().map(place).collect();
@@ -114,7 +116,7 @@ impl Scaling {
     }
 }
 
-/// One optimizer, and what it shares with the others.
+/// One optimizer and the scaling that it shares with the others.
 pub(super) struct Scaled<'a> {
     pub(super) scaling: &'a Scaling,
     pub(super) group: &'a ProcessGroup,
@@ -122,20 +124,19 @@ pub(super) struct Scaled<'a> {
 }
 
 impl Scaled<'_> {
-    /// Unscales, if that is not done yet, and says whether the gradients have overflowed on some rank. Every rank calls it.
+    /// Unscales the gradients unless that is done, and returns whether they have overflowed on some rank. Every rank
+    /// calls it.
     pub(super) fn unscale(&self, parameters: Vec<Named>) -> Result<bool> {
         let (scaler, backwards) = (self.scaling.scaler.borrow(), self.scaling.backwards_of(&parameters));
         let mut held = self.own.unscaled.borrow_mut();
         if let Some((unscaled, at)) = &*held {
             if *at != backwards {
-                return Err(
-                    self.mistake("a backward has added scaled gradients to those that were clipped already")
-                );
+                return Err(usage_error(self.group, UsageError::BackwardAfterClip));
             }
             return Ok(unscaled.has_overflowed()?);
         }
         if backwards > 0 && self.own.stepped_at.get() == backwards {
-            return Err(self.mistake("there was no backward since the optimizer's last step"));
+            return Err(usage_error(self.group, UsageError::StepWithoutBackward));
         }
         let mut unscaled = scaler.received().unscale(&scaler, parameters)?;
         unscaled.agree(self.group)?;
@@ -144,7 +145,7 @@ impl Scaled<'_> {
         Ok(has_overflowed)
     }
 
-    /// A step, unless gradients have overflowed.
+    /// Steps the optimizer, unless gradients have overflowed.
     pub(super) fn step(&self, optimizer: &mut dyn Optimizer) -> Result<StepMade> {
         self.unscale(optimizer.parameters())?;
         let Some((unscaled, at)) = self.own.unscaled.take() else { return Ok(StepMade::Skipped) };
@@ -155,17 +156,10 @@ impl Scaled<'_> {
         self.own.skipped.set(self.own.skipped.get() + u64::from(made == StepMade::Skipped));
         Ok(made)
     }
-
-    fn mistake(&self, what: &str) -> super::AcceleratorError {
-        mistake(
-            self.group,
-            &format!("{what}; try backward, clip_grad_norm, step and zero_grad in this order"),
-        )
-    }
 }
 
 impl OwnGrads {
-    /// The gradients are gone.
+    /// The gradients were cleared.
     pub(super) fn clear(&self) {
         self.unscaled.take();
     }

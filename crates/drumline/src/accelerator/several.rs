@@ -1,18 +1,19 @@
-//! Several models and optimizers in a checkpoint, which has one of each: names then begin with a number, as in `1.weight`.
+//! Several models and optimizers in one checkpoint, which has room for one of each. Names then begin with a number, as
+//! in `1.weight`.
 
 use drumline_torch::{Named, OptimizerState};
 
-use crate::loader::Cause;
+use crate::data::loader::Cause;
 
-/// Between the kinds of several optimizers.
+/// Separates the kinds of several optimizers.
 const AND: char = '+';
 
-/// A name of one of several; the only one keeps its names.
+/// The name with its number in front. A single model or optimizer keeps its names.
 fn numbered(name: &str, place: usize, num: usize) -> String {
     if num == 1 { name.to_owned() } else { format!("{place}.{name}") }
 }
 
-/// The tensors of several lists in one.
+/// Merges several lists of tensors.
 pub(super) fn all_tensors(parts: &[&[Named]]) -> Vec<Named> {
     let of_part = |(place, part): (usize, &&[Named])| {
         let renamed = part.iter().map(|named| Named {
@@ -24,7 +25,7 @@ pub(super) fn all_tensors(parts: &[&[Named]]) -> Vec<Named> {
     parts.iter().enumerate().flat_map(of_part).collect()
 }
 
-/// The states of several optimizers in one.
+/// Merges the states of several optimizers.
 pub(super) fn all_states(states: &[OptimizerState]) -> OptimizerState {
     let kinds: Vec<&str> = states.iter().map(|state| state.kind.as_str()).collect();
     let scalars = states.iter().enumerate().flat_map(|(place, state)| {
@@ -39,7 +40,7 @@ pub(super) fn all_states(states: &[OptimizerState]) -> OptimizerState {
     }
 }
 
-/// Each optimizer's state again, for so many.
+/// Splits a merged state into the states of `num` optimizers.
 pub(super) fn states_of(all: &OptimizerState, num: usize) -> Result<Vec<OptimizerState>, Cause> {
     let kinds: Vec<&str> = all.kind.split(AND).filter(|kind| !kind.is_empty()).collect();
     if kinds.len() != num {
@@ -75,19 +76,22 @@ mod tests {
     }
 
     #[test]
-    fn states_come_apart_as_they_were_put_together() {
+    fn merged_states_are_split_again() {
         for num in 0..3 {
             let states: Vec<_> = [state("sgd", 0.1), state("adam", 0.2)].into_iter().take(num).collect();
             let all = all_states(&states);
             let again = states_of(&all, num).unwrap();
             assert_eq!(format!("{again:?}"), format!("{states:?}"));
-            let told = states_of(&all, num + 1).unwrap_err().to_string();
-            assert!(told.contains(&format!("of {num} optimizers, and {} are prepared", num + 1)), "{told}");
+            let message = states_of(&all, num + 1).unwrap_err().to_string();
+            assert!(
+                message.contains(&format!("of {num} optimizers, and {} are prepared", num + 1)),
+                "{message}"
+            );
         }
         assert_eq!(
             all_states(&[state("sgd", 0.1)]).tensors[0].name,
             "weight.step",
-            "alone it keeps its names"
+            "a single optimizer keeps its names"
         );
     }
 }

@@ -5,12 +5,13 @@
 //!   rank 0                o0    o2       │ o4    o6
 //!   rank 1                   o1    o3    │    o5
 //! ```
-//! So the samples of a step are those of one process with a batch as big as all ranks' together. Where in the last turn a rank has no sample left and others
-//! have, it gets a batch that counts nowhere: a filler. Where the sampler plans whole batches, o0, o1, … are batches, and a step has one for each rank.
+//! So the samples of a step are those of one process whose batch is as large as those of all ranks together. A rank
+//! that has no sample left in the last turn, while others have, gets a *filler*: a batch that does not count. If the
+//! sampler plans whole batches, o0, o1, … are batches, and a step has one for each rank.
 
 use std::sync::Arc;
 
-use crate::sampler::{Sampler, SamplerError, SamplerPosition};
+use crate::data::sampler::{Sampler, SamplerError, SamplerPosition};
 
 pub(super) struct Share {
     pub(super) whole: Box<dyn Sampler>,
@@ -20,22 +21,22 @@ pub(super) struct Share {
     pub(super) drop_last: bool,
 }
 
-/// How many positions of the order a rank takes.
+/// How many positions of the sampler's order a rank takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Taken {
-    /// Those that count.
+pub(super) struct RankPositions {
+    /// Positions that count.
     pub(super) real: usize,
-    /// Those of the filler.
+    /// Positions of the filler.
     pub(super) filler: usize,
 }
 
 impl Share {
-    /// Positions of a full batch.
+    /// Positions in a full batch.
     pub(super) fn of_batch(&self) -> usize {
         self.whole.positions_of_batch(self.batch_size)
     }
 
-    /// Positions of a whole turn.
+    /// Positions in a full turn of all ranks.
     pub(super) fn turn(&self) -> usize {
         self.of_batch() * self.num_replicas
     }
@@ -46,16 +47,16 @@ impl Share {
         if self.drop_last { all / self.turn() * self.turn() } else { all }
     }
 
-    /// What this rank takes of what is left.
-    pub(super) fn taken(&self, position: &SamplerPosition) -> Taken {
+    /// What this rank takes of the positions that are left.
+    pub(super) fn taken(&self, position: &SamplerPosition) -> RankPositions {
         let left = self.whole.count_from(position);
         if self.drop_last {
-            return Taken { real: left / self.turn() * self.of_batch(), filler: 0 };
+            return RankPositions { real: left / self.turn() * self.of_batch(), filler: 0 };
         }
         let real = left.saturating_sub(self.rank).div_ceil(self.num_replicas);
         let turns = left.div_ceil(self.turn());
         let lacks = real.div_ceil(self.of_batch()) < turns;
-        Taken { real, filler: if lacks { self.of_batch().min(left) } else { 0 } }
+        RankPositions { real, filler: if lacks { self.of_batch().min(left) } else { 0 } }
     }
 
     /// Whether some rank needs a filler in an epoch.
@@ -64,9 +65,9 @@ impl Share {
         !self.drop_last && (1..self.num_replicas).contains(&rest)
     }
 
-    /// What this rank takes of all that is left, samples or batches: its own, and then the filler.
+    /// This rank's items of all that are left, samples or batches: its own, and then the filler.
     fn own<T: Clone>(&self, whole: &[T], position: &SamplerPosition) -> Vec<T> {
-        let Taken { real, filler } = self.taken(position);
+        let RankPositions { real, filler } = self.taken(position);
         let own = whole.iter().skip(self.rank).step_by(self.num_replicas).take(real);
         own.chain(&whole[..filler.min(whole.len())]).cloned().collect()
     }
@@ -82,7 +83,7 @@ impl Sampler for Arc<Share> {
     }
 
     fn count_from(&self, position: &SamplerPosition) -> usize {
-        let Taken { real, filler } = self.taken(position);
+        let RankPositions { real, filler } = self.taken(position);
         real + filler
     }
 
@@ -120,7 +121,7 @@ impl Sampler for Arc<Share> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sampler::{DistributedSampler, SamplerOptions};
+    use crate::data::sampler::{DistributedSampler, SamplerOptions};
 
     fn share(num_samples: usize, rank: usize, num_replicas: usize, drop_last: bool) -> Arc<Share> {
         let options = SamplerOptions { num_samples, seed: 3, ..Default::default() };
@@ -129,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn each_turn_has_the_samples_of_one_big_batch_and_all_ranks_have_as_many_turns() {
+    fn a_turn_has_the_samples_of_one_big_batch_and_all_ranks_have_equally_many_turns() {
         for num_samples in 0..40 {
             for ranks in [1, 2, 4] {
                 let whole = share(num_samples, 0, 1, false).whole.indices_from(&SamplerPosition {
@@ -166,10 +167,10 @@ mod tests {
     }
 
     #[test]
-    fn without_the_last_turn_all_are_full() {
+    fn with_drop_last_all_turns_are_full() {
         for (num_samples, expected) in [(5, 0), (6, 3), (11, 3), (12, 6)] {
             let share = share(num_samples, 1, 2, true);
-            assert_eq!(share.taken(&share.start(0)), Taken { real: expected, filler: 0 });
+            assert_eq!(share.taken(&share.start(0)), RankPositions { real: expected, filler: 0 });
         }
     }
 }

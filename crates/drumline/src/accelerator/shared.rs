@@ -1,82 +1,93 @@
-//! What all prepared things know of each other: the turn that is on, and whether gradients are reduced in it.
+//! State shared by all prepared objects: the current turn, and whether gradients are reduced in it.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 
-use drumline_comm::ProcessGroup;
+use drumline_comm::{Axis, Mesh, ProcessGroup};
+use drumline_parallel::GradSync;
 use drumline_torch::{Autocast, LossScaler, nccl};
 use tch::{Device, Tensor};
 
 use super::error::{AcceleratorError, Result};
 use super::model::Replica;
-use super::save::Place;
+use super::save::LoaderPosition;
 use super::scaling::{OwnGrads, Scaled, Scaling};
 use super::window::{Turn, Window};
-use crate::alike::mistake;
-use crate::rehearsal::Rehearsal;
+use crate::comm::alike::usage_error;
+use crate::injected_faults::InjectedFaults;
+use crate::run_error::UsageError;
 use crate::trainer::Precision;
 
 pub(super) struct Shared {
     pub(super) group: ProcessGroup,
+    /// All ranks along `dp`: replicas with different samples.
+    pub(super) mesh: Mesh,
     pub(super) device: Device,
     precision: Precision,
-    /// In fp16.
+    /// Only in fp16.
     pub(super) scaling: Option<Scaling>,
-    /// Turns of a window.
+    /// Turns in a window.
     pub(super) window: usize,
-    /// Where the first loader that was prepared is.
-    pub(super) place: OnceCell<Rc<Place>>,
-    /// The loops that are going on, the innermost last: an evaluation may come between two turns of a training.
+    /// The position of the first prepared loader.
+    pub(super) first_loader: OnceCell<Rc<LoaderPosition>>,
+    /// The running loops, the innermost last: an evaluation may run between two turns of a training.
     turns: RefCell<Vec<(u64, Rc<Turn>)>>,
     loops: Cell<u64>,
-    /// Calls of `accumulate` outside prepared loops, in their window.
+    /// The number of `accumulate` calls in the current window, outside prepared loops.
     scopes: RefCell<(usize, Rc<Window>)>,
     is_syncing: Cell<bool>,
-    /// Gradients were added up and not reduced since.
+    /// Whether gradients were accumulated and not reduced since.
     is_unreduced: Cell<bool>,
-    /// Models that have trained, and whose buffers are not yet the same on all ranks.
-    stale: RefCell<Vec<Rc<dyn Replica>>>,
-    rehearsal: RefCell<Rehearsal>,
-    /// What a forward could not return; backward does.
-    trouble: RefCell<Option<AcceleratorError>>,
+    /// Models that have trained and whose buffers may still differ between ranks.
+    stale: RefCell<Vec<Rc<Replica>>>,
+    faults: RefCell<InjectedFaults>,
+    /// An error that a forward could not return. The next backward returns it.
+    failure: RefCell<Option<AcceleratorError>>,
+}
+
+/// The options of an accelerator that all prepared objects need.
+pub(super) struct SharedOptions {
+    pub(super) device: Device,
+    pub(super) precision: Precision,
+    /// Only in fp16.
+    pub(super) scaler: Option<LossScaler>,
+    /// Turns in a window.
+    pub(super) window: usize,
 }
 
 impl Shared {
-    pub(super) fn new(
-        group: ProcessGroup,
-        device: Device,
-        (precision, scaler): (Precision, Option<LossScaler>),
-        window: usize,
-    ) -> Result<Self> {
+    pub(super) fn new(group: ProcessGroup, options: SharedOptions) -> Result<Self> {
+        let SharedOptions { device, precision, scaler, window } = options;
         Ok(Self {
-            rehearsal: Rehearsal::from_env(&group)?.into(),
+            faults: InjectedFaults::from_env(&group)?.into(),
+            mesh: Mesh::along(&group, Axis::Dp)?,
             group,
             device,
             precision,
             scaling: scaler.map(Scaling::new),
             window,
-            place: OnceCell::new(),
+            first_loader: OnceCell::new(),
             turns: RefCell::default(),
             loops: Cell::new(0),
             scopes: RefCell::default(),
             is_syncing: Cell::new(true),
             is_unreduced: Cell::new(false),
             stale: RefCell::default(),
-            trouble: RefCell::default(),
+            failure: RefCell::default(),
         })
     }
 
-    /// An optimizer comes to its step number `step`: faults on purpose happen here.
-    pub(super) fn come_to(&self, step: u64) {
-        self.rehearsal.borrow_mut().at(step, &self.group);
+    /// An optimizer is about to make this step. Injected faults happen here.
+    pub(super) fn at_step(&self, step: u64) {
+        self.faults.borrow_mut().at(step, &self.group);
     }
 
-    /// The turn that is on.
+    /// The current turn.
     pub(super) fn turn(&self) -> Rc<Turn> {
         self.turns.borrow().last().map_or_else(|| Rc::new(Turn::alone()), |(_, turn)| turn.clone())
     }
 
-    /// A turn of `accumulate`: that of the loop which is on, or else one that counts the calls.
+    /// The turn of an `accumulate` call: that of the running loop, or else one that counts the calls.
     pub(super) fn scope(self: &Rc<Self>) -> Option<Entry> {
         if !self.turns.borrow().is_empty() {
             return None;
@@ -96,123 +107,110 @@ impl Shared {
         Some(entry)
     }
 
-    /// Nothing is reduced until this is dropped.
+    /// Turns off reduction until the result is dropped.
     pub(super) fn without_sync(&self) -> WithoutSync<'_> {
         WithoutSync { shared: self, before: self.is_syncing.replace(false) }
     }
 
-    /// Whether a backward reduces now.
-    pub(super) fn reduces(&self, turn: &Turn) -> bool {
-        turn.is_last && self.is_syncing.get()
+    /// Whether a backward of this turn reduces or accumulates.
+    pub(super) fn sync_of(&self, turn: &Turn) -> GradSync {
+        if turn.is_last && self.is_syncing.get() { GradSync::Reduce } else { GradSync::Accumulate }
     }
 
-    /// A model begins a turn of training; every rank does so in every turn.
-    pub(super) fn begin(&self, replica: &Rc<dyn Replica>, turn: &Rc<Turn>) -> Result {
+    /// Begins a turn of a model in training. Every rank calls it in every turn.
+    pub(super) fn begin(&self, replica: &Rc<Replica>, turn: &Rc<Turn>) -> Result {
         replica.begin(turn)?;
         let mut stale = self.stale.borrow_mut();
-        if turn.window.buffers_of.is_some() && !stale.iter().any(|known| Rc::ptr_eq(known, replica)) {
+        if turn.window.agreed.is_some() && !stale.iter().any(|known| Rc::ptr_eq(known, replica)) {
             stale.push(replica.clone());
         }
         Ok(())
     }
 
-    /// Gives all ranks the same buffers, those of a rank that has trained to the end; where loops begin and end, so that evaluations are exact.
+    /// Gives all ranks the buffers of a rank that has trained to the end. Called at the beginning and end of loops, so
+    /// that evaluations are exact.
     pub(super) fn settle(&self) -> Result {
         nccl::settle(self.device)?;
         for replica in self.stale.take() {
-            replica.sync_buffers()?;
+            replica.engine().sync_buffers()?;
         }
         Ok(())
     }
 
-    pub(super) fn backward(&self, replica: &Rc<dyn Replica>, loss: &Tensor) -> Result {
+    pub(super) fn backward(&self, replica: &Rc<Replica>, loss: &Tensor) -> Result {
         let turn = self.turn();
         let Some(factor) = turn.factor else { return self.backward_nothing(replica) };
         self.check()?;
         if !loss.requires_grad() {
-            return Err(mistake(
-                &self.group,
-                "the loss does not depend on anything that is trained; try model.forward_t(&x, true), and no no_grad around it",
-            ));
+            return Err(usage_error(&self.group, UsageError::LossWithoutGradient));
         }
         self.begin(replica, &turn)?;
         let loss = if factor == 1.0 { loss.shallow_clone() } else { loss * factor };
-        let reduces = self.reduces(&turn);
-        let backward = |loss: &Tensor| -> Result {
-            match reduces {
-                true => replica.backward(loss)?,
-                false => replica.backward_unreduced(loss)?,
-            }
-            Ok(())
-        };
+        let sync = self.sync_of(&turn);
+        let backward = |loss: &Tensor| -> Result { Ok(replica.engine().backward(loss, sync)?) };
         match &self.scaling {
             None => backward(&loss)?,
             Some(scaling) => scaling.backward(replica, &loss, backward)?,
         }
-        self.is_unreduced.set(!reduces);
+        self.is_unreduced.set(sync == GradSync::Accumulate);
         turn.note_backward();
         Ok(())
     }
 
-    pub(super) fn backward_nothing(&self, replica: &Rc<dyn Replica>) -> Result {
+    pub(super) fn backward_nothing(&self, replica: &Rc<Replica>) -> Result {
         let turn = self.turn();
         self.check()?;
         self.begin(replica, &turn)?;
-        self.scaling.iter().try_for_each(Scaling::move_on)?;
-        match self.reduces(&turn) {
-            true => {
-                replica.backward_nothing(&turn)?;
-                self.scaling.iter().for_each(|scaling| scaling.note_backward(replica));
-                self.is_unreduced.set(false);
-            }
-            false => replica.backward_nothing_unreduced(&turn)?,
+        self.scaling.iter().try_for_each(Scaling::advance)?;
+        let sync = self.sync_of(&turn);
+        replica.backward_nothing(&turn, sync)?;
+        if sync == GradSync::Reduce {
+            self.scaling.iter().for_each(|scaling| scaling.note_backward(replica));
+            self.is_unreduced.set(false);
         }
         turn.note_backward();
         Ok(())
     }
 
-    /// An error if a forward had one, or if gradients are of this rank alone: ranks would grow apart without a word.
+    /// Returns the error of a forward, or an error if gradients are only those of this rank: ranks would diverge
+    /// silently.
     pub(super) fn check_reduced(&self) -> Result {
         self.check()?;
         nccl::check()?;
-        match self.is_unreduced.get() {
-            false => Ok(()),
-            true => Err(mistake(
-                &self.group,
-                "the optimizer would step with gradients that were not reduced over ranks, as the last backward was inside no_sync; \
-                 try a backward outside before the step",
-            )),
+        if self.is_unreduced.get() {
+            return Err(usage_error(&self.group, UsageError::GradientsNotReduced));
         }
+        Ok(())
     }
 
-    /// How an optimizer steps in fp16.
+    /// The scaled gradients of an optimizer, in fp16.
     pub(super) fn scaled<'a>(&'a self, own: &'a Rc<OwnGrads>) -> Option<Scaled<'a>> {
         let (scaling, group) = (self.scaling.as_ref()?, &self.group);
         Some(Scaled { scaling, group, own })
     }
 
-    /// The gradients are gone.
-    pub(super) fn note_cleared(&self) {
+    /// The gradients were cleared.
+    pub(super) fn gradients_cleared(&self) {
         self.is_unreduced.set(false);
     }
 
     fn check(&self) -> Result {
-        self.trouble.take().map_or(Ok(()), Err)
+        self.failure.take().map_or(Ok(()), Err)
     }
 
-    /// Keeps an error that a forward cannot return.
+    /// Keeps an error of a forward for the next backward.
     pub(super) fn note(&self, error: AcceleratorError) {
-        self.trouble.borrow_mut().get_or_insert(error);
+        self.failure.borrow_mut().get_or_insert(error);
     }
 
-    /// In fewer bits, if that is wanted, until this is dropped.
+    /// Enters autocast, where the precision needs it, until the result is dropped.
     pub(super) fn autocast(&self) -> Result<Option<Autocast>> {
         let kind = self.precision.autocast();
         Ok(kind.map(|kind| Autocast::new(self.device, kind)).transpose()?)
     }
 }
 
-/// A loop's place among those that are going on; it leaves when this is dropped.
+/// The entry of a running loop. It is removed when this is dropped.
 pub(super) struct Entry {
     shared: Rc<Shared>,
     name: u64,
@@ -225,7 +223,7 @@ impl Entry {
         Self { shared: shared.clone(), name }
     }
 
-    /// The loop comes to its next turn.
+    /// Makes this the current turn of the loop.
     pub(super) fn begin(&mut self, turn: Turn) {
         let (mut turns, turn) = (self.shared.turns.borrow_mut(), Rc::new(turn));
         match turns.iter_mut().find(|(name, _)| *name == self.name) {
@@ -245,7 +243,7 @@ impl Drop for Entry {
     }
 }
 
-/// Puts reduction back to what it was.
+/// Restores reduction when it is dropped.
 pub(super) struct WithoutSync<'a> {
     shared: &'a Shared,
     before: bool,

@@ -1,4 +1,4 @@
-//! Trackers: where figures are logged to, on rank 0.
+//! Trackers, which log figures on rank 0.
 
 mod json_lines;
 mod tensorboard;
@@ -8,73 +8,74 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::Accelerator;
+use crate::comm::shared_failure::with_causes;
+use crate::data::loader::Cause;
 use crate::device::name_of;
-use crate::loader::Cause;
-use crate::shared_failure::in_words;
 
 pub use json_lines::JsonLines;
 pub use tensorboard::TensorBoard;
 
-/// What a tracker is told when a run begins.
+/// What a tracker learns at the beginning of a run.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Started {
     /// The run's name.
     pub name: String,
-    /// Its configuration, as the program gives it: names and values.
+    /// The configuration that the program passed: names and values.
     pub config: Map<String, Value>,
-    /// How many ranks it has.
+    /// The number of ranks.
     pub world_size: usize,
-    /// On how many machines.
+    /// The number of machines.
     pub num_nodes: usize,
-    /// The accelerator's seed; 0 if it has none.
+    /// The accelerator's seed; 0 by default.
     pub seed: u64,
-    /// Where it computes, such as `cpu` or `cuda:0`.
+    /// The device, such as `cpu` or `cuda:0`.
     pub device: String,
-    /// The epoch that it begins in.
+    /// The epoch in which the run begins.
     pub epoch: u64,
-    /// Where it goes on from a checkpoint: the last step that was logged before that was saved.
+    /// For a resumed run: the last step that was logged before the checkpoint was saved.
     pub resumed_at: Option<u64>,
 }
 
-/// When something is logged.
+/// The step and epoch of a log entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Moment {
-    /// The step, as the program counts them.
+    /// The step, as the program counts steps.
     pub step: u64,
-    /// The epoch that the first prepared loader is in.
+    /// The epoch of the first prepared loader.
     pub epoch: u64,
 }
 
-/// What a tracker answers.
+/// The result of a tracker's call.
 pub type TrackerResult = Result<(), Cause>;
 
-/// A place to which figures are logged. It exists on rank 0 alone. One that fails is told of once and then left out: training goes on.
+/// Logs figures somewhere. It is used on rank 0 only. A tracker that fails is reported once and not used again;
+/// training continues.
 pub trait Tracker {
-    /// A run begins; told with its first figures, when it is known whether it goes on from a checkpoint.
+    /// A run begins. It is called before the first figures, when it is known whether the run was resumed.
     fn begin(&mut self, run: &Started) -> TrackerResult;
 
-    /// Figures of a step, by name.
+    /// Logs the figures of a step, by name.
     fn log(&mut self, at: Moment, values: &BTreeMap<String, f64>) -> TrackerResult;
 
-    /// The run has ended well.
+    /// The run has ended without an error.
     fn end(&mut self, at: Moment) -> TrackerResult;
 }
 
-/// The trackers that work.
+/// The trackers that have not failed.
 pub(super) struct Trackers {
     trackers: Vec<Box<dyn Tracker>>,
     seed: Option<u64>,
-    /// Name and configuration of a run whose beginning they have not been told.
-    coming: Option<(String, Map<String, Value>)>,
+    /// Name and configuration of a run that has not begun for the trackers.
+    upcoming: Option<(String, Map<String, Value>)>,
     last_step: u64,
     resumed_at: Option<u64>,
 }
 
 impl Trackers {
     pub(super) fn new(trackers: Vec<Box<dyn Tracker>>, seed: Option<u64>) -> Self {
-        Self { trackers, seed, coming: Some(Default::default()), last_step: 0, resumed_at: None }
+        Self { trackers, seed, upcoming: Some(Default::default()), last_step: 0, resumed_at: None }
     }
 
     /// The last step that was logged.
@@ -82,7 +83,7 @@ impl Trackers {
         self.last_step
     }
 
-    /// The run goes on from a checkpoint that was saved after this step was logged.
+    /// The run was resumed from a checkpoint that was saved after this logged step.
     pub(super) fn resume_at(&mut self, step: u64) {
         (self.last_step, self.resumed_at) = (step, Some(step));
     }
@@ -91,8 +92,8 @@ impl Trackers {
         self.trackers.retain_mut(|tracker| match tell(&mut **tracker) {
             Ok(()) => true,
             Err(error) => {
-                let words = in_words(error.as_ref());
-                tracing::warn!("a tracker cannot go on, and is left out from now on: {words}");
+                let causes = with_causes(error.as_ref());
+                tracing::warn!("a tracker failed and is not used any more: {causes}");
                 false
             }
         });
@@ -100,17 +101,17 @@ impl Trackers {
 }
 
 impl Accelerator {
-    /// Names the run that begins, for the trackers, and its configuration. Every rank may call it; rank 0's counts.
+    /// Names the run and its configuration for the trackers. Every rank may call it; only rank 0's call counts.
     pub fn init_trackers(&self, name: impl Into<String>, config: Value) {
         let config = match config {
             Value::Object(config) => config,
             Value::Null => Map::new(),
             other => Map::from_iter([("config".to_owned(), other)]),
         };
-        self.trackers.borrow_mut().coming = Some((name.into(), config));
+        self.trackers.borrow_mut().upcoming = Some((name.into(), config));
     }
 
-    /// Logs figures of a step. Every rank may call it; rank 0's count.
+    /// Logs figures of a step. Every rank may call it; only rank 0's call counts.
     ///
     /// ```
     /// # use drumline::Accelerator;
@@ -125,29 +126,29 @@ impl Accelerator {
     /// ```
     pub fn log<N: Into<String>>(&self, step: u64, values: impl IntoIterator<Item = (N, f64)>) {
         let values = values.into_iter().map(|(name, value)| (name.into(), value)).collect();
-        self.tell_of_beginning();
+        self.begin_run();
         self.trackers.borrow_mut().last_step = step;
         let at = self.moment();
         self.trackers.borrow_mut().each(|tracker| tracker.log(at, &values));
     }
 
-    /// Tells the trackers that the run has ended well.
+    /// Ends the run for the trackers, without an error.
     pub fn end_training(&self) {
-        self.tell_of_beginning();
+        self.begin_run();
         let at = self.moment();
         self.trackers.borrow_mut().each(|tracker| tracker.end(at));
     }
 
     fn moment(&self) -> Moment {
-        let epoch = self.shared.place.get().map_or(0, |place| place.now().epoch);
+        let epoch = self.shared.first_loader.get().map_or(0, |loader| loader.now().epoch);
         Moment { step: self.trackers.borrow().last_step, epoch }
     }
 
-    /// A run begins for its trackers when there is something to log.
-    fn tell_of_beginning(&self) {
+    /// Begins the run for the trackers, when there is something to log.
+    fn begin_run(&self) {
         let epoch = self.moment().epoch;
         let trackers = &mut *self.trackers.borrow_mut();
-        let Some((name, config)) = trackers.coming.take() else { return };
+        let Some((name, config)) = trackers.upcoming.take() else { return };
         let run = Started {
             name,
             config,

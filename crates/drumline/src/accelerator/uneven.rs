@@ -1,33 +1,42 @@
-//! Loops over batches of which every rank may have another number.
+//! Loops over batches whose number may differ between ranks.
 
-use drumline_parallel::Turn as ParallelTurn;
+use drumline_parallel::{Count, Turn as ParallelTurn};
 
 use super::Accelerator;
 use super::error::Result;
-use super::window::{Count, Piece, Turns};
-use crate::shared_failure::Trouble;
+use super::window::{CountedBatch, Turns};
+use crate::comm::shared_failure::LocalFailure;
 use crate::trainer::Batch;
 
-type Pieces<I> = std::iter::Map<
+type CountedBatches<I> = std::iter::Map<
     I,
-    fn(<I as Iterator>::Item) -> std::result::Result<Piece<<I as Iterator>::Item>, Trouble>,
+    fn(<I as Iterator>::Item) -> std::result::Result<CountedBatch<<I as Iterator>::Item>, LocalFailure>,
 >;
 
-/// Turns over batches until the last rank has run out; see [`Accelerator::join_uneven_inputs`].
+/// Turns over batches until the last rank has run out of data; see [`Accelerator::join_uneven_inputs`].
 pub struct JoinUnevenInputs<I: Iterator> {
-    turns: Turns<I::Item, std::iter::Fuse<Pieces<I>>>,
+    turns: Turns<I::Item, std::iter::Fuse<CountedBatches<I>>>,
     device: tch::Device,
 }
 
 impl Accelerator {
-    /// Goes through batches that this rank has got by itself, without a prepared loader. All ranks take as many turns; one that has run out gets
-    /// [`Turn::Empty`](crate::Turn::Empty). Windows are as those of a prepared loader: every sample weighs the same.
+    /// Iterates over batches that this rank has loaded itself, without a prepared loader. All ranks take the same
+    /// number of turns; a rank that has run out of data gets [`Turn::Empty`](crate::engine::Turn::Empty). Windows are
+    /// as those of a prepared loader: every sample has the same weight.
     ///
     /// ```
     /// # use drumline::tch::nn;
-    /// # use drumline::{Accelerator, AcceleratorError, Sgd, SgdOptions, Turn, accelerator::{PreparedModel, PreparedOptimizer}};
+    /// # use drumline::Accelerator;
+    /// # use drumline::accelerator::{AcceleratorError, PreparedModel, PreparedOptimizer};
+    /// # use drumline::engine::Turn;
+    /// # use drumline::optim::{Sgd, SgdOptions};
     /// # use drumline::tch::Tensor;
-    /// # fn epoch(accelerator: &Accelerator, model: &PreparedModel<nn::Linear>, optimizer: &mut PreparedOptimizer<Sgd>, batches: Vec<(Tensor, Tensor)>) -> Result<(), AcceleratorError> {
+    /// # fn epoch(
+    /// #     accelerator: &Accelerator,
+    /// #     model: &PreparedModel<nn::Linear>,
+    /// #     optimizer: &mut PreparedOptimizer<Sgd>,
+    /// #     batches: Vec<(Tensor, Tensor)>,
+    /// # ) -> Result<(), AcceleratorError> {
     /// for turn in accelerator.join_uneven_inputs(batches) {
     ///     match turn? {
     ///         Turn::Batch((x, y)) => accelerator.backward(&model.forward_t(&x, true).cross_entropy_for_logits(&y))?,
@@ -46,7 +55,7 @@ impl Accelerator {
     {
         let piece: fn(I::Item) -> _ = |batch: I::Item| {
             let samples = batch.num_samples();
-            Ok(Piece { batch, count: Count { samples, weight: samples as f64 } })
+            Ok(CountedBatch { batch, count: Count { samples, weight: samples as f64 } })
         };
         let source = batches.into_iter().map(piece).fuse();
         JoinUnevenInputs { turns: Turns::new(source, &self.shared), device: self.device() }

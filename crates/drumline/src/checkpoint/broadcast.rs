@@ -1,12 +1,34 @@
-//! Tensors of rank 0, made anew on all other ranks.
+//! Tensors of rank 0, copied to all other ranks.
 
+use ::safetensors::tensor::Dtype;
 use drumline_comm::ProcessGroup;
 use drumline_torch::{Named, bytes_mut};
 
 use super::error::CheckpointError;
-use super::tensor_file::Spec;
+use super::safetensors::{SafetensorsError, dtype_of, empty};
 
-/// Rank 0's tensors, which only rank 0 gives, on all ranks. They are contiguous and in the CPU's memory.
+/// A tensor without its values.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+struct Spec {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<usize>,
+}
+
+impl Spec {
+    fn of(Named { name, tensor }: &Named) -> Result<Self, SafetensorsError> {
+        let dtype = dtype_of(name, tensor)?;
+        let shape = tensor.size().into_iter().map(|size| size as usize).collect();
+        Ok(Self { name: name.clone(), dtype, shape })
+    }
+
+    /// A tensor like this, with uninitialised values.
+    fn empty(self) -> Result<Named, SafetensorsError> {
+        Ok(Named { tensor: empty(&self.name, self.dtype, &self.shape)?, name: self.name })
+    }
+}
+
+/// Copies the tensors of rank 0, which only rank 0 passes, to all ranks. They are contiguous and in host memory.
 #[track_caller]
 pub(super) fn broadcast(
     tensors: Option<Vec<Named>>,

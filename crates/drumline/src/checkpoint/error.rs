@@ -1,18 +1,20 @@
-//! What can go wrong with a checkpoint. A failed save leaves the checkpoints before it, and the group, as they were.
+//! Errors of checkpoints. A failed save leaves the earlier checkpoints and the group unchanged.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-use drumline_comm::CommError;
+use drumline_comm::{CommError, ShapeError};
 use drumline_torch::TorchError;
 
+use super::index::IndexError;
 use super::load::Refused;
+use super::safetensors::SafetensorsError;
 
-/// Why a checkpoint could not be saved, loaded or put into a model.
+/// Why a checkpoint could not be saved, loaded or restored into a model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// The system refused to write.
+    /// Writing failed.
     #[error("cannot save a checkpoint: {}: {source}{}", path.display(), advice(source))]
     Write {
         /// The file or folder.
@@ -21,7 +23,7 @@ pub enum CheckpointError {
         #[source]
         source: io::Error,
     },
-    /// The folder of checkpoints cannot be looked through.
+    /// The folder of checkpoints cannot be listed.
     #[error("cannot look for checkpoints in {}: {source}", path.display())]
     Search {
         /// The folder.
@@ -30,19 +32,19 @@ pub enum CheckpointError {
         #[source]
         source: io::Error,
     },
-    /// Rank 0, which does it for all, could not; this is another rank.
+    /// The work of rank 0 for all ranks failed; this is another rank.
     #[error("on rank 0: {cause}")]
     OnRankZero {
         /// Its error.
         cause: String,
     },
-    /// Ranks would save different states.
+    /// The ranks have different states.
     #[error("ranks disagree on what to save:{}; try saving at the same step on all ranks", list(differences))]
     Disagreement {
         /// What differs, and how.
         differences: Vec<String>,
     },
-    /// A tensor that cannot be saved.
+    /// A tensor cannot be saved.
     #[error("cannot save tensor `{name}`: {cause}")]
     Tensor {
         /// Its name.
@@ -50,7 +52,16 @@ pub enum CheckpointError {
         /// Why not.
         cause: String,
     },
-    /// A checkpoint cannot be read, and is not known to be damaged: falling back to an older one would lose steps.
+    /// Files do not make up global tensors, or a region is outside of its tensor.
+    #[error(transparent)]
+    Index(#[from] IndexError),
+    /// The mesh of the state does not match the number of ranks.
+    #[error("cannot save a checkpoint: {0}")]
+    Mesh(#[from] ShapeError),
+    /// There is no memory for a tensor, or libtorch does not have its type.
+    #[error(transparent)]
+    Tensors(#[from] SafetensorsError),
+    /// A checkpoint cannot be read, but is not known to be damaged. Falling back to an older one would lose steps.
     #[error("cannot load the checkpoint {}: {reason}; nothing was changed; {}", path.display(), reason.advice())]
     Unreadable {
         /// Its folder.
@@ -65,7 +76,7 @@ pub enum CheckpointError {
         /// The folder.
         dir: PathBuf,
     },
-    /// There are checkpoints, but none is whole.
+    /// There are checkpoints, but all of them are damaged.
     #[error(
         "no checkpoint in {} can be used:{}; nothing was changed; try another folder, or an empty one for a new run",
         dir.display(),
@@ -74,15 +85,15 @@ pub enum CheckpointError {
     NoneUsable {
         /// The folder.
         dir: PathBuf,
-        /// Each with the reason.
+        /// Each checkpoint with the reason.
         refused: Vec<Refused>,
     },
-    /// The one checkpoint that was asked for is not whole.
+    /// The requested checkpoint is damaged.
     #[error(
         "{0}; try resuming the run, which replaces it by the next best, or the weights of another checkpoint"
     )]
     Unusable(#[from] Refused),
-    /// The checkpoint's tensors are not the model's.
+    /// The checkpoint's tensors do not match the model's.
     #[error(
         "the checkpoint is of another model:{}; try the model that it was saved from, or another folder",
         list(differences)
@@ -91,7 +102,7 @@ pub enum CheckpointError {
         /// What is missing, not expected, or of another shape.
         differences: Vec<String>,
     },
-    /// The checkpoint is of another optimizer.
+    /// The checkpoint was saved with another optimizer.
     #[error(
         "the checkpoint's optimizer is `{saved}`, this run's is `{wanted}`; try the same optimizer, or load the weights alone"
     )]
@@ -101,10 +112,10 @@ pub enum CheckpointError {
         /// This run's.
         wanted: String,
     },
-    /// libtorch refused.
+    /// libtorch returned an error.
     #[error(transparent)]
     Torch(Box<TorchError>),
-    /// Ranks could not talk.
+    /// Communication between ranks failed.
     #[error(transparent)]
     Comm(Box<CommError>),
 }
@@ -122,18 +133,28 @@ impl From<CommError> for CheckpointError {
 }
 
 impl CheckpointError {
-    /// Makes the system's error one of writing `path`.
+    /// Converts the system's error in writing `path`.
     pub(super) fn write(path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Write { path, source }
     }
 
-    /// Whether a new group may do better: nobody made a mistake, a process was lost.
+    /// Converts an error in writing a file of tensors.
+    pub(super) fn of_file(path: &Path) -> impl FnOnce(SafetensorsError) -> Self {
+        let path = path.to_owned();
+        move |error| match error {
+            SafetensorsError::Io(source) => Self::Write { path, source },
+            SafetensorsError::Unsavable { name, cause } => Self::Tensor { name, cause },
+            error => Self::Tensors(error),
+        }
+    }
+
+    /// Whether a new group may succeed: a process was lost, and nobody made a mistake.
     pub fn is_recoverable(&self) -> bool {
         self.comm_error().is_some_and(CommError::is_recoverable)
     }
 
-    /// The error of a group, if it is one.
+    /// The error of the group, if it is one.
     pub fn comm_error(&self) -> Option<&CommError> {
         match self {
             Self::Comm(error) => Some(error),
@@ -156,13 +177,13 @@ pub enum Refusal {
         #[source]
         source: io::Error,
     },
-    /// It was written by a newer or unknown program.
-    #[error("it has format version {found}, this program reads version {}", super::manifest::VERSION)]
+    /// A newer or unknown program wrote it.
+    #[error("it has format version {found}, this program reads versions 1 and 2")]
     Version {
         /// The version it has.
         found: String,
     },
-    /// Its tensors found no room in memory, or are of a type that this program does not know.
+    /// There is no memory for its tensors, or this program does not know their type.
     #[error("{file} cannot be loaded: {cause}")]
     Tensors {
         /// The file.
@@ -170,12 +191,18 @@ pub enum Refusal {
         /// What libtorch said.
         cause: String,
     },
-    /// A file is not what was written.
+    /// Its weights are in the files of several ranks, where one file was requested.
+    #[error("its weights are in {num_files} files of several ranks, and not in model.safetensors")]
+    Sharded {
+        /// How many.
+        num_files: usize,
+    },
+    /// A file has changed since it was written.
     #[error("{file} is damaged: {what}")]
     Damaged {
         /// The file.
         file: String,
-        /// How it shows.
+        /// What was found.
         what: String,
     },
 }
@@ -186,12 +213,12 @@ impl Refusal {
         move |source| Self::Unreadable { file, source }
     }
 
-    /// Whether bytes are missing or wrong, so that the checkpoint is lost. Anything else may pass: another user, more memory or another
-    /// program may read it.
+    /// Whether bytes are missing or wrong, so that the checkpoint is lost. Other reasons may pass: another user, more
+    /// memory or another program may be able to read it.
     pub fn is_damage(&self) -> bool {
         match self {
             Self::Damaged { .. } => true,
-            Self::Version { .. } | Self::Tensors { .. } => false,
+            Self::Version { .. } | Self::Tensors { .. } | Self::Sharded { .. } => false,
             Self::Unreadable { source, .. } => matches!(
                 source.kind(),
                 io::ErrorKind::NotFound
@@ -202,7 +229,7 @@ impl Refusal {
         }
     }
 
-    /// What the user can do about it, where it is not damage.
+    /// What the user can do if it is not damage.
     fn advice(&self) -> &'static str {
         match self {
             Self::Unreadable { source, .. } => match source.kind() {
@@ -213,7 +240,20 @@ impl Refusal {
                 _ => "try again; to resume from an older one, rename its folder",
             },
             Self::Tensors { .. } => MORE_MEMORY,
+            Self::Sharded { .. } => {
+                "try resuming from the folder, or `ShardReader`, which read any number of files"
+            }
             _ => "try the version of Drumline that saved it; to resume from an older one, rename its folder",
+        }
+    }
+
+    /// Converts the error of a file.
+    pub(super) fn of_file(file: &str) -> impl FnOnce(SafetensorsError) -> Self {
+        let file = file.to_owned();
+        move |error| match error {
+            SafetensorsError::Io(source) => Self::Unreadable { file, source },
+            error if error.is_malformed() => Self::damaged(&file, error),
+            error => Self::tensors(&file, error),
         }
     }
 
@@ -242,7 +282,7 @@ fn advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// How many lines of a list are shown: enough to see what they have in common.
+/// How many lines of a list an error shows.
 const LISTED: usize = 8;
 
 fn list(lines: &[impl ToString]) -> String {

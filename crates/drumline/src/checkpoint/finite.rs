@@ -1,19 +1,21 @@
-//! Whether weights are still numbers: a training whose loss has become NaN keeps saving, and what it saves must not replace what was good.
+//! Whether weights are finite. A training whose loss has become NaN still saves checkpoints, which must not replace the
+//! last good one.
 
 use drumline_torch::Named;
 use tch::Kind;
 
-use super::state::TrainState;
+use super::state::RunState;
 
-impl TrainState {
-    /// Whether the loss, where it is known, and all weights are finite. A buffer may hold infinities, as masks do, but no NaN.
+impl RunState {
+    /// Whether the loss, if it is known, and all weights are finite. A buffer may hold infinities, as masks do, but no
+    /// NaN.
     pub(super) fn is_finite(&self) -> bool {
         let has_loss = self.loss.is_none_or(f64::is_finite);
         has_loss && self.model.iter().chain(&self.trained).all(is_finite)
     }
 }
 
-/// By its sum in double precision, which a NaN or an infinity among the values reaches without a copy of them.
+/// Checks the sum in double precision, which is not finite if a value is not. This needs no copy of the values.
 fn is_finite(named: &Named) -> bool {
     let tensor = &named.tensor;
     if !tensor.defined() || !matches!(tensor.kind(), Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double)
@@ -21,7 +23,7 @@ fn is_finite(named: &Named) -> bool {
         return true;
     }
     let sum = tch::no_grad(|| tensor.f_sum(Kind::Double).and_then(|sum| sum.f_double_value(&[])));
-    // What cannot be added up cannot be judged.
+    // Tensors that cannot be summed are not checked.
     let Ok(sum) = sum else { return true };
     if tensor.requires_grad() { sum.is_finite() } else { !sum.is_nan() }
 }
@@ -31,9 +33,9 @@ mod tests {
     use super::*;
     use tch::Tensor;
 
-    fn state(values: &[f32], is_trained: bool) -> TrainState {
+    fn state(values: &[f32], is_trained: bool) -> RunState {
         let tensor = Tensor::from_slice(values).set_requires_grad(is_trained);
-        TrainState::new(vec![Named { name: "w".into(), tensor }]).unwrap()
+        RunState::new(vec![Named { name: "w".into(), tensor }]).unwrap()
     }
 
     #[test]
@@ -51,8 +53,8 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_that_is_known_counts() {
-        let with = |loss| TrainState { loss, ..state(&[1.0], true) }.is_finite();
+    fn a_known_loss_must_be_finite() {
+        let with = |loss| RunState { loss, ..state(&[1.0], true) }.is_finite();
         assert!(with(None) && with(Some(0.5)));
         assert!(!with(Some(f64::NAN)) && !with(Some(f64::INFINITY)));
     }

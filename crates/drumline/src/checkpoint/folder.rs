@@ -1,13 +1,13 @@
-//! Files and folders that are on disk when the call returns, and the names of checkpoints.
+//! Names of checkpoints, and files and folders that are safe on disk when a call returns.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What is being made or thrown away starts with this; nobody reads it.
+/// The prefix of what is being written or deleted. Nobody reads it.
 pub(super) const UNFINISHED: &str = ".tmp-";
 
-/// What was found damaged starts with this.
+/// The prefix of damaged checkpoints.
 pub(super) const BAD: &str = "bad-";
 
 /// The link to the latest checkpoint.
@@ -21,11 +21,12 @@ pub(super) fn best(place: usize) -> String {
     if place == 1 { BEST.to_owned() } else { format!("{BEST}-{place}") }
 }
 
-/// A checkpoint's name: `step-00000120`, or `step-00000120-2` for the second of that step. In the order of their making.
+/// A checkpoint's name: `step-00000120`, or `step-00000120-2` for the second of that step. Names are ordered by their
+/// time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Name {
     pub(super) step: u64,
-    /// 1 for the first of a step.
+    /// 1 for the first checkpoint of a step.
     pub(super) turn: u64,
 }
 
@@ -56,7 +57,7 @@ pub(super) fn checkpoints(dir: &Path) -> io::Result<Vec<Name>> {
     Ok(names)
 }
 
-/// The names of all that is in `dir`.
+/// The names of all entries of `dir`.
 pub(super) fn entries(dir: &Path) -> io::Result<Vec<String>> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -70,12 +71,12 @@ pub(super) fn linked(dir: &Path, link: &str) -> Option<Name> {
     Name::parse(fs::read_link(dir.join(link)).ok()?.to_str()?)
 }
 
-/// Those that links call the best, the best first, up to the first place that has no link.
+/// The checkpoints that `best`, `best-2`, … link to, up to the first missing link.
 pub(super) fn linked_best(dir: &Path) -> Vec<Name> {
     (1..).map_while(|place| linked(dir, &best(place))).collect()
 }
 
-/// Renames a damaged checkpoint, so that nobody takes it for one again. `None` if it is not there at all.
+/// Renames a damaged checkpoint, so that nobody loads it again. Returns `None` if it does not exist.
 pub(super) fn set_aside(dir: &Path, name: Name) -> io::Result<Option<PathBuf>> {
     let names = (1..).map(|turn| match turn {
         1 => format!("{BAD}{name}"),
@@ -89,17 +90,17 @@ pub(super) fn set_aside(dir: &Path, name: Name) -> io::Result<Option<PathBuf>> {
     }
 }
 
-/// Makes `link` name the checkpoint; it names the old one or the new one at every moment.
+/// Makes `link` point to the checkpoint, atomically.
 pub(super) fn point(dir: &Path, link: &str, name: Name) -> io::Result<()> {
     let beside = dir.join(format!("{UNFINISHED}{link}"));
-    // A crash may have left one.
+    // A crash may have left it behind.
     let _ = fs::remove_file(&beside);
     std::os::unix::fs::symlink(name.to_string(), &beside)?;
     fs::rename(&beside, dir.join(link))?;
     sync_folder(dir)
 }
 
-/// Makes a new file and what `write` puts in it lasting.
+/// Creates a file with what `write` writes, and syncs it to disk.
 pub(super) fn create_synced<T>(path: &Path, write: impl FnOnce(&mut File) -> io::Result<T>) -> io::Result<T> {
     let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
     let written = write(&mut file)?;
@@ -107,12 +108,12 @@ pub(super) fn create_synced<T>(path: &Path, write: impl FnOnce(&mut File) -> io:
     Ok(written)
 }
 
-/// Makes lasting which names are in a folder.
+/// Syncs the entries of a folder to disk.
 pub(super) fn sync_folder(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// Makes a folder, and those above it, and their names lasting.
+/// Creates a folder and its parents, and syncs their entries to disk.
 pub(super) fn create_folder(dir: &Path) -> io::Result<()> {
     let mut missing: Vec<PathBuf> =
         dir.ancestors().take_while(|dir| !dir.exists()).map(Path::to_owned).collect();
@@ -130,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_read_back_and_nothing_else_does() {
+    fn only_names_of_checkpoints_are_parsed() {
         for name in [(0, 1), (120, 1), (120, 2), (123_456_789_012, 11)] {
             let name = Name { step: name.0, turn: name.1 };
             assert_eq!(Name::parse(&name.to_string()), Some(name));
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_moves_and_a_leftover_is_no_obstacle() {
+    fn a_link_moves_although_a_crash_left_its_temporary_file() {
         let dir = tempfile::tempdir().unwrap();
         let [first, second] = [Name { step: 1, turn: 1 }, Name { step: 2, turn: 1 }];
         assert_eq!(linked(dir.path(), LATEST), None);

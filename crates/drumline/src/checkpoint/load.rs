@@ -1,41 +1,32 @@
-//! Loading: rank 0 finds a checkpoint that is whole, reads it, and gives it to all ranks.
+//! Loading: rank 0 finds an undamaged checkpoint, reads it, and sends it to all ranks.
 //!
-//! `latest` is tried first, then those before it, newest first; those after it, of a run that went further, come last. Each file's length and checksum must be what the manifest says, and the
-//! manifest's checksum its own. One whose bytes are missing or wrong is refused with the reason; if all are, that is an error, and not a
-//! fresh start. One that cannot be read for another reason may be whole: that is an error, too, and loading does not fall back to an older one.
+//! `latest` is tried first, then the checkpoints before it, newest first. Those after it, from a run that went further,
+//! come last. The length and checksum of each file must match the manifest, and the manifest its own checksum. A
+//! checkpoint whose bytes are missing or wrong is refused with the reason, and the next one is the fallback. If all are
+//! refused, that is an error and not a new run. A checkpoint that cannot be read for another reason may be undamaged:
+//! that is an error, too, without a fallback.
 
 use std::cmp::{Ordering, Reverse};
 use std::path::{Path, PathBuf};
 
-use drumline_comm::ProcessGroup;
+use drumline_comm::{MeshShape, ProcessGroup};
 use drumline_torch::{Named, OptimizerState, RngState};
 use serde::{Deserialize, Serialize};
 
 use super::broadcast::broadcast;
 use super::error::{CheckpointError, Refusal};
 use super::folder::{self, BAD, BEST, LATEST, Name};
-use super::manifest::{FileEntry, Manifest, OptimizerEntry};
+use super::manifest::{Manifest, OptimizerEntry};
 use super::on_rank_zero::on_rank_zero;
 use super::repair::{BestEntry, BestSaved};
 use super::rng::{self, Origin};
 use super::scalar::to_values;
-use super::state::TrainState;
-use super::tensor_file;
+use super::section::{Section, without_suffix};
+use super::state::RunState;
+use super::whole_files;
 use super::{Checkpoints, Role};
 
-/// The weights.
-pub(super) const MODEL: &str = "model.safetensors";
-
-/// The weights that are trained on, where those of the model are others.
-pub(super) const TRAINED: &str = "trained.safetensors";
-
-/// The optimizer's tensors.
-pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
-
-/// The random number generators.
-pub(super) const RNG: &str = "rng.safetensors";
-
-/// How often a reader begins again when the run has deleted what it was reading.
+/// How often a reader starts again when the run has deleted what it was reading.
 const ATTEMPTS: usize = 5;
 
 /// A checkpoint that was loaded.
@@ -44,20 +35,24 @@ const ATTEMPTS: usize = 5;
 pub struct Loaded {
     /// Its folder, as rank 0 sees it.
     pub path: PathBuf,
-    /// What was saved. Its tensors are new ones, in the CPU's memory; [`restore`](super::restore()) copies them into a model.
-    pub state: TrainState,
-    /// How many ranks had saved it.
+    /// The saved state. Its tensors are new ones, in host memory; [`restore`](super::restore()) copies them into a
+    /// model.
+    pub state: RunState,
+    /// How many ranks saved it.
     pub world_size: usize,
-    /// This rank was not there then: its generators were seeded from rank 0's and its number.
+    /// The mesh of these ranks. The loaded state does not contain it: the ranks that save next may be others.
+    pub mesh: MeshShape,
+    /// Whether this rank did not exist then: its generators were seeded from rank 0's and its number.
     pub has_new_rng: bool,
-    /// Newer checkpoints that could not be used.
+    /// Newer checkpoints that were refused.
     pub refused: Vec<Refused>,
-    /// If best checkpoints were lost, by damage or otherwise: those that are the best now. Only the owner looks at them.
+    /// If best checkpoints were lost, by damage or otherwise: the best ones that are left. Only the owner of the folder
+    /// looks for them.
     pub best_left: Option<Vec<BestSaved>>,
 }
 
 impl Loaded {
-    /// The metric of the best checkpoint that there is.
+    /// The metric of the best checkpoint that exists.
     pub fn best_metric(&self) -> Option<f64> {
         match &self.best_left {
             Some(left) => left.first()?.score.map(|score| score.value),
@@ -65,8 +60,9 @@ impl Loaded {
         }
     }
 
-    /// A warning for whoever resumes with another number of ranks. One who wants only the weights needs none.
-    pub(crate) fn of_new_ranks(&self, group: &ProcessGroup) -> Option<String> {
+    /// A warning for a run that resumes with another number of ranks. A program that only loads weights does not need
+    /// it.
+    pub(crate) fn rank_change_warning(&self, group: &ProcessGroup) -> Option<String> {
         let (saved, here) = (self.world_size, group.size());
         let generators = match saved.cmp(&here) {
             Ordering::Equal => return None,
@@ -80,7 +76,7 @@ impl Loaded {
     }
 }
 
-/// Some ranks with their verb.
+/// A range of ranks with a verb.
 fn ranks(first: usize, end: usize, one: &str, several: &str) -> String {
     match end - first {
         1 => format!("rank {first} {one}"),
@@ -88,7 +84,7 @@ fn ranks(first: usize, end: usize, one: &str, several: &str) -> String {
     }
 }
 
-/// A checkpoint that could not be used.
+/// A checkpoint that was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{path} cannot be used: {reason}")]
 pub struct Refused {
@@ -98,46 +94,46 @@ pub struct Refused {
     pub reason: String,
 }
 
-/// A whole checkpoint, in rank 0's memory.
+/// A checkpoint that was read and checked, in rank 0's memory.
 struct Found {
     head: Head,
     manifest: Manifest,
-    model: Vec<Named>,
-    trained: Vec<Named>,
-    optimizer: Vec<Named>,
-    rng: Vec<Named>,
+    /// The tensors of each section.
+    tensors: [Vec<Named>; Section::ALL.len()],
 }
 
-/// The first checkpoint of several that is whole.
+/// The first undamaged checkpoint of several.
 pub(super) struct First<T> {
     pub(super) name: Name,
     pub(super) read: T,
-    /// Those before it.
+    /// The refused ones before it.
     refused: Vec<Refused>,
 }
 
-/// All but the tensors.
+/// What rank 0 sends to the others, besides the tensors.
 #[derive(Serialize, Deserialize)]
 struct Head {
     path: String,
-    /// As text, which keeps every number's bits.
+    /// As JSON text, which keeps the bits of every number.
     manifest: String,
     refused: Vec<Refused>,
     best_left: Option<Vec<BestEntry>>,
 }
 
 impl Checkpoints {
-    /// The latest checkpoint that is whole, on all ranks, which call this together; `None` if there is none at all.
+    /// Loads the latest undamaged checkpoint on all ranks, which call this together. Returns `None` if there is no
+    /// checkpoint at all.
     ///
-    /// Any number of ranks may load what any number has saved. Rank 0 warns of damaged ones and, unless this is
-    /// [`read_only`](Self::read_only), renames them to `bad-…` and makes `latest` and `best` name whole ones.
+    /// Any number of ranks may load what any number has saved. Rank 0 warns of damaged checkpoints and, unless this is
+    /// [`read_only`](Self::read_only), renames them to `bad-…` and makes `latest` and `best` point to undamaged ones.
     #[track_caller]
     pub fn load_latest(&self, group: &ProcessGroup) -> Result<Option<Loaded>, CheckpointError> {
         let found = on_rank_zero(group, || self.find())?;
         share(found, group)
     }
 
-    /// The best checkpoint; `None` if none was marked so. There is no fallback: if it is damaged, that is an error.
+    /// Loads the best checkpoint, or returns `None` if none is marked as the best. There is no fallback: if it is
+    /// damaged, that is an error.
     #[track_caller]
     pub fn load_best(&self, group: &ProcessGroup) -> Result<Option<Loaded>, CheckpointError> {
         let found = on_rank_zero(group, || {
@@ -166,7 +162,7 @@ impl Checkpoints {
         self.first_whole(&names)
     }
 
-    /// The first of these that is whole. The owner renames the damaged ones before it.
+    /// Reads the first undamaged one of these. The owner renames the damaged ones before it.
     fn first_whole(&self, names: &[Name]) -> Result<Option<Found>, CheckpointError> {
         let Some(First { name, read: mut found, refused }) = self.first(names, read)? else {
             return Ok(None);
@@ -181,7 +177,7 @@ impl Checkpoints {
         Ok(Some(found))
     }
 
-    /// The first of these that is whole, as `read` finds. Damaged ones before it are warned of.
+    /// The first one of these that `read` accepts. Rank 0 warns of the damaged ones before it.
     pub(super) fn first<T>(
         &self,
         names: &[Name],
@@ -219,7 +215,7 @@ impl Checkpoints {
         ));
     }
 
-    /// Those that were found damaged by an earlier run.
+    /// The checkpoints that an earlier run has found damaged.
     fn refused_before(&self) -> Result<Vec<Refused>, CheckpointError> {
         let search = |source| CheckpointError::Search { path: self.dir.clone(), source };
         let names = folder::entries(&self.dir).map_err(search)?;
@@ -232,97 +228,99 @@ impl Checkpoints {
         Ok(bad.into_iter().map(refused).collect())
     }
 
-    /// Whether there is no checkpoint at all, whole or damaged, nor one that was found damaged before. Needs no group.
+    /// Whether there is no checkpoint at all, not even a damaged one. Needs no group.
     pub fn is_empty(&self) -> Result<bool, CheckpointError> {
         Ok(self.candidates()?.is_empty() && self.refused_before()?.is_empty())
     }
 
-    /// All, in the order in which they are tried.
+    /// All checkpoints, in the order in which they are tried.
     pub(super) fn candidates(&self) -> Result<Vec<Name>, CheckpointError> {
         let search = |source| CheckpointError::Search { path: self.dir.clone(), source };
         let names = folder::checkpoints(&self.dir).map_err(search)?;
-        Ok(in_turn(names, folder::linked(&self.dir, LATEST)))
+        Ok(load_order(names, folder::linked(&self.dir, LATEST)))
     }
 }
 
-/// The latest, those before it, those after it; newest first. Without a link, the newest is the latest.
-fn in_turn(mut names: Vec<Name>, latest: Option<Name>) -> Vec<Name> {
-    // A link whose folder is gone is tried, too, so that the error says why it was refused.
+/// The latest, those before it, then those after it; each newest first. Without a link the newest is the latest.
+fn load_order(mut names: Vec<Name>, latest: Option<Name>) -> Vec<Name> {
+    // A link to a missing folder is tried as well, so that the error gives the reason.
     names.extend(latest.filter(|latest| !names.contains(latest)));
     names.sort_by_key(|name| (latest.is_some_and(|latest| *name > latest), Reverse(*name)));
     names
 }
 
-/// The error where one checkpoint and no other was asked for.
+/// The error for a checkpoint that was requested by name, without a fallback.
 pub(super) fn unusable(path: PathBuf, reason: Refusal) -> CheckpointError {
-    match reason.is_damage() {
-        true => Refused { path: path.display().to_string(), reason: reason.to_string() }.into(),
-        false => CheckpointError::Unreadable { path, reason },
+    if reason.is_damage() {
+        return Refused { path: path.display().to_string(), reason: reason.to_string() }.into();
     }
+    CheckpointError::Unreadable { path, reason }
 }
 
 /// Checks one checkpoint, and keeps nothing of it in memory.
 pub(super) fn check(path: &Path) -> Result<(), Refusal> {
     let manifest = Manifest::read(path)?;
-    let trained = manifest.files.contains_key(TRAINED).then_some(TRAINED);
-    [MODEL, OPTIMIZER, RNG]
-        .into_iter()
-        .chain(trained)
-        .try_for_each(|name| tensor_file::check(path, name, entry(&manifest, name)?))
+    manifest.files.iter().try_for_each(|(name, entry)| whole_files::check(path, name, entry))
 }
 
 /// Reads and checks one checkpoint.
 fn read(path: &Path) -> Result<Found, Refusal> {
     let manifest = Manifest::read(path)?;
-    let tensors = |name: &str| tensor_file::read(path, name, entry(&manifest, name)?);
-    let (model, optimizer, rng) = (tensors(MODEL)?, tensors(OPTIMIZER)?, tensors(RNG)?);
-    let trained = if manifest.files.contains_key(TRAINED) { tensors(TRAINED)? } else { Vec::new() };
+    let mut tensors = Section::ALL.map(|_| Vec::new());
+    for (section, tensors) in Section::ALL.into_iter().zip(&mut tensors) {
+        let index = manifest.index(path, section)?;
+        *tensors = whole_files::read(path, &manifest.files_of(section), &index)?;
+    }
+    let manifest = manifest.without_tensors();
     let text = serde_json::to_string(&manifest).expect("a manifest that was read can be written");
     let path = path.display().to_string();
     let head = Head { path, manifest: text, refused: Vec::new(), best_left: None };
-    Ok(Found { head, manifest, model, trained, optimizer, rng })
+    Ok(Found { head, manifest, tensors })
 }
 
-fn entry<'a>(manifest: &'a Manifest, name: &str) -> Result<&'a FileEntry, Refusal> {
-    let missing = || Refusal::damaged(super::manifest::MANIFEST, format!("it does not list {name}"));
-    manifest.files.get(name).ok_or_else(missing)
-}
-
-/// Gives what rank 0 has found to all ranks.
+/// Sends what rank 0 has found to all ranks.
 #[track_caller]
 fn share(found: Option<Option<Found>>, group: &ProcessGroup) -> Result<Option<Loaded>, CheckpointError> {
     let (head, tensors) = match found.flatten() {
-        Some(Found { head, model, trained, optimizer, rng, .. }) => {
-            (Some(head), [model, trained, optimizer, rng].map(Some))
-        }
-        None => (None, [None, None, None, None]),
+        Some(Found { head, tensors, .. }) => (Some(head), tensors.map(Some)),
+        None => (None, Section::ALL.map(|_| None)),
     };
     let is_root = group.rank() == 0;
     let Some(head) = group.broadcast_object(is_root.then_some(&head), 0)? else { return Ok(None) };
     let [model, trained, optimizer, rng] = tensors.map(|tensors| broadcast(tensors, group));
     let manifest: Manifest = serde_json::from_str(&head.manifest).expect("rank 0 has read and written it");
+    let mesh = manifest.mesh().expect("rank 0 has read it");
     let (rng, origin) = rng::for_rank(&rng?, group.rank())?;
     Ok(Some(Loaded {
         path: head.path.into(),
-        world_size: manifest.world_size,
+        world_size: mesh.num_ranks(),
+        mesh,
         has_new_rng: origin == Origin::Derived,
         refused: head.refused,
         best_left: head.best_left.map(|left| left.into_iter().map(Into::into).collect()),
-        state: TrainState { trained: trained?, ..state_of(manifest, (model?, optimizer?), rng) },
+        state: RunState {
+            model: model?,
+            trained: without_suffix(trained?),
+            ..state_of(manifest, optimizer?, rng)
+        },
     }))
 }
 
-fn state_of(manifest: Manifest, (model, tensors): (Vec<Named>, Vec<Named>), rng: RngState) -> TrainState {
-    let OptimizerEntry { kind, scalars } = manifest.optimizer;
-    TrainState {
-        model,
+/// The state without the model's tensors.
+fn state_of(manifest: Manifest, optimizer: Vec<Named>, rng: RngState) -> RunState {
+    let OptimizerEntry { kind, scalars, .. } = manifest.optimizer;
+    RunState {
+        model: Vec::new(),
         trained: Vec::new(),
-        optimizer: OptimizerState { kind, scalars: to_values(scalars), tensors },
+        optimizer: OptimizerState { kind, scalars: to_values(scalars), tensors: optimizer },
+        mesh: None,
         epoch: manifest.epoch,
         step: manifest.step,
         sampler: manifest.sampler,
         schedule: manifest.schedule,
         scaler: manifest.scaler,
+        trainer: manifest.trainer,
+        accelerator: manifest.accelerator,
         best: manifest.best.map(|best| best.0),
         score: manifest.score.map(Into::into),
         loss: manifest.loss.map(|loss| loss.0),
@@ -339,7 +337,7 @@ mod tests {
     fn the_latest_then_those_before_it_then_those_after() {
         let steps = |latest: Option<u64>| {
             let name = |step| Name { step, turn: 1 };
-            let names = in_turn([10, 20, 30, 40].map(name).to_vec(), latest.map(name));
+            let names = load_order([10, 20, 30, 40].map(name).to_vec(), latest.map(name));
             names.iter().map(|name| name.step).collect::<Vec<_>>()
         };
         assert_eq!(steps(None), [40, 30, 20, 10]);

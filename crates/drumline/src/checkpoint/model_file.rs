@@ -1,29 +1,45 @@
-//! The weights alone, for programs that have their own way to load them.
+//! The file with the weights, for programs that load it themselves.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::Checkpoints;
-use super::error::CheckpointError;
+use super::error::{CheckpointError, Refusal};
 use super::folder::{self, BEST};
-use super::load::{MODEL, check, unusable};
+use super::load::{check, unusable};
 use super::manifest::Manifest;
+use super::section::Section;
 use super::state::is_best_of;
 
 impl Checkpoints {
-    /// The file with the weights of the run's best checkpoint, or of its last one where it has evaluated none; `None` if there is no
-    /// checkpoint. Its bytes were compared with what was written. Needs no group, and changes nothing on disk.
+    /// The file with the weights of the run's best checkpoint, or of the last one if none was evaluated. Returns `None`
+    /// if there is no checkpoint. The file's checksum was checked. Needs no group, and changes nothing on disk.
     pub fn model_file(&self) -> Result<Option<PathBuf>, CheckpointError> {
         let Some(last) = self.first(&self.candidates()?, check)? else { return Ok(None) };
         let last = self.dir.join(last.name.to_string());
-        let read = |path: &PathBuf| Manifest::read(path).map_err(|reason| unusable(path.clone(), reason));
         let best = folder::linked(&self.dir, BEST).map(|name| self.dir.join(name.to_string()));
-        let Some(best) = best.filter(|best| *best != last) else { return Ok(Some(last.join(MODEL))) };
-        let (of_best, of_last) = (read(&best)?, read(&last)?);
+        let of_last = read(&last)?;
+        let Some(best) = best.filter(|best| *best != last) else {
+            return weights_of(last, &of_last).map(Some);
+        };
+        let of_best = read(&best)?;
         let score = of_best.score.map(|score| super::Score::from(score).value);
-        if !is_best_of((score, of_best.best.map(|best| best.0)), of_last.best.map(|best| best.0)) {
-            return Ok(Some(last.join(MODEL)));
+        if !is_best_of(score, of_best.best.map(|best| best.0), of_last.best.map(|best| best.0)) {
+            return weights_of(last, &of_last).map(Some);
         }
         check(&best).map_err(|reason| unusable(best.clone(), reason))?;
-        Ok(Some(best.join(MODEL)))
+        weights_of(best, &of_best).map(Some)
     }
+}
+
+fn read(checkpoint: &Path) -> Result<Manifest, CheckpointError> {
+    Manifest::read(checkpoint).map_err(|reason| unusable(checkpoint.to_owned(), reason))
+}
+
+/// The file that has all weights.
+fn weights_of(checkpoint: PathBuf, manifest: &Manifest) -> Result<PathBuf, CheckpointError> {
+    let (files, file) = (manifest.files_of(Section::Model), Section::Model.file());
+    if files.keys().eq([&file]) {
+        return Ok(checkpoint.join(file));
+    }
+    Err(unusable(checkpoint, Refusal::Sharded { num_files: files.len() }))
 }

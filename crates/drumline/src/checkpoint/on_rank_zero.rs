@@ -1,11 +1,11 @@
-//! Work that rank 0 does for all while the others wait, however long it takes; see `main_first`.
+//! Work that rank 0 does for all ranks while the others wait, however long it takes; see `main_first`.
 
 use drumline_comm::ProcessGroup;
 
 use super::error::CheckpointError;
-use crate::main_first::{at_work, wait};
+use crate::launch::main_first::{run_with_heartbeat, wait_for_rank_zero};
 
-/// Runs `work` on rank 0. Its result is there only; its error is on all ranks, and the group can still be used.
+/// Runs `work` on rank 0. Only rank 0 gets the result. All ranks get an error, and the group can still be used.
 #[track_caller]
 pub(super) fn on_rank_zero<T>(
     group: &ProcessGroup,
@@ -15,13 +15,13 @@ pub(super) fn on_rank_zero<T>(
         return work().map(Some);
     }
     if group.rank() != 0 {
-        wait(group)?;
+        wait_for_rank_zero(group)?;
         return match group.broadcast_object::<Option<String>>(None, 0)? {
             Some(cause) => Err(CheckpointError::OnRankZero { cause }),
             None => Ok(None),
         };
     }
-    let result = at_work(group, "a checkpoint", work)?;
+    let result = run_with_heartbeat(group, "a checkpoint", work)?;
     let cause = result.as_ref().err().map(ToString::to_string);
     group.broadcast_object(Some(&cause), 0)?;
     result.map(Some)
@@ -45,7 +45,7 @@ mod tests {
     fn slow_work_outlasts_the_deadline_of_a_call() {
         let options = GroupOptions { timeout: Duration::from_secs(3), ..GroupOptions::default() };
         assert_eq!(LocalGroup::run_with(2, &options, slow).unwrap(), [Some(7), None]);
-        // The control: one call that long is too late.
+        // The control: a single call that takes this long times out.
         let late = LocalGroup::run_with(2, &options, |group| {
             if group.rank() == 0 {
                 std::thread::sleep(Duration::from_secs(5));
@@ -56,15 +56,15 @@ mod tests {
     }
 
     #[test]
-    fn an_error_reaches_all_and_the_group_goes_on() {
+    fn all_ranks_get_the_error_and_the_group_still_works() {
         let error = || CheckpointError::Tensor { name: "w".into(), cause: "of lead".into() };
-        let said = LocalGroup::run(3, |group| {
-            let said = on_rank_zero::<()>(&group, || Err(error())).unwrap_err().to_string();
+        let messages = LocalGroup::run(3, |group| {
+            let message = on_rank_zero::<()>(&group, || Err(error())).unwrap_err().to_string();
             group.barrier()?;
-            Ok(said)
+            Ok(message)
         });
-        let said = said.unwrap();
-        assert_eq!(said[0], "cannot save tensor `w`: of lead");
-        assert_eq!(said[1..], vec![format!("on rank 0: {}", said[0]); 2]);
+        let messages = messages.unwrap();
+        assert_eq!(messages[0], "cannot save tensor `w`: of lead");
+        assert_eq!(messages[1..], vec![format!("on rank 0: {}", messages[0]); 2]);
     }
 }

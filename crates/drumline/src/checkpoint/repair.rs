@@ -1,12 +1,13 @@
-//! What the owner of a folder does about damage, once it has a checkpoint that is whole: damaged ones are renamed to `bad-…`, and the
-//! links `latest`, `best`, `best-2`, … name whole checkpoints again.
+//! Repair by the owner of a folder, once it has an undamaged checkpoint: damaged ones are renamed to `bad-…`, and the
+//! links `latest`, `best`, `best-2`, … point to undamaged checkpoints again.
 //!
 //! ```text
 //!   before  latest ─▶ step 28 ✗    best ─▶ step 28 ✗                      step 14, step 21
 //!   after   latest ─▶ step 21      best ─▶ step 14, if its score is better   bad-step 28
 //! ```
-//! So rotation, which keeps what the links name and counts what is not `bad-`, never gives a whole checkpoint away for a damaged one.
-//! If nothing is whole, nothing is changed: the next start fails with the same reasons, and is not taken for a new run.
+//! Rotation keeps what the links point to and does not count `bad-…`. So it never deletes an undamaged checkpoint in
+//! favour of a damaged one. If all are damaged, nothing is changed: the next start fails with the same reasons instead
+//! of beginning a new run.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -25,15 +26,15 @@ use super::state::Score;
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct BestSaved {
-    /// Steps done by then.
+    /// Steps done at that time.
     pub step: u64,
-    /// Epochs done by then.
+    /// Epochs done at that time.
     pub epoch: u64,
-    /// Its metric; older checkpoints do not have it.
+    /// Its metric, which older checkpoints do not have.
     pub score: Option<Score>,
 }
 
-/// The same for other ranks.
+/// As [`BestSaved`], in a form that is sent to other ranks.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct BestEntry {
     step: u64,
@@ -52,14 +53,14 @@ impl Checkpoints {
         self.dir.join(name.to_string())
     }
 
-    /// Renames what was found damaged.
+    /// Renames the checkpoints that were found damaged.
     pub(super) fn mark_damaged(&self) {
-        // One that cannot be renamed stays in mind, so that rotation does not count it.
+        // One that cannot be renamed is remembered, so that rotation does not count it.
         self.damaged().retain(|name| match folder::set_aside(&self.dir, *name) {
             Ok(aside) => {
                 if let Some(aside) = aside {
                     let (was, now) = (self.path(*name), aside.display().to_string());
-                    self.warn(&format!("{} is damaged, and is now called {now}", was.display()));
+                    self.warn(&format!("{} is damaged, and was renamed to {now}", was.display()));
                 }
                 false
             }
@@ -71,8 +72,8 @@ impl Checkpoints {
         });
     }
 
-    /// Renames the damaged, and makes all links name whole checkpoints now that `name` was read and is whole. The best that are left, if
-    /// some of them were lost.
+    /// Renames damaged checkpoints, and makes all links point to undamaged ones now that `name` was read. If some of
+    /// the best were lost, returns those that are left.
     pub(super) fn repair(
         &self,
         name: Name,
@@ -82,12 +83,12 @@ impl Checkpoints {
         let wanted = left.len() + lost;
         self.mark_damaged();
         self.point(LATEST, name);
-        // A save that was cut short between two links is completed.
+        // Completes a save that was interrupted between two links.
         if let Some(place) = manifest.place.filter(|_| !left.contains(&name)) {
             left.insert(left.len().min(place.get() - 1), name);
         }
         if lost > 0 {
-            left.extend(self.stand_ins(name, &left, wanted.saturating_sub(left.len())));
+            left.extend(self.replacements(name, &left, wanted.saturating_sub(left.len())));
         }
         left.iter().enumerate().for_each(|(place, name)| self.point(&best(place + 1), *name));
         remove_best_from(&self.dir, left.len() + 1);
@@ -99,7 +100,7 @@ impl Checkpoints {
         Ok(Some(left.iter().filter_map(entry).collect()))
     }
 
-    /// Which of the best are whole; the others are noted as damaged.
+    /// Which of the best are undamaged; the others are remembered as damaged.
     fn whole_best(&self, read: Name) -> Result<Best, CheckpointError> {
         let mut best = Best { left: Vec::new(), lost: 0 };
         for name in linked_best(&self.dir) {
@@ -109,14 +110,14 @@ impl Checkpoints {
                 best.lost += 1;
             }
         }
-        // A save that was cut short while it moved links has left one of them twice.
+        // A save that was interrupted while it moved links has left one of them twice.
         let mut seen = BTreeSet::new();
         best.left.retain(|name| seen.insert(*name));
         Ok(best)
     }
 
-    /// The best of those that no link names, by their scores; none is newer than `newest`.
-    fn stand_ins(&self, newest: Name, left: &[Name], num: usize) -> Vec<Name> {
+    /// The best checkpoints that have no link, by their scores; none is newer than `newest`.
+    fn replacements(&self, newest: Name, left: &[Name], num: usize) -> Vec<Name> {
         let names = folder::checkpoints(&self.dir).unwrap_or_default();
         let others = names.into_iter().filter(|name| *name <= newest && !left.contains(name));
         let scored = others.filter_map(|name| {
@@ -124,11 +125,11 @@ impl Checkpoints {
             Some((Score::from(score).height(), name)).filter(|(height, _)| height.is_finite())
         });
         let mut scored: Vec<_> = scored.collect();
-        // Of equals the earlier is the better one.
+        // Of equal scores the earlier one is better.
         scored.sort_by(|(one, a), (other, b)| other.total_cmp(one).then(a.cmp(b)));
         let mut found = Vec::new();
         for (_, name) in scored {
-            // One that cannot be read now is no stand-in, but is not lost.
+            // One that cannot be read now is not used, but is not lost.
             if found.len() < num && (name == newest || self.is_whole(name).unwrap_or(false)) {
                 found.push(name);
             }
@@ -137,7 +138,7 @@ impl Checkpoints {
         found
     }
 
-    /// Whether all of its bytes are as they were written; if not, it is noted as damaged.
+    /// Whether the checksums match; if not, it is remembered as damaged.
     fn is_whole(&self, name: Name) -> Result<bool, CheckpointError> {
         if self.damaged().contains(&name) {
             return Ok(false);
@@ -153,7 +154,7 @@ impl Checkpoints {
         }
     }
 
-    /// Notes that a checkpoint is damaged.
+    /// Warns that a checkpoint is damaged, and remembers it.
     pub(super) fn refuse(&self, name: Name, reason: &Refusal) {
         self.warn(&format!("{} cannot be used: {reason}", self.path(name).display()));
         self.damaged().insert(name);
@@ -164,7 +165,7 @@ impl Checkpoints {
             return;
         }
         if let Err(error) = folder::point(&self.dir, link, name) {
-            self.warn(&format!("cannot make {} name {name}: {error}", self.dir.join(link).display()));
+            self.warn(&format!("cannot make {} point to {name}: {error}", self.dir.join(link).display()));
         }
     }
 
@@ -177,10 +178,10 @@ impl Checkpoints {
     }
 }
 
-/// What the links to the best come to.
+/// What the links to the best point to.
 struct Best {
     left: Vec<Name>,
-    /// How many are not whole.
+    /// How many are damaged.
     lost: usize,
 }
 

@@ -1,4 +1,4 @@
-//! From a checkpoint's tensors into a model's.
+//! Copies a checkpoint's tensors into a model's.
 
 use std::collections::BTreeMap;
 
@@ -8,20 +8,20 @@ use tch::nn::VarStore;
 
 use super::error::CheckpointError;
 
-/// All of a model: its parameters, then its buffers.
+/// All tensors of a model: its parameters, then its buffers.
 pub fn named(store: &VarStore) -> Vec<Named> {
     parameters(store).into_iter().chain(buffers(store)).collect()
 }
 
-/// Copies the values of `from` into the tensors `into` of the same names, wherever these are. Unless names, shapes and types
-/// are the same in both, all differences are listed and nothing is copied.
+/// Copies the values of `from` into the tensors `into` of the same names, on any device. Unless names, shapes and types
+/// are the same in both, the error lists all differences and nothing is copied.
 pub fn restore(into: &[Named], from: &[Named]) -> Result<(), CheckpointError> {
     check_model(into, from)?;
     let from: BTreeMap<_, _> = from.iter().map(|named| (&named.name, &named.tensor)).collect();
     tch::no_grad(|| into.iter().try_for_each(|named| copy(&named.tensor, from[&named.name])))
 }
 
-/// An error with all differences unless names, shapes and types of `from` are those of `into`.
+/// Returns an error with all differences unless names, shapes and types of `from` match `into`.
 pub(crate) fn check_model(into: &[Named], from: &[Named]) -> Result<(), CheckpointError> {
     let from: BTreeMap<_, _> = from.iter().map(|named| (&named.name, &named.tensor)).collect();
     let wanted: BTreeMap<_, _> = into.iter().map(|named| (&named.name, &named.tensor)).collect();
@@ -49,7 +49,7 @@ fn difference(name: &str, wanted: &Tensor, found: &Tensor) -> Option<String> {
         .then(|| format!("`{name}` is of type {found:?} in the checkpoint and {wanted:?} in the model"))
 }
 
-/// An error if the state is that of another kind of optimizer than `wanted`.
+/// Returns an error if the state is that of another optimizer than `wanted`.
 pub fn check_optimizer(saved: &OptimizerState, wanted: &str) -> Result<(), CheckpointError> {
     if saved.kind == wanted {
         return Ok(());
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_leaf_that_is_trained_can_be_restored() {
+    fn a_trained_leaf_can_be_restored() {
         let weight = Tensor::zeros([2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
         let saved = Named { name: "w".into(), tensor: Tensor::from_slice(&[1f32, 2.0]) };
         restore(&[Named { name: "w".into(), tensor: weight.shallow_clone() }], &[saved]).unwrap();

@@ -1,4 +1,4 @@
-//! The generators of all ranks in one file, and what a rank gets that has none there.
+//! The random number generators of all ranks in one file, and those of a rank that has none there.
 //!
 //! Tensors of bytes: `0.cpu`, `0.cuda.0`, `0.cuda.1`, `1.cpu`, …; the first number is the rank.
 
@@ -20,12 +20,12 @@ fn named(name: String, state: &[u8]) -> Result<Named, TorchError> {
     Ok(Named { name, tensor: tensor_from_vec(state.to_vec(), &[state.len() as i64])? })
 }
 
-/// Where a rank's generators come from.
+/// The origin of a rank's generators.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Origin {
     /// From the checkpoint.
     Saved,
-    /// The checkpoint has none for this rank: seeded from rank 0's and the rank's number.
+    /// Seeded from rank 0's state and the rank's number, because the checkpoint has none for this rank.
     Derived,
 }
 
@@ -45,7 +45,7 @@ fn find(tensors: &[Named], name: &str) -> Result<Option<Vec<u8>>, TorchError> {
     found.map(|named| Ok(bytes(&named.tensor)?.to_vec())).transpose()
 }
 
-/// Spreads neighbouring numbers over all 64 bits (the finisher of MurmurHash3).
+/// Spreads adjacent numbers over all 64 bits (the finaliser of MurmurHash3).
 fn mixed(mut number: u64) -> u64 {
     for factor in [0xff51_afd7_ed55_8ccd, 0xc4ce_b9fe_1a85_ec53] {
         number = (number ^ (number >> 33)).wrapping_mul(factor);

@@ -1,4 +1,5 @@
-//! Which checkpoints go when a new one is there, and how: renamed first, so that one which is half deleted is never taken for one.
+//! Which checkpoints are deleted after a save. A checkpoint is renamed first, so that a partly deleted one is never
+//! loaded.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,21 +10,21 @@ use super::Checkpoints;
 use super::folder::{Name, UNFINISHED, best, checkpoints, entries, linked, sync_folder};
 use super::manifest::Manifest;
 
-/// What is in a folder, when `newest` has just been added.
+/// The checkpoints of a folder to which `newest` has just been added.
 struct Stock<'a> {
     names: &'a [Name],
     newest: Name,
     best: &'a BTreeSet<Name>,
-    /// Those that were found damaged, and could not be renamed.
+    /// Damaged ones that could not be renamed.
     damaged: &'a BTreeSet<Name>,
-    /// The last whose loss and weights were finite.
+    /// The last one with finite loss and weights.
     last_finite: Option<Name>,
 }
 
 impl Stock<'_> {
-    /// The ones to delete: all before the last `keep_last`, but none of the best, and not the last that was finite. One that was found
-    /// damaged counts for nothing, so that it does not push out the one that loading fell back to. Those of later steps are of a run that went further, and are
-    /// left alone until this one has come as far.
+    /// The ones to delete: all before the last `keep_last`, except the best ones and the last finite one. Damaged ones
+    /// do not count, so that they do not displace the fallback. Those of later steps are from a run that went further;
+    /// they are kept until this run has come as far.
     fn expendable(&self, keep_last: NonZeroUsize) -> Vec<Name> {
         let counts = |name: &&Name| **name <= self.newest && !self.damaged.contains(name);
         let mut whole: Vec<_> = self.names.iter().filter(counts).collect();
@@ -35,9 +36,9 @@ impl Stock<'_> {
 }
 
 impl Checkpoints {
-    /// Deletes what is no longer needed now that there is `newest`, which is safe: a warning names what cannot be deleted, and it stays.
+    /// Deletes what is no longer needed now that `newest` is safe on disk. It warns of what cannot be deleted.
     pub(super) fn rotate(&self, newest: Name) -> Vec<Name> {
-        // One of that name may have been refused, and deleted since.
+        // An earlier one of this name may have been refused and deleted.
         self.damaged().remove(&newest);
         let damaged = self.damaged().clone();
         let names = checkpoints(&self.dir).unwrap_or_default();
@@ -57,8 +58,8 @@ impl Checkpoints {
 }
 
 impl Checkpoints {
-    /// The newest of those up to `newest` whose loss and weights were finite, by its manifest: whatever a run saves after it has gone to
-    /// NaN, there is one to go back to.
+    /// The newest one up to `newest` whose loss and weights were finite, according to its manifest. It is kept whatever
+    /// a run saves after its loss has become NaN.
     pub(super) fn last_finite(&self, names: &[Name], newest: Name, damaged: &BTreeSet<Name>) -> Option<Name> {
         let is_finite = |name: &Name| {
             let manifest = Manifest::read(&self.dir.join(name.to_string()));
@@ -68,14 +69,14 @@ impl Checkpoints {
         whole.rev().find(is_finite)
     }
 
-    /// Those that links call the best. Links beyond the number that is kept, of a run that kept more, go.
+    /// The best ones according to the links. Links beyond the number to keep, from a run that kept more, are removed.
     fn best(&self) -> BTreeSet<Name> {
         remove_best_from(&self.dir, self.keep_best.get() + 1);
         (1..=self.keep_best.get()).filter_map(|place| linked(&self.dir, &best(place))).collect()
     }
 }
 
-/// Removes the links to the best from this place on.
+/// Removes the links to the best, beginning with this place.
 pub(super) fn remove_best_from(dir: &Path, place: usize) {
     for place in place.. {
         if fs::remove_file(dir.join(best(place))).is_err() {
@@ -84,7 +85,7 @@ pub(super) fn remove_best_from(dir: &Path, place: usize) {
     }
 }
 
-/// Takes a checkpoint away.
+/// Deletes a checkpoint.
 pub(super) fn delete(dir: &Path, name: Name) -> std::io::Result<()> {
     let aside = dir.join(format!("{UNFINISHED}old-{name}"));
     fs::rename(dir.join(name.to_string()), &aside)?;
@@ -92,7 +93,7 @@ pub(super) fn delete(dir: &Path, name: Name) -> std::io::Result<()> {
     fs::remove_dir_all(aside)
 }
 
-/// Removes what an interrupted save or deletion has left behind.
+/// Removes what an interrupted save or deletion has left.
 pub(super) fn sweep(dir: &Path, warn: impl Fn(&str)) {
     let left = entries(dir).unwrap_or_default();
     for name in left.iter().filter(|name| name.starts_with(UNFINISHED)) {

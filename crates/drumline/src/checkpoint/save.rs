@@ -1,30 +1,31 @@
-//! Saving: beside first, then in place, then known as the latest.
+//! Saving: write to a temporary folder, rename it, then make it the latest.
 //!
 //! ```text
 //!   DIR/.tmp-step-00000120/*   each file written and fsynced, then the folder
 //!   DIR/step-00000120          renamed, DIR fsynced
 //!   DIR/latest, DIR/best…      moved, DIR fsynced
-//!   DIR/step-00000040          gone
+//!   DIR/step-00000040          deleted
 //! ```
-//! Wherever that ends, the checkpoint before is whole and `latest` names a whole one.
+//! Wherever this is interrupted, the checkpoint before is complete and `latest` points to a complete one.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-use drumline_comm::ProcessGroup;
-use drumline_torch::RngState;
+use drumline_comm::{Axis, MeshShape, ProcessGroup};
+use drumline_torch::{Named, RngState};
 use serde::{Deserialize, Serialize};
 use tch::Device;
 
 use super::error::CheckpointError;
 use super::folder::{self, LATEST, Name, UNFINISHED};
-use super::load::{MODEL, OPTIMIZER, RNG, TRAINED};
 use super::manifest::Manifest;
 use super::on_rank_zero::on_rank_zero;
-use super::state::{Mark, TrainState};
+use super::section::{Section, with_suffix};
+use super::shard_writer::{Shard, ShardWriter, TensorPart};
+use super::state::{Mark, RunState};
 use super::{Checkpoints, Role};
-use super::{rng, rotate, tensor_file};
+use super::{rng, rotate};
 
 /// A checkpoint that is safe on disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,11 +33,11 @@ use super::{rng, rotate, tensor_file};
 pub struct Saved {
     /// Its folder, as rank 0 sees it.
     pub path: PathBuf,
-    /// The checkpoints that were deleted for it.
+    /// The checkpoints that were deleted because of it.
     pub deleted: Vec<String>,
 }
 
-/// What each rank contributes: its generators, and what must be the same on all.
+/// What each rank contributes: its random number generators, and the values that must be the same on all ranks.
 #[derive(Serialize, Deserialize)]
 struct Part {
     agreed: Vec<(String, String)>,
@@ -45,7 +46,7 @@ struct Part {
 }
 
 impl Part {
-    fn of(state: &TrainState) -> Self {
+    fn of(state: &RunState) -> Self {
         let best = state.best.map_or("none".into(), |best| best.to_string());
         let agreed = [
             ("step", state.step.to_string()),
@@ -58,7 +59,7 @@ impl Part {
     }
 }
 
-/// An error that lists what is not the same on all ranks.
+/// Returns an error that lists what differs between ranks.
 fn check_agreement(parts: &[Part]) -> Result<(), CheckpointError> {
     let Some((first, others)) = parts.split_first() else { return Ok(()) };
     let mut differences = Vec::new();
@@ -74,14 +75,9 @@ fn check_agreement(parts: &[Part]) -> Result<(), CheckpointError> {
 impl Checkpoints {
     /// Saves the state of all ranks, which call this together. When it returns, the checkpoint is safe on disk.
     ///
-    /// An error is on all ranks; the checkpoints before are as they were, and the group can still be used.
+    /// An error is returned on all ranks. The earlier checkpoints are unchanged, and the group can still be used.
     #[track_caller]
-    pub fn save(
-        &self,
-        state: &TrainState,
-        mark: Mark,
-        group: &ProcessGroup,
-    ) -> Result<Saved, CheckpointError> {
+    pub fn save(&self, state: &RunState, mark: Mark, group: &ProcessGroup) -> Result<Saved, CheckpointError> {
         let parts = group.gather_object(&Part::of(state), 0)?.unwrap_or_default();
         let state = settled(state);
         let saved = on_rank_zero(group, move || {
@@ -93,25 +89,20 @@ impl Checkpoints {
     }
 
     /// Rank 0's part.
-    fn write(
-        &self,
-        state: &TrainState,
-        generators: &[RngState],
-        mark: Mark,
-    ) -> Result<Saved, CheckpointError> {
+    fn write(&self, state: &RunState, generators: &[RngState], mark: Mark) -> Result<Saved, CheckpointError> {
         let dir = &self.dir;
         if self.role == Role::Reader {
             return Err(CheckpointError::ReadOnly { dir: dir.clone() });
         }
         folder::create_folder(dir).map_err(CheckpointError::write(dir))?;
         rotate::sweep(dir, |text| self.warn(text));
-        // What was found damaged while this was read-only.
+        // These were found damaged while the folder was only read.
         self.mark_damaged();
         let name = self.free_name(state.step)?;
         let beside = dir.join(format!("{UNFINISHED}{name}"));
         let placed = write_files(&beside, state, generators, mark).and_then(|()| self.place(&beside, name));
         if let Err(error) = placed {
-            // On a full disk the room is needed; what cannot be removed now is swept by the next save.
+            // On a full disk the space is needed. What cannot be removed now is removed by the next save.
             let _ = std::fs::remove_dir_all(&beside);
             return Err(error);
         }
@@ -120,7 +111,7 @@ impl Checkpoints {
         Ok(Saved { path: dir.join(name.to_string()), deleted: deleted.iter().map(Name::to_string).collect() })
     }
 
-    /// A name that no checkpoint has: a run that went back comes to a step for the second time.
+    /// An unused name: a run that went back to an older checkpoint reaches a step for the second time.
     fn free_name(&self, step: u64) -> Result<Name, CheckpointError> {
         let taken = folder::checkpoints(&self.dir).map_err(CheckpointError::write(&self.dir))?;
         let turns = taken.iter().filter(|name| name.step == step).map(|name| name.turn);
@@ -133,7 +124,7 @@ impl Checkpoints {
         placed.map_err(CheckpointError::write(&path))
     }
 
-    /// Moves the links. If `latest` cannot be moved, the new checkpoint goes again: the caller is told that there is none.
+    /// Moves the links. If `latest` cannot be moved, the new checkpoint is deleted, because the caller gets an error.
     fn announce(&self, name: Name, mark: Mark) -> Result<(), CheckpointError> {
         let dir = &self.dir;
         if let Err(error) = folder::point(dir, LATEST, name) {
@@ -145,7 +136,8 @@ impl Checkpoints {
         mark.place().map_or(Ok(()), |place| self.announce_best(name, place))
     }
 
-    /// Puts a checkpoint at its place among the best. Those behind it move first, so that wherever this ends none but the last is lost.
+    /// Puts a checkpoint at its place among the best. The links after it move first, so that an interruption loses none
+    /// but the last.
     fn announce_best(&self, name: Name, place: NonZeroUsize) -> Result<(), CheckpointError> {
         let point = |link: &str, name| {
             folder::point(&self.dir, link, name).map_err(CheckpointError::write(&self.dir.join(link)))
@@ -155,15 +147,15 @@ impl Checkpoints {
                 point(&folder::best(behind + 1), moved)?;
             }
         }
-        match place <= self.keep_best {
-            true => point(&folder::best(place.get()), name),
-            false => Ok(()),
+        if place > self.keep_best {
+            return Ok(());
         }
+        point(&folder::best(place.get()), name)
     }
 }
 
-/// The state for another thread: what GPUs are still computing is done, as that thread would not wait for it.
-fn settled(state: &TrainState) -> TrainState {
+/// A copy of the state for another thread. It waits for the GPUs first, because that thread would not.
+fn settled(state: &RunState) -> RunState {
     let tensors = state.model.iter().chain(&state.trained).chain(&state.optimizer.tensors);
     let tensors = tensors.filter(|named| named.tensor.defined());
     let gpus: BTreeSet<_> = tensors
@@ -176,21 +168,31 @@ fn settled(state: &TrainState) -> TrainState {
     state.clone()
 }
 
-/// All files of a checkpoint in a new folder, safe on disk when this returns.
+/// Writes all files of a checkpoint to a new folder, and syncs them to disk.
 fn write_files(
     folder: &Path,
-    state: &TrainState,
+    state: &RunState,
     generators: &[RngState],
     mark: Mark,
 ) -> Result<(), CheckpointError> {
+    let mesh = state.mesh.unwrap_or(MeshShape::default().with(Axis::Dp, generators.len()));
+    mesh.check(generators.len())?;
     std::fs::create_dir(folder).map_err(CheckpointError::write(folder))?;
-    let tensors =
-        [(MODEL, &state.model), (OPTIMIZER, &state.optimizer.tensors), (RNG, &rng::to_tensors(generators)?)];
-    let mut files = BTreeMap::new();
-    let trained = (!state.trained.is_empty()).then_some((TRAINED, &state.trained));
-    for (name, tensors) in tensors.into_iter().chain(trained) {
-        files.insert(name.to_owned(), tensor_file::write(&folder.join(name), tensors)?);
+    let mut shards = vec![
+        write_section(folder, Section::Model, &state.model)?,
+        write_section(folder, Section::Optimizer, &state.optimizer.tensors)?,
+        write_section(folder, Section::Rng, &rng::to_tensors(generators)?)?,
+    ];
+    if !state.trained.is_empty() {
+        shards.push(write_section(folder, Section::Trained, &with_suffix(&state.trained))?);
     }
-    Manifest::new(state, mark, generators.len(), files).write(folder)?;
+    Manifest::new(state, mark, mesh, shards)?.write(folder)?;
     folder::sync_folder(folder).map_err(CheckpointError::write(folder))
+}
+
+/// Writes all tensors of a section to one file.
+fn write_section(folder: &Path, section: Section, tensors: &[Named]) -> Result<Shard, CheckpointError> {
+    let mut writer = ShardWriter::new(section);
+    tensors.iter().try_for_each(|named| writer.add(TensorPart::whole(named)))?;
+    writer.write(folder, &section.file())
 }

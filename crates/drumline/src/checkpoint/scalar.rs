@@ -1,11 +1,11 @@
-//! Numbers in JSON that come back with the same bits, NaN and the infinities included, for which JSON has no words.
+//! Numbers in JSON that are read with the same bits, including NaN and infinities, which JSON does not have.
 
 use std::collections::BTreeMap;
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// An `f64` that survives JSON. A NaN comes back as a NaN, not with its payload.
+/// An `f64` that keeps its bits in JSON. Only the payload of a NaN is lost.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Scalar(pub(crate) f64);
 
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_bits_come_back() {
+    fn numbers_are_read_with_the_same_bits() {
         let mut bits = 0x0123_4567_89ab_cdef_u64;
         let random = std::iter::repeat_with(|| {
             bits = bits.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);

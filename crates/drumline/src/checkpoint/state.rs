@@ -1,34 +1,45 @@
-//! What is saved: the whole state of a run at one step.
+//! `RunState`: the whole state of a run at one step, for a checkpoint.
 
 use std::num::NonZeroUsize;
 
+use drumline_comm::MeshShape;
 use drumline_torch::{Named, OptimizerState, RngState, TorchError};
 use serde_json::Value;
 
-/// All that a run needs to go on. Every rank gives its own; what is the same on all ranks is written once.
+/// Everything that a run needs to resume. Every rank passes its own; what is the same on all ranks is written once.
+///
+/// It is data for a checkpoint. The live state of a training, which callbacks see, is
+/// [`trainer::TrainState`](crate::trainer::TrainState).
 #[derive(Debug, Clone)]
-pub struct TrainState {
-    /// Parameters and buffers, under PyTorch's names. Rank 0's are written.
+pub struct RunState {
+    /// Parameters and buffers, under PyTorch's names. Those of rank 0 are written.
     pub model: Vec<Named>,
-    /// The parameters that are trained on, where `model` has others in their places, such as averages over steps. Rank 0's are written.
+    /// The trained parameters, if `model` has others instead, such as averages over steps. Those of rank 0 are written.
     pub trained: Vec<Named>,
-    /// The optimizer's own state. Rank 0's is written.
+    /// The optimizer's state. That of rank 0 is written.
     pub optimizer: OptimizerState,
+    /// The mesh of the ranks; `None` for replicas, all along `dp`.
+    pub mesh: Option<MeshShape>,
     /// Epochs done.
     pub epoch: u64,
     /// Steps done; the checkpoint is named after it.
     pub step: u64,
-    /// Where the sampler is in its epoch, the same on all ranks.
+    /// The sampler's position in its epoch, the same on all ranks.
     pub sampler: Value,
-    /// What the schedule keeps, if anything.
+    /// State of the schedule, for a program with its own loop.
     pub schedule: Value,
-    /// What the gradient scaler keeps, if there is one.
+    /// State of a [`DistTrainer`](crate::trainer::DistTrainer).
+    pub trainer: Value,
+    /// State of an [`Accelerator`](crate::accelerator::Accelerator).
+    pub accelerator: Value,
+    /// State of the gradient scaler, if there is one.
     pub scaler: Value,
     /// The best metric so far.
     pub best: Option<f64>,
-    /// What an evaluation of this very state has found, if there was one.
+    /// The result of an evaluation of this state, if there was one.
     pub score: Option<Score>,
-    /// The loss of the last step, if there was one. A checkpoint whose loss is not finite never replaces the last one whose loss was.
+    /// The loss of the last step, if there was one. A checkpoint whose loss is not finite never replaces the last one
+    /// whose loss was.
     pub loss: Option<f64>,
     /// The run's configuration.
     pub config: Value,
@@ -36,17 +47,20 @@ pub struct TrainState {
     pub rng: RngState,
 }
 
-impl TrainState {
-    /// A run that has not begun: no optimizer yet, the generators as they are now.
+impl RunState {
+    /// The state of a run that has not begun: no optimizer yet, and the current random number generators.
     pub fn new(model: Vec<Named>) -> Result<Self, TorchError> {
         Ok(Self {
             model,
             trained: Vec::new(),
             optimizer: OptimizerState::default(),
+            mesh: None,
             epoch: 0,
             step: 0,
             sampler: Value::Null,
             schedule: Value::Null,
+            trainer: Value::Null,
+            accelerator: Value::Null,
             scaler: Value::Null,
             best: None,
             score: None,
@@ -57,16 +71,16 @@ impl TrainState {
     }
 }
 
-/// Whether a checkpoint, of which the score and the best metric of its run are known, is the best of the run whose last checkpoint
-/// knows this best metric: one that a run before has left in the folder is not.
-pub(super) fn is_best_of((score, best): (Option<f64>, Option<f64>), last: Option<f64>) -> bool {
+/// Whether a checkpoint with this score and best metric is the best of the run whose last checkpoint has the best
+/// metric `last`. One that an earlier run has left in the folder is not.
+pub(super) fn is_best_of(score: Option<f64>, best: Option<f64>, last: Option<f64>) -> bool {
     last.is_some() && (score == last || best == last)
 }
 
-impl TrainState {
-    /// Whether this, of the checkpoint that is called the best, is of the run that `last` is the last checkpoint of.
+impl RunState {
+    /// Whether this state, of the checkpoint marked as the best, is from the run whose last checkpoint is `last`.
     pub fn is_best_of(&self, last: &Self) -> bool {
-        is_best_of((self.score.map(|score| score.value), self.best), last.best)
+        is_best_of(self.score.map(|score| score.value), self.best, last.best)
     }
 }
 
@@ -75,25 +89,25 @@ impl TrainState {
 pub struct Score {
     /// The metric.
     pub value: f64,
-    /// As with a loss; an accuracy is better when it is larger.
+    /// True for a loss, false for an accuracy.
     pub smaller_is_better: bool,
 }
 
 impl Score {
-    /// Where it comes among others: the largest is the best.
+    /// The key by which scores are sorted: the largest is the best.
     pub(super) fn height(self) -> f64 {
         if self.smaller_is_better { -self.value } else { self.value }
     }
 }
 
-/// What a new checkpoint is to be.
+/// How a new checkpoint is marked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mark {
-    /// The latest.
+    /// As the latest.
     Latest,
-    /// The latest, and the best so far: the same as place 1.
+    /// As the latest, and as the best so far: the same as place 1.
     Best,
-    /// The latest, and at this place among the best so far; those from there on move back by one.
+    /// As the latest, and at this place among the best so far. Those after it move back by one.
     Place(NonZeroUsize),
 }
 

@@ -6,37 +6,39 @@ use tch::Tensor;
 use super::Metric;
 use super::labelled::Labelled;
 
-/// How classes are put together.
+/// How the F1 of several classes is averaged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Average {
-    /// Samples of all classes are counted together, so that each sample weighs the same.
+    /// Counts samples of all classes together, so that each sample has the same weight.
     Micro,
-    /// The mean over classes, each of which weighs the same. Classes that are neither predicted nor right for any sample are left out, as scikit-learn does.
+    /// Takes the mean over classes, so that each class has the same weight. Classes that are neither predicted nor
+    /// correct for any sample are left out, as in scikit-learn.
     Macro,
 }
 
-/// F1 of the best class of each output, of samples or of the tokens of sentences: the harmonic mean of precision and recall, from 0 to 1.
+/// F1 of the predicted classes, of samples or of the tokens of sentences: the harmonic mean of precision and recall,
+/// from 0 to 1.
 ///
 /// ```
-/// use drumline::{Average, F1, Metric};
+/// use drumline::metrics::{Average, F1, Metric};
 /// use drumline::tch::{Kind, Tensor};
 ///
 /// let (predicted, right) = (Tensor::from_slice(&[0i64, 0, 1, 2]), Tensor::from_slice(&[0i64, 1, 1, 2]));
 /// let mut f1 = F1::new(3, Average::Macro);
 /// f1.update(&predicted.one_hot(3).to_kind(Kind::Float), &right)?;
 /// assert!((f1.value() - (2.0 / 3.0 + 2.0 / 3.0 + 1.0) / 3.0).abs() < 1e-12);
-/// # Ok::<(), drumline::TorchError>(())
+/// # Ok::<(), drumline::torch::TorchError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct F1 {
     average: Average,
     ignored: Option<i64>,
-    /// Of each class: predicted rightly, predicted, right.
+    /// For each class: correctly predicted, predicted, and actual samples.
     counts: Vec<[f64; 3]>,
 }
 
 impl F1 {
-    /// For outputs of so many classes.
+    /// For outputs with this number of classes.
     pub fn new(classes: usize, average: Average) -> Self {
         Self { average, ignored: None, counts: vec![[0.0; 3]; classes] }
     }
@@ -55,7 +57,11 @@ impl Metric for F1 {
         let classes = self.counts.len() as i64;
         if samples.classes() != classes {
             let found = samples.classes();
-            return Err(TorchError::Unfit(format!("F1: expected outputs of {classes} classes, got {found}")));
+            return Err(TorchError::value(
+                "F1: the number of classes of the outputs",
+                found,
+                classes.to_string(),
+            ));
         }
         let predicted = samples.output.f_argmax(1, false)?;
         let right = predicted.f_masked_select(&predicted.f_eq_tensor(&samples.target)?)?;
@@ -102,7 +108,7 @@ mod tests {
             for (average, expected) in [(Average::Micro, case.micro), (Average::Macro, case.macro_)] {
                 let mut f1 = F1::new(case.classes, average);
                 f1.ignored = case.ignored;
-                // In two batches, the second of which may be empty.
+                // In two batches. The second may be empty.
                 let half = case.target.len() / 2 + 1;
                 for part in [0..half.min(case.target.len()), half.min(case.target.len())..case.target.len()] {
                     let output = one_hot(&case.predicted[part.clone()], case.classes);
@@ -123,7 +129,7 @@ mod tests {
         let case = case.unwrap();
         let values = LocalGroup::run(3, |group| {
             let mut f1 = F1::new(case.classes, Average::Macro);
-            // The last rank has nothing.
+            // The last rank has no samples.
             for index in (0..case.target.len()).filter(|index| index % 2 == group.rank()) {
                 let output = one_hot(&case.predicted[index..=index], case.classes);
                 f1.update(&output, &Tensor::from_slice(&case.target[index..=index])).unwrap();
@@ -135,13 +141,17 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_told() {
-        let told = |output: [i64; 2], target: &[i64]| {
+    fn wrong_shapes_and_classes_are_errors() {
+        let message = |output: [i64; 2], target: &[i64]| {
             let output = Tensor::zeros(output, (tch::Kind::Float, tch::Device::Cpu));
             F1::new(3, Average::Micro).update(&output, &Tensor::from_slice(target)).unwrap_err().to_string()
         };
-        assert!(told([2, 4], &[0, 1]).contains("F1: expected outputs of 3 classes, got 4"));
-        assert!(told([2, 3], &[0]).contains("expected classes as Int64 of [2], got Int64 of [1]"));
-        assert!(told([2, 3], &[0, 3]).contains("class 3 is outside of 0 to 2; try"));
+        assert!(
+            message([2, 4], &[0, 1]).contains("F1: the number of classes of the outputs is 4; expected 3")
+        );
+        assert!(
+            message([2, 3], &[0]).contains("the target is Int64 of [1]; expected classes as Int64 of [2]")
+        );
+        assert!(message([2, 3], &[0, 3]).contains("a target class is 3; expected 0 to 2; try"));
     }
 }

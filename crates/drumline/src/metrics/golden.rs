@@ -1,4 +1,4 @@
-//! What scikit-learn and seqeval make of the same classes, read for the tests (`bench/oracle/f1.py`).
+//! Results of scikit-learn and seqeval for the same classes, read for the tests (`bench/oracle/f1.py`).
 
 use serde::Deserialize;
 use tch::{Kind, Tensor};
@@ -22,7 +22,7 @@ pub(super) struct Classes {
     pub(super) macro_: f64,
 }
 
-/// Sentences of classes whose names are tags.
+/// Sentences of tags.
 #[derive(Deserialize, Debug)]
 pub(super) struct Spans {
     pub(super) tags: Vec<String>,
@@ -35,7 +35,7 @@ pub(super) fn read() -> Golden {
     serde_json::from_str(&std::fs::read_to_string(PATH).unwrap()).unwrap()
 }
 
-/// Outputs whose best classes are these.
+/// Outputs that predict these classes.
 pub(super) fn one_hot(classes: &[i64], num: usize) -> Tensor {
     match classes {
         [] => Tensor::zeros([0, num as i64], (Kind::Float, tch::Device::Cpu)),

@@ -7,8 +7,8 @@ use super::Metric;
 
 /// The mean of a loss over all samples.
 ///
-/// [`update`](Metric::update) takes logits and classes and adds up their cross-entropy; [`add`](Self::add) takes a loss that
-/// was computed already, of any kind. A NaN in any sample makes the value NaN on all ranks, so that it is not missed.
+/// [`update`](Metric::update) takes logits and classes and adds their cross-entropy. [`add`](Self::add) takes a loss of
+/// any kind that was computed before. A NaN in any sample makes the value NaN on all ranks, so that it is not missed.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct MeanLoss {
     sum: f64,
@@ -16,9 +16,9 @@ pub struct MeanLoss {
 }
 
 impl MeanLoss {
-    /// Adds a batch of `samples` by its mean loss.
+    /// Adds a batch with this mean loss over `samples`.
     pub fn add(&mut self, mean: f64, samples: usize) {
-        // The mean of nothing is NaN, and says nothing.
+        // The mean over no samples is NaN, and does not count.
         if samples > 0 {
             self.sum += mean * samples as f64;
             self.count += samples as f64;
@@ -29,8 +29,8 @@ impl MeanLoss {
 impl Metric for MeanLoss {
     fn update(&mut self, output: &Tensor, target: &Tensor) -> Result<(), TorchError> {
         let _no_grad = tch::no_grad_guard();
-        // Each sample's loss by itself, so that sums do not depend on how samples are batched. No class is ignored: a
-        // wrong one is an error.
+        // The loss of each sample, so that sums do not depend on how samples are batched. No class is ignored: an
+        // invalid one is an error.
         let output = output.f_to_kind(Kind::Double)?;
         let losses = output.f_cross_entropy_loss::<Tensor>(target, None, Reduction::None, i64::MIN, 0.0)?;
         self.sum += losses.f_sum(Kind::Double)?.f_double_value(&[])?;

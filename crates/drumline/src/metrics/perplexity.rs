@@ -6,18 +6,19 @@ use tch::{Kind, Reduction, Tensor};
 use super::Metric;
 use super::labelled::Labelled;
 
-/// The exponential of the mean cross-entropy over samples, or over the tokens of sentences: between how many equally likely classes the model would waver.
+/// The exponential of the mean cross-entropy over samples, or over the tokens of sentences: the number of equally
+/// likely classes with the same uncertainty.
 ///
 /// ```
-/// use drumline::{Metric, Perplexity};
+/// use drumline::metrics::{Metric, Perplexity};
 /// use drumline::tch::{Device, Kind, Tensor};
 ///
-/// // Two sentences of 3 and 1 tokens, padded with 0; all of 10 words are as likely.
+/// // Two sentences of 3 and 1 tokens, padded with 0; all of 10 words are equally likely.
 /// let words = Tensor::from_slice(&[4i64, 7, 2, 5, 0, 0]).view([2, 3]);
 /// let mut perplexity = Perplexity::default().ignoring(0);
 /// perplexity.update(&Tensor::zeros([2, 3, 10], (Kind::Float, Device::Cpu)), &words)?;
 /// assert!((perplexity.value() - 10.0).abs() < 1e-12);
-/// # Ok::<(), drumline::TorchError>(())
+/// # Ok::<(), drumline::torch::TorchError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Perplexity {

@@ -1,10 +1,11 @@
 //! F1 over spans of tags, such as names in sentences.
 //!
 //! ```text
-//!   tags    B-PER I-PER O B-LOC I-PER S-ORG        between two tags of a type a span ends after E and S, and before B and S;
-//!   spans   └── PER ──┘   └LOC┘ └PER┘ └ORG┘        otherwise where the type is another, or O comes
+//!   tags    B-PER I-PER O B-LOC I-PER S-ORG     between two tags of a type a span ends after E and S, before B and S;
+//!   spans   └── PER ──┘   └LOC┘ └PER┘ └ORG┘     otherwise where the type changes, or O follows
 //! ```
-//! So a span may begin with I or E, where the tags do not follow their own rules. That is how `conlleval` and seqeval count.
+//! So a span may begin with I or E, if the tags do not follow their scheme. `conlleval` and seqeval count in the same
+//! way.
 
 use std::collections::BTreeSet;
 
@@ -14,12 +15,13 @@ use tch::{Device, Tensor};
 use super::Metric;
 use super::labelled::Labelled;
 
-/// F1 of spans: one counts as found where first tag, last tag and type are right. From 0 to 1; 0 where there are sentences but no spans.
+/// F1 of spans, from 0 to 1. A span is found if its first tag, last tag and type are correct. The value is 0 if there
+/// are sentences without any spans.
 ///
-/// Tags are classes by their names: `O`, and `B-…`, `I-…` and, for BIOES, `E-…` and `S-…` with a type.
+/// The names of the classes are tags: `O`, and `B-…`, `I-…` and, for BIOES, `E-…` and `S-…` with a type.
 ///
 /// ```
-/// use drumline::{Metric, SpanF1};
+/// use drumline::metrics::{Metric, SpanF1};
 /// use drumline::tch::{Kind, Tensor};
 ///
 /// let mut f1 = SpanF1::new(&["O", "B-PER", "I-PER", "B-LOC", "I-LOC"])?.ignoring(-1);
@@ -27,7 +29,7 @@ use super::labelled::Labelled;
 /// let found = Tensor::from_slice(&[1i64, 2, 0, 3, 0, 0, 0, 0]).view([2, 4]);
 /// f1.update(&found.one_hot(5).to_kind(Kind::Float), &right)?;
 /// assert_eq!(f1.value(), 2.0 * 2.0 / (2.0 + 3.0));
-/// # Ok::<(), drumline::TorchError>(())
+/// # Ok::<(), drumline::torch::TorchError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct SpanF1 {
@@ -36,7 +38,7 @@ pub struct SpanF1 {
     sums: Sums,
 }
 
-/// Found rightly, found, there; and tags in all.
+/// Correctly found, found and actual spans, and the number of tags.
 type Sums = [f64; 4];
 
 /// A tag within a span.
@@ -58,23 +60,22 @@ impl Tag {
             "E" => (false, true),
             "S" => (true, true),
             _ => {
-                return Err(TorchError::Unfit(format!(
-                    "span F1: tag `{name}` is neither O nor B, I, E or S with a type; try names such as B-PER"
-                )));
+                let expected = "O, or B, I, E or S with a type; try names such as B-PER";
+                return Err(TorchError::value("span F1: a tag", format!("`{name}`"), expected));
             }
         };
         Ok(Some(Self { begins, ends, of: of.to_owned() }))
     }
 }
 
-/// First tag, tag behind the last, and type of each span.
+/// The first tag, the tag after the last, and the type of each span.
 fn spans<'t>(tags: &[Option<&'t Tag>]) -> BTreeSet<(usize, usize, &'t str)> {
     let mut spans = BTreeSet::new();
     let mut open: Option<(usize, &Tag)> = None;
     for (place, tag) in tags.iter().copied().chain([None]).enumerate() {
-        let goes_on =
+        let continues =
             |(_, last): &(usize, &Tag)| tag.is_some_and(|tag| !last.ends && !tag.begins && last.of == tag.of);
-        match (open.filter(goes_on), tag) {
+        match (open.filter(continues), tag) {
             (Some((first, _)), Some(tag)) => open = Some((first, tag)),
             (_, tag) => {
                 spans.extend(open.map(|(first, last)| (first, place, last.of.as_str())));
@@ -86,13 +87,13 @@ fn spans<'t>(tags: &[Option<&'t Tag>]) -> BTreeSet<(usize, usize, &'t str)> {
 }
 
 impl SpanF1 {
-    /// For outputs of these classes, in their order. An error if one is no tag.
+    /// For outputs of these classes, in this order. Returns an error if a name is not a tag.
     pub fn new<S: AsRef<str>>(tags: &[S]) -> Result<Self, TorchError> {
         let tags = tags.iter().map(|name| Tag::parse(name.as_ref())).collect::<Result<_, _>>()?;
         Ok(Self { tags, ignored: None, sums: Sums::default() })
     }
 
-    /// Leaves out places whose right class is this one, such as the padding of sentences.
+    /// Leaves out tokens whose correct class is this one, such as the padding of sentences.
     #[must_use]
     pub fn ignoring(self, class: i64) -> Self {
         Self { ignored: Some(class), ..self }
@@ -110,13 +111,16 @@ impl SpanF1 {
 }
 
 impl Metric for SpanF1 {
-    /// Outputs of sentences × places × tags, and sentences × places of right tags.
+    /// Takes outputs of sentences × places × tags, and correct tags of sentences × places.
     fn update(&mut self, output: &Tensor, target: &Tensor) -> Result<(), TorchError> {
         let _no_grad = tch::no_grad_guard();
-        let unfit = |what: String| Err(TorchError::Unfit(format!("span F1: {what}")));
         let (size, tags) = (output.size(), self.tags.len());
         if size.len() != 3 || size[2] != tags as i64 {
-            return unfit(format!("expected outputs of sentences × places × {tags} tags, got {size:?}"));
+            return Err(TorchError::Shape {
+                what: "span F1: the output".to_owned(),
+                expected: format!("sentences × places × {tags} tags"),
+                got: size,
+            });
         }
         Labelled::new("span F1", output, target, self.ignored)?;
         let classes = |tensor: &Tensor| -> Result<Vec<i64>, TorchError> {
@@ -152,7 +156,7 @@ mod tests {
     use super::super::golden::{self, one_hot};
     use super::*;
 
-    /// Sentences of any lengths, padded with a class that counts nowhere.
+    /// Sentences of different lengths, padded with a class that is ignored.
     fn padded(sentences: &[Vec<i64>], with: i64) -> Tensor {
         let longest = sentences.iter().map(Vec::len).max().unwrap_or(0);
         let mut all: Vec<_> = sentences.to_vec();
@@ -195,15 +199,15 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_told_and_nothing_is_no_value() {
-        let told = SpanF1::new(&["O", "X-PER"]).unwrap_err().to_string();
-        assert!(told.contains("tag `X-PER` is neither O nor"), "{told}");
+    fn wrong_tags_and_shapes_are_errors_and_no_sentence_is_nan() {
+        let message = SpanF1::new(&["O", "X-PER"]).unwrap_err().to_string();
+        assert!(message.contains("a tag is `X-PER`; expected O, or"), "{message}");
         let mut f1 = SpanF1::new(&["O", "B-A"]).unwrap();
         assert!(f1.value().is_nan());
         let output = Tensor::zeros([2, 3, 2], (tch::Kind::Float, Device::Cpu));
-        let told =
+        let message =
             f1.update(&output.select(0, 0), &Tensor::from_slice(&[0i64, 0, 0])).unwrap_err().to_string();
-        assert!(told.contains("sentences × places × 2 tags, got [3, 2]"), "{told}");
+        assert!(message.contains("shape [3, 2]; expected sentences × places × 2 tags"), "{message}");
         f1.update(&output, &Tensor::zeros([2, 3], (tch::Kind::Int64, Device::Cpu))).unwrap();
         assert_eq!(f1.value(), 0.0);
     }

@@ -5,10 +5,11 @@ use tch::{Kind, Tensor};
 
 use super::Metric;
 
-/// The share of samples whose class is among the `k` best of the output, from 0 to 1.
+/// The fraction of samples whose class is among the `k` best of the output, from 0 to 1.
 ///
-/// Of equal outputs the lower class is the better one, on every device. NaN is better than any number and than itself: a
-/// sample whose own class got NaN is wrong, and one with NaN in `k` other classes, too. It counts as a sample.
+/// Of equal outputs the lower class counts as better, on every device. NaN counts as better than any number, including
+/// another NaN: a sample whose own class has NaN is wrong, and so is one with NaN in `k` other classes. Both count as
+/// samples.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TopK {
     k: usize,
@@ -22,31 +23,31 @@ impl TopK {
         Self { k, correct: 0.0, count: 0.0 }
     }
 
-    /// How many guesses a sample has.
+    /// The number of guesses for a sample.
     pub fn k(&self) -> usize {
         self.k
     }
 
     fn check(&self, output: &Tensor, target: &Tensor) -> Result<(), TorchError> {
         let (size, k) = (output.size(), self.k as i64);
-        let unfit = |what: String| Err(TorchError::Unfit(format!("top-{k} accuracy: {what}")));
+        let what = |what: &str| format!("top-{k} accuracy: {what}");
         let [samples, classes] = size[..] else {
-            return unfit(format!("expected outputs of samples × classes, got {size:?}"));
+            let expected = "samples × classes".to_owned();
+            return Err(TorchError::Shape { what: what("the output"), expected, got: size });
         };
         if k < 1 || k > classes {
-            return unfit(format!("expected k from 1 to {classes}, the number of classes; try another k"));
+            let expected = format!("1 to {classes}, the number of classes; try another k");
+            return Err(TorchError::value(what("k"), k, expected));
         }
         if target.size() != [samples] || target.kind() != Kind::Int64 {
-            let (kind, size) = (target.kind(), target.size());
-            return unfit(format!("expected {samples} classes as Int64, got {kind:?} of {size:?}"));
+            let got = format!("{:?} of {:?}", target.kind(), target.size());
+            return Err(TorchError::value(what("the target"), got, format!("{samples} classes as Int64")));
         }
         let outside = target.f_lt(0)?.f_logical_or(&target.f_ge(classes)?)?;
         if outside.f_any()?.f_int64_value(&[])? != 0 {
             let worst = target.f_masked_select(&outside)?.f_int64_value(&[0])?;
-            return unfit(format!(
-                "class {worst} is outside of 0 to {}; try the model's class count",
-                classes - 1
-            ));
+            let expected = format!("0 to {}; try the model's class count", classes - 1);
+            return Err(TorchError::value(what("a target class"), worst, expected));
         }
         Ok(())
     }
@@ -61,7 +62,7 @@ impl Metric for TopK {
         let behind = Tensor::f_arange(classes, (Kind::Int64, output.device()))?.f_gt_tensor(&target)?;
         let beaten =
             output.f_eq_tensor(&own)?.f_logical_and(&behind)?.f_logical_or(&output.f_lt_tensor(&own)?)?;
-        // The others, less those beaten, come before the sample's class.
+        // The classes that are not beaten come before the sample's class.
         let beaten = beaten.f_sum_dim_intlist(1, false, Kind::Int64)?;
         let correct = beaten.f_ge(classes - self.k as i64)?;
         self.correct += correct.f_sum(Kind::Int64)?.f_int64_value(&[])? as f64;
@@ -126,19 +127,26 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_told() {
+    fn wrong_shapes_and_classes_are_errors() {
         let output = Tensor::zeros([2, 4], (Kind::Float, tch::Device::Cpu));
-        let told = |k, target: &Tensor| TopK::new(k).update(&output, target).unwrap_err().to_string();
-        assert!(told(5, &Tensor::from_slice(&[0i64, 1])).contains("expected k from 1 to 4"));
-        assert!(told(0, &Tensor::from_slice(&[0i64, 1])).contains("expected k from 1 to 4"));
+        let message = |k, target: &Tensor| TopK::new(k).update(&output, target).unwrap_err().to_string();
         assert!(
-            told(1, &Tensor::from_slice(&[0i64])).contains("expected 2 classes as Int64, got Int64 of [1]")
+            message(5, &Tensor::from_slice(&[0i64, 1])).contains("expected 1 to 4, the number of classes")
         );
-        assert!(told(1, &Tensor::from_slice(&[0i64, 4])).contains("class 4 is outside of 0 to 3"));
-        assert!(told(1, &Tensor::from_slice(&[-1i64, 0])).contains("class -1 is outside of 0 to 3"));
+        assert!(
+            message(0, &Tensor::from_slice(&[0i64, 1])).contains("expected 1 to 4, the number of classes")
+        );
+        assert!(
+            message(1, &Tensor::from_slice(&[0i64]))
+                .contains("the target is Int64 of [1]; expected 2 classes")
+        );
+        assert!(message(1, &Tensor::from_slice(&[0i64, 4])).contains("a target class is 4; expected 0 to 3"));
+        assert!(
+            message(1, &Tensor::from_slice(&[-1i64, 0])).contains("a target class is -1; expected 0 to 3")
+        );
     }
 
-    /// Sample i of n is right for i % 3 == 0: ceil(n / 3) of them, however they are spread.
+    /// Sample i of n is correct for i % 3 == 0: ceil(n / 3) of them, for any distribution over ranks.
     #[test]
     fn uneven_shares_and_ranks_without_a_batch_are_exact() -> Result<(), CommError> {
         for (world, samples) in [(1, 10), (2, 7), (3, 100), (4, 2)] {

@@ -1,7 +1,9 @@
-//! Schedules of DeepSpeed, with the keys of its configuration: warm-up by a logarithm or a line, then a fall by a line or a cosine.
+//! Schedules of DeepSpeed, with the keys of its configuration: logarithmic or linear warm-up, then linear or cosine
+//! decay.
 //!
-//! DeepSpeed steps its scheduler after the optimizer: the learning rate of step 0 is set when the scheduler is made, and that of
-//! step k (k > 0) comes from iteration k - 1. So the first two steps of a warm-up have the same learning rate; this is kept.
+//! DeepSpeed steps its scheduler after the optimizer: the learning rate of step 0 is set when the scheduler is created,
+//! and that of step k (k > 0) comes from iteration k - 1. So the first two steps of a warm-up have the same learning
+//! rate, here as well.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,12 +20,12 @@ pub enum WarmupType {
     Linear,
 }
 
-/// The iteration that DeepSpeed's scheduler has seen before this step; none before step 0.
+/// The iteration of DeepSpeed's scheduler at this step; `None` at step 0.
 fn iteration(at: At) -> Option<u64> {
     at.step.checked_sub(1)
 }
 
-/// From 0 to 1 over the warm-up; none after it.
+/// The warm-up factor from 0 to 1; `None` after the warm-up.
 fn rise(iteration: u64, num_steps: u64, kind: WarmupType) -> Option<f64> {
     // DeepSpeed's lower bound: the logarithm of 1 would divide by zero.
     let num_steps = num_steps.max(2);
@@ -38,7 +40,7 @@ fn check_steps(policy: &'static str, warmup_num_steps: u64) -> Result<(), Schedu
     ensure(warmup_num_steps > 0, policy, || "warmup_num_steps is 0; expected at least 1".into())
 }
 
-/// `WarmupLR`: up from one learning rate to another, which stays.
+/// `WarmupLR`: rises from one learning rate to another, and stays there.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WarmupLr {
@@ -71,7 +73,7 @@ impl WarmupLr {
     }
 }
 
-/// `WarmupDecayLR`: up as [`WarmupLr`], then down by a line to `warmup_min_lr` at the last step.
+/// `WarmupDecayLR`: rises as [`WarmupLr`], then falls linearly to `warmup_min_lr` at the last step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WarmupDecayLr {
@@ -107,19 +109,20 @@ impl WarmupDecayLr {
     }
 }
 
-/// `WarmupCosineLR`: up to the optimizer's learning rate, then down by half a cosine; all in parts of that learning rate.
+/// `WarmupCosineLR`: rises to the optimizer's learning rate, then falls by half a cosine. All values are fractions of
+/// that learning rate.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WarmupCosineLr {
     /// Steps of the training.
     pub total_num_steps: u64,
-    /// The part at the start.
+    /// The fraction at the start.
     #[serde(default)]
     pub warmup_min_ratio: f64,
     /// Steps of the warm-up, two at least.
     #[serde(default = "one_thousand")]
     pub warmup_num_steps: u64,
-    /// The part at the end; it stays.
+    /// The fraction at the end, which stays.
     #[serde(default = "one_ten_thousandth")]
     pub cos_min_ratio: f64,
     /// How it rises.
@@ -132,7 +135,7 @@ impl WarmupCosineLr {
         check_steps("WarmupCosineLR", self.warmup_num_steps)
     }
 
-    /// The learning rate of the next step; that of step 0 is 0, as DeepSpeed's.
+    /// The learning rate of the next step. That of step 0 is 0, as in DeepSpeed.
     pub fn lr(&self, base_lr: f64, at: At) -> f64 {
         let Some(iteration) = iteration(at) else { return 0.0 };
         if let Some(rise) = rise(iteration, self.warmup_num_steps, self.warmup_type) {
@@ -145,7 +148,7 @@ impl WarmupCosineLr {
     }
 }
 
-/// `LRRangeTest`: ever up, by a line or by stairs, to see which learning rate is too much.
+/// `LRRangeTest`: rises linearly or in stairs, to find out which learning rate is too large.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LrRangeTest {

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{At, ScheduleError, cosine, ensure};
 
-/// The keys of Distribuuuu's `OPTIM`, in lower case; the defaults are its own. `BASE_LR` is the schedule's.
+/// The keys of Distribuuuu's `OPTIM` in lower case, with its defaults. `BASE_LR` is the schedule's `base_lr`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Distribuuuu {
@@ -12,13 +12,13 @@ pub struct Distribuuuu {
     pub lr_policy: EpochCurve,
     /// Epochs of the training.
     pub max_epoch: u64,
-    /// Where the cosine ends, as a part of the base learning rate.
+    /// The end of the cosine, as a fraction of the base learning rate.
     pub min_lr: f64,
-    /// Epochs from which on the learning rate is that of step 0, 1, 2, …; the first is 0.
+    /// The epochs at which step 0, 1, 2, … begin; the first is 0.
     pub steps: Vec<u64>,
-    /// What each step multiplies by.
+    /// The factor of each step.
     pub lr_mult: f64,
-    /// Where the warm-up begins, as a part of the learning rate without it.
+    /// The start of the warm-up, as a fraction of the learning rate without it.
     pub warmup_factor: f64,
     /// Epochs of the warm-up.
     pub warmup_epochs: u64,
@@ -30,7 +30,7 @@ pub struct Distribuuuu {
 pub enum EpochCurve {
     /// Half a cosine over all epochs.
     Cos,
-    /// A factor at each of the given epochs.
+    /// A factor at each epoch of `steps`.
     Steps,
 }
 

@@ -1,4 +1,5 @@
-//! The schedules held against PyTorch 2.11 and the formulas of Distribuuuu, DeepSpeed and NJUNMT: `bench/oracle/schedules.py`.
+//! Compares the schedules with PyTorch 2.11 and the formulas of Distribuuuu, DeepSpeed and NJUNMT:
+//! `bench/oracle/schedules.py`.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -27,7 +28,7 @@ fn learning_rates_are_as_expected() {
     for Case { schedule, steps_per_epoch, lr } in cases() {
         types.insert(std::mem::discriminant(schedule.policy()));
         for (step, expected) in lr.into_iter().enumerate() {
-            let at = At { epoch: step as f64 / steps_per_epoch as f64, step: step as u64 };
+            let at = At { epoch: step as f64 / steps_per_epoch as f64, step: step as u64, ..At::default() };
             let found = schedule.lr(at);
             let near = (found - expected).abs() <= 1e-6 * expected.abs() + 1e-15;
             assert!(near, "{schedule:?} at step {step}: {found}, expected {expected}");
@@ -45,11 +46,11 @@ fn a_schedule_is_written_and_read_again() {
 }
 
 #[test]
-fn settings_that_make_no_sense_are_refused() {
-    let refused = |name: &str, params: Value, words: &str| {
+fn invalid_settings_are_refused() {
+    let refused = |name: &str, params: Value, expected_text: &str| {
         let schedule = json!({"base_lr": 0.1, "policy": {"type": name, "params": params}});
         let error = serde_json::from_value::<LrSchedule>(schedule).unwrap_err().to_string();
-        assert!(error.contains(words), "{error}");
+        assert!(error.contains(expected_text), "{error}");
     };
     refused("Distribuuuu", json!({"lr_policy": "steps", "steps": [30, 60]}), "do not begin at epoch 0; try");
     refused("Distribuuuu", json!({"max_epoch": 0}), "max_epoch is 0");

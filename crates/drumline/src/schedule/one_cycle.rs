@@ -1,19 +1,19 @@
-//! DeepSpeed's `OneCycle`: up by a line, down by a line, then a slow decay.
+//! DeepSpeed's `OneCycle`: a linear rise, a linear fall, then a slow decay.
 //!
 //! ```text
 //!   cycle_max_lr      /\
 //!                    /  \
-//!   cycle_min_lr  __/    \___          the decay divides by 1 + decay_lr_rate * (steps since the cycle / decay_step_size)
+//!   cycle_min_lr  __/    \___      the decay divides by 1 + decay_lr_rate * (steps since the cycle / decay_step_size)
 //!                  first second
 //! ```
 //!
-//! Only the learning rate: DeepSpeed's keys for a cycle of the momentum are not known here.
+//! Only the learning rate is supported, not DeepSpeed's keys for a cycle of the momentum.
 
 use serde::{Deserialize, Serialize};
 
 use super::{At, ScheduleError, ensure};
 
-/// The keys of `OneCycle`; the defaults are DeepSpeed's.
+/// The keys of `OneCycle`, with DeepSpeed's defaults.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OneCycle {
@@ -21,22 +21,22 @@ pub struct OneCycle {
     pub cycle_min_lr: f64,
     /// The learning rate at its top.
     pub cycle_max_lr: f64,
-    /// How fast the learning rate decays after the cycle; 0 is not at all.
+    /// The speed of the decay after the cycle; 0 for none.
     #[serde(default)]
     pub decay_lr_rate: f64,
     /// Steps up.
     #[serde(default = "two_thousand")]
     pub cycle_first_step_size: u64,
-    /// Steps down; `None` is as many as up.
+    /// Steps down; by default as many as up.
     #[serde(default)]
     pub cycle_second_step_size: Option<u64>,
-    /// Stairs on the way up; 0 is a line.
+    /// Stairs on the way up; 0 for a line.
     #[serde(default)]
     pub cycle_first_stair_count: u64,
-    /// Stairs on the way down; `None` is as many as up.
+    /// Stairs on the way down; by default as many as up.
     #[serde(default)]
     pub cycle_second_stair_count: Option<u64>,
-    /// Steps in which the decay grows by `decay_lr_rate`; 0 is no decay.
+    /// Steps in which the decay grows by `decay_lr_rate`; 0 for no decay.
     #[serde(default)]
     pub decay_step_size: u64,
 }

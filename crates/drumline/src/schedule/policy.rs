@@ -1,4 +1,4 @@
-//! A schedule as configurations and checkpoints hold it: its name and its settings, as DeepSpeed's `scheduler` has them.
+//! A schedule in configurations and checkpoints: its name and its settings, in the form of DeepSpeed's `scheduler`.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,10 +7,10 @@ use super::{
     Schedule, ScheduleError, StepLr, WarmupCosineLr, WarmupDecayLr, WarmupLr, ensure,
 };
 
-/// Which schedule, with its settings.
+/// A schedule with its settings.
 ///
 /// ```
-/// use drumline::LrPolicy;
+/// use drumline::schedule::LrPolicy;
 ///
 /// let policy: LrPolicy = serde_json::from_str(r#"{"type": "WarmupLR", "params": {"warmup_num_steps": 100}}"#)?;
 /// assert!(matches!(policy, LrPolicy::WarmupLr(warmup) if warmup.warmup_num_steps == 100));
@@ -20,9 +20,9 @@ use super::{
 #[serde(tag = "type", content = "params")]
 #[non_exhaustive]
 pub enum LrPolicy {
-    /// Always the same.
+    /// A constant learning rate.
     Constant,
-    /// Distribuuuu's, by epochs.
+    /// Distribuuuu's schedule, by epochs.
     Distribuuuu(Distribuuuu),
     /// PyTorch's `StepLR`.
     #[serde(rename = "StepLR")]
@@ -50,9 +50,9 @@ pub enum LrPolicy {
     /// DeepSpeed's `LRRangeTest`.
     #[serde(rename = "LRRangeTest")]
     LrRangeTest(LrRangeTest),
-    /// The Transformer's, by steps and the model's width.
+    /// The Transformer's schedule, by steps and the model's width.
     Noam(Noam),
-    /// Falls with the root of the steps.
+    /// A learning rate that falls with the square root of the steps.
     InverseSqrt(InverseSqrt),
 }
 
@@ -93,16 +93,16 @@ impl LrPolicy {
     }
 }
 
-/// A schedule that is ready for use: a policy that was checked, and the optimizer's learning rate.
+/// A schedule that was checked, with the optimizer's learning rate.
 ///
 /// ```
-/// use drumline::{At, Distribuuuu, LrPolicy, LrSchedule, Schedule};
+/// use drumline::schedule::{At, Distribuuuu, LrPolicy, LrSchedule, Schedule};
 ///
 /// let schedule = LrSchedule::new(0.2, LrPolicy::Distribuuuu(Distribuuuu::default()))?;
-/// let lr = |epoch| schedule.lr(At { epoch, step: 0 });
+/// let lr = |epoch| schedule.lr(At { epoch, ..At::default() });
 /// assert!((lr(0.0) - 0.02).abs() < 1e-12);
 /// assert!((lr(50.0) - 0.1).abs() < 1e-12);
-/// # Ok::<(), drumline::ScheduleError>(())
+/// # Ok::<(), drumline::schedule::ScheduleError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Unchecked")]

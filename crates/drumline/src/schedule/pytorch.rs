@@ -1,6 +1,6 @@
 //! Schedules of PyTorch, in closed form and under its names.
 //!
-//! PyTorch counts calls of `scheduler.step()`, which programs make once an epoch or once a step: [`Per`].
+//! PyTorch counts calls of `scheduler.step()`, which programs make once per epoch or once per step: [`Per`].
 
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +32,7 @@ impl Per {
 pub struct StepLr {
     /// Counts between changes.
     pub step_size: u64,
-    /// What each change multiplies by.
+    /// The factor of each change.
     #[serde(default = "one_tenth")]
     pub gamma: f64,
     /// What is counted.
@@ -55,9 +55,9 @@ impl StepLr {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MultiStepLr {
-    /// The counts from which on the learning rate is another; one that is listed twice multiplies twice.
+    /// The counts at which the learning rate changes. One that is listed twice multiplies twice.
     pub milestones: Vec<u64>,
-    /// What each milestone multiplies by.
+    /// The factor of each milestone.
     #[serde(default = "one_tenth")]
     pub gamma: f64,
     /// What is counted.
@@ -74,7 +74,7 @@ impl MultiStepLr {
     }
 }
 
-/// `CosineAnnealingLR`: half a cosine down to `eta_min` in `T_max` counts, then up again, and so on.
+/// `CosineAnnealingLR`: falls by half a cosine to `eta_min` in `T_max` counts, then rises again, and so on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CosineAnnealingLr {

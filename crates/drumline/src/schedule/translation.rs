@@ -1,24 +1,25 @@
 //! Schedules of translation models, by steps: NJUNMT's `noam` and `isqrt`.
 //!
-//! Steps are counted from 1 here: k is the number of the step that is about to be made.
+//! Steps are counted from 1 here: k is the number of the next step.
 
 use serde::{Deserialize, Serialize};
 
 use super::{At, ScheduleError, ensure};
 
-/// `Noam`, of the paper that introduced the Transformer: `base_lr · factor · d_model^-0.5 · min(k^-0.5, k · warmup_steps^-1.5)`.
+/// `Noam`, of the paper that introduced the Transformer: `base_lr · factor · d_model^-0.5 · min(k^-0.5, k ·
+/// warmup_steps^-1.5)`.
 ///
-/// It grows evenly over the warm-up and falls with the root of the steps afterwards. The paper's has a base of 1; NJUNMT's has a `factor` of 10, for a
-/// learning rate of 0.1.
+/// It grows linearly in the warm-up, and then falls with the square root of the steps. The paper has a base of 1;
+/// NJUNMT has a `factor` of 10, for a learning rate of 0.1.
 ///
 /// ```
-/// use drumline::{At, LrPolicy, LrSchedule, Noam, Schedule};
+/// use drumline::schedule::{At, LrPolicy, LrSchedule, Noam, Schedule};
 ///
 /// let noam = Noam { d_model: 512, warmup_steps: 4000, factor: 1.0, min_lr: 0.0 };
 /// let schedule = LrSchedule::new(1.0, LrPolicy::Noam(noam))?;
-/// let peak = schedule.lr(At { epoch: 0.0, step: 3999 });
+/// let peak = schedule.lr(At { step: 3999, ..At::default() });
 /// assert!((peak - 1.0 / (512f64 * 4000.0).sqrt()).abs() < 1e-12);
-/// # Ok::<(), drumline::ScheduleError>(())
+/// # Ok::<(), drumline::schedule::ScheduleError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -28,10 +29,10 @@ pub struct Noam {
     /// Steps of the warm-up.
     #[serde(default = "four_thousand")]
     pub warmup_steps: u64,
-    /// What all is multiplied by.
+    /// A factor of the whole curve.
     #[serde(default = "one")]
     pub factor: f64,
-    /// It is never less.
+    /// The lower bound of the learning rate.
     #[serde(default)]
     pub min_lr: f64,
 }
@@ -52,22 +53,23 @@ impl Noam {
     }
 }
 
-/// `InverseSqrt`: from `init_lr` at the first step evenly to the base at the last of the warm-up, and from `decay_steps` on `base_lr · (decay_steps / k)^0.5`.
+/// `InverseSqrt`: grows linearly from `init_lr` at the first step to the base at the end of the warm-up. After
+/// `decay_steps` it is `base_lr · (decay_steps / k)^0.5`; in between it stays.
 ///
-/// Between the two it stays. NJUNMT's `isqrt` stays for ever where no `decay_steps` are given; here it then falls from the end of the warm-up on.
+/// In NJUNMT's `isqrt` it stays forever without `decay_steps`. Here it then falls after the warm-up.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InverseSqrt {
-    /// Steps of the warm-up; 1: there is none.
+    /// Steps of the warm-up; 1 for none.
     #[serde(default = "one_step")]
     pub warmup_steps: u64,
-    /// The last step before it falls; that of the warm-up, if it is not given.
+    /// The last step before it falls; default `warmup_steps`.
     #[serde(default)]
     pub decay_steps: Option<u64>,
     /// The learning rate of the first step of a warm-up.
     #[serde(default = "tiny")]
     pub init_lr: f64,
-    /// It is never less.
+    /// The lower bound of the learning rate.
     #[serde(default)]
     pub min_lr: f64,
 }

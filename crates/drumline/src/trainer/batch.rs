@@ -1,14 +1,14 @@
-//! What the trainer must know of a batch: how many samples, and how it gets to a device.
+//! What the trainer needs of a batch: the number of samples, and a copy to a device.
 
 use drumline_torch::TorchError;
 use tch::{Device, Tensor};
 
-use crate::loader::ImageBatch;
+use crate::data::loader::ImageBatch;
 
-/// A batch of samples. Of how many tensors it is made is its own business.
+/// A batch of samples, in any number of tensors.
 ///
 /// ```
-/// use drumline::TorchError;
+/// use drumline::torch::TorchError;
 /// use drumline::tch::{Device, Tensor};
 /// use drumline::trainer::Batch;
 ///
@@ -28,26 +28,26 @@ use crate::loader::ImageBatch;
 /// }
 /// ```
 pub trait Batch: Send + Sized + 'static {
-    /// How many samples.
+    /// The number of samples.
     fn num_samples(&self) -> usize;
 
-    /// Copies it to where the model is.
+    /// Copies the batch to the model's device.
     fn to_device(self, device: Device) -> Result<Self, TorchError>;
 
-    /// All that the model and the loss read of it, always in the same order: a step that has been recorded as a CUDA graph is fed by copying
-    /// into them. `None`, if it is not said: then steps are not recorded.
+    /// All tensors that the model and the loss read, always in the same order. A step that is recorded as a CUDA graph
+    /// gets new batches by copies into them. The default, `None`, means that steps stay eager.
     fn tensors(&self) -> Option<Vec<&Tensor>> {
         None
     }
 }
 
-/// A batch of one tensor that goes in and one that should come out. Any `tch` module can be trained on such, with
-/// [`CrossEntropy`](super::CrossEntropy) and any [`Metric`](crate::Metric).
+/// A batch with one input tensor and one target tensor. Any `tch` module can be trained on it, with
+/// [`CrossEntropy`](super::CrossEntropy) and any [`Metric`](crate::metrics::Metric).
 pub trait Supervised: Batch {
-    /// What the model gets.
+    /// The model's input.
     fn input(&self) -> &Tensor;
 
-    /// What it should make of it.
+    /// The correct output.
     fn target(&self) -> &Tensor;
 }
 

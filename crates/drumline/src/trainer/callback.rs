@@ -1,38 +1,37 @@
-//! Callbacks, in two kinds that the types keep apart.
+//! Callbacks, of two kinds with different traits.
 //!
 //! ```text
 //!   on_train_begin
 //!     on_epoch_begin
-//!       on_batch_begin ─ forward ─ on_loss_begin ─ loss ─ on_backward_begin ─ backward      each batch of a step, where a rank has one
-//!       gradients clipped ─ on_backward_end ─ optimizer ─ on_step_end ─ on_batch_end        once a step, on all ranks
-//!         on_valid_begin ─ evaluation, each batch: on_valid_batch_end ─ on_valid_end       when it is time, or was asked for
+//!       on_batch_begin ─ forward ─ on_loss_begin ─ loss ─ on_backward_begin ─ backward      each batch of a rank
+//!       clip, learning rate ─ on_backward_end ─ optimizer ─ on_step_end ─ on_batch_end      once a step, on all ranks
+//!         on_valid_begin ─ evaluation, each batch: on_valid_batch_end ─ on_valid_end       when due or requested
 //!     on_epoch_end
-//!   on_train_end                      on_exception instead, where the training fails
+//!   on_train_end                      or on_exception, if the training fails
 //! ```
-//! In each hook the callbacks of all ranks come first, in the order in which they were added, then those of the master.
+//! In each hook the callbacks of all ranks run first, in the order in which they were added, then those of rank 0.
 
 use drumline_torch::Named;
 use serde_json::Value;
 
-use super::callbacks::GradientClip;
 use super::error::TrainerError;
 use super::state::{Evaluation, TrainState};
-use crate::loader::Cause;
+use crate::data::loader::Cause;
 
 /// What a hook returns. An error on any rank ends the training on all of them, after a checkpoint.
 pub type CallbackResult = Result<(), Cause>;
 
-/// Declares the hooks, which differ between the two kinds in nothing but what may be done to the state.
+/// Declares the hooks. The two kinds differ only in whether the state is mutable.
 macro_rules! hooks {
     ($state:ty) => {
-        /// What people know it by; in errors, and in checkpoints.
+        /// The name of the callback, in errors and in checkpoints.
         fn name(&self) -> String {
             let path = std::any::type_name::<Self>();
             let path = path.split('<').next().unwrap_or(path);
             path.rsplit("::").next().unwrap_or(path).to_owned()
         }
 
-        /// Before the first step. A checkpoint to go on from has been loaded.
+        /// Before the first step, and after a checkpoint was loaded.
         fn on_train_begin(&mut self, state: $state) -> CallbackResult {
             let _ = state;
             Ok(())
@@ -44,26 +43,29 @@ macro_rules! hooks {
             Ok(())
         }
 
-        /// Before the forward of a batch; a step has up to `update_every`. Not on ranks that have run out of batches.
+        /// Before the forward of a batch; a step has up to `update_every` batches. Not called on ranks that have run
+        /// out of batches.
         fn on_batch_begin(&mut self, state: $state) -> CallbackResult {
             let _ = state;
             Ok(())
         }
 
-        /// Between a batch's forward and its loss; where steps are CUDA graphs, before all of that. Not on ranks that have run out of batches.
+        /// Between the forward of a batch and its loss. If steps are CUDA graphs, before both. Not called on ranks that
+        /// have run out of batches.
         fn on_loss_begin(&mut self, state: $state) -> CallbackResult {
             let _ = state;
             Ok(())
         }
 
-        /// Between a batch's loss and its backward; where steps are CUDA graphs, before all of that. Not on ranks that have run out of batches.
+        /// Between the loss of a batch and its backward. If steps are CUDA graphs, before both. Not called on ranks
+        /// that have run out of batches.
         fn on_backward_begin(&mut self, state: $state) -> CallbackResult {
             let _ = state;
             Ok(())
         }
 
-        /// Once a step: the gradients are those of all ranks, the loss is known, and the optimizer has yet to step. Place to change gradients, where they
-        /// lie, to set the learning rate, and to refuse the step by an error.
+        /// Once per step, before the optimizer's step. The gradients are those of all ranks, and the loss is known.
+        /// Change gradients in place here, set the learning rate, or return an error to refuse the step.
         fn on_backward_end(&mut self, state: $state) -> CallbackResult {
             let _ = state;
             Ok(())
@@ -87,25 +89,25 @@ macro_rules! hooks {
             Ok(())
         }
 
-        /// After a batch of an evaluation, of this rank's share.
+        /// After each batch of this rank in an evaluation.
         fn on_valid_batch_end(&mut self, state: $state) -> CallbackResult {
             let _ = state;
             Ok(())
         }
 
-        /// After an evaluation, which is the same on all ranks.
+        /// After an evaluation. Its result is the same on all ranks.
         fn on_valid_end(&mut self, state: $state, evaluation: &Evaluation) -> CallbackResult {
             let _ = (state, evaluation);
             Ok(())
         }
 
-        /// When all samples of an epoch were seen, after its evaluation.
+        /// At the end of an epoch, after its evaluation.
         fn on_epoch_end(&mut self, state: $state) -> CallbackResult {
             let _ = state;
             Ok(())
         }
 
-        /// After the last step, also where training was asked to stop.
+        /// After the last step, also if the training was asked to stop.
         fn on_train_end(&mut self, state: $state) -> CallbackResult {
             let _ = state;
             Ok(())
@@ -119,10 +121,10 @@ macro_rules! hooks {
     };
 }
 
-/// Runs on all ranks and may change the state of the training: learning rate, gradients, when to stop.
+/// Runs on all ranks, and may change the state of the training: learning rate, gradients, when to stop.
 ///
-/// All ranks have the same callbacks in the same order, and what they do must be the same on all, but for requests
-/// ([`TrainState::request_stop`] and its like), which count when any rank makes them.
+/// All ranks have the same callbacks in the same order, and these must do the same on all ranks. The exceptions are
+/// requests ([`TrainState::request_stop`] and others), which count if any rank makes them.
 ///
 /// ```
 /// use drumline::trainer::{Callback, CallbackResult, TrainState};
@@ -140,37 +142,33 @@ macro_rules! hooks {
 pub trait Callback {
     hooks!(&mut TrainState);
 
-    /// What a checkpoint keeps of it.
+    /// The state to save in checkpoints.
     fn state(&self) -> Value {
         Value::Null
     }
 
-    /// Weights that take the place of the trained ones of the same names in evaluations, and as the model of checkpoints. None, if it is not said; of all
-    /// callbacks one may have such. While they are the model's, from before `on_valid_begin` until after `on_valid_end`, these tensors hold the trained ones.
+    /// Weights that replace the trained ones of the same names in evaluations, and in the model of checkpoints. The
+    /// default is `None`; at most one callback may have such weights. From before `on_valid_begin` until after
+    /// `on_valid_end` they are in the model, and these tensors hold the trained ones.
     fn evaluation_weights(&self) -> Option<&[Named]> {
         None
     }
 
-    /// Goes on with the weights that [`evaluation_weights`](Self::evaluation_weights) gave, and others of the model; before `on_train_begin`.
+    /// Loads the weights that [`evaluation_weights`](Self::evaluation_weights) returned, along with others of the
+    /// model. It is called before `on_train_begin`.
     fn load_evaluation_weights(&mut self, weights: &[Named]) -> CallbackResult {
         let _ = weights;
         Ok(())
     }
 
-    /// How the trainer is to clip gradients, before `on_backward_end`. None, if it is not said. Where the bound is another than in a step that was recorded, steps
-    /// are made without CUDA graphs.
-    fn gradient_clip(&self) -> Option<GradientClip> {
-        None
-    }
-
-    /// Goes on from what [`state`](Self::state) gave.
+    /// Loads what [`state`](Self::state) returned.
     fn load_state(&mut self, state: &Value) -> CallbackResult {
         let _ = state;
         Ok(())
     }
 }
 
-/// Runs on rank 0 only and may look at the state but not change it: what prints and writes.
+/// Runs on rank 0 only, and may read the state but not change it. Use it to print and write.
 ///
 /// ```
 /// use drumline::trainer::{CallbackResult, MasterCallback, TrainState};
@@ -187,7 +185,7 @@ pub trait Callback {
 /// }
 /// ```
 ///
-/// It cannot do what would have to be done on all ranks:
+/// It cannot make changes that all ranks would have to make:
 ///
 /// ```compile_fail,E0596
 /// use drumline::trainer::{CallbackResult, MasterCallback, TrainState};

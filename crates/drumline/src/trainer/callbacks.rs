@@ -1,45 +1,34 @@
-//! The callbacks that are supplied.
+//! The built-in callbacks.
 //!
 //! | on all ranks | |
 //! |---|---|
-//! | [`Warmup`], [`LearningRate`] | the learning rate of each step |
-//! | [`ReduceOnPlateau`] | the learning rate after each evaluation |
-//! | [`MovingAverage`] | averaged weights, to evaluate and to save |
-//! | [`GradientClip`] | gradients within bounds |
-//! | [`EarlyStop`], [`TimeLimit`] | an end before the last epoch |
-//! | [`Checkpoint`], [`EvaluateEvery`] | when to save and to evaluate |
-//! | [`RankFiles`] | what each rank is doing, for `drumline watch` |
+//! | [`MovingAverage`] | averages weights, for evaluations and checkpoints |
+//! | [`EarlyStop`], [`TimeLimit`] | end the training before the last epoch |
+//! | [`Checkpoint`], [`EvaluateEvery`] | save and evaluate at intervals |
+//! | [`RankFiles`] | write the status of each rank, for `drumline watch` |
 //!
-//! | on the master | |
+//! | on rank 0 | |
 //! |---|---|
-//! | [`EventFile`] | `metrics.jsonl`, for programs |
-//! | [`TensorBoard`] | curves, gradients and settings for TensorBoard |
-//! | [`Plots`] | the curves as a picture |
+//! | [`EventFile`] | writes `metrics.jsonl` |
+//! | [`TensorBoard`] | writes curves, gradients and settings for TensorBoard |
+//! | [`Plots`] | draws the curves |
 
 mod checkpoint;
-mod clip;
 mod evaluate_every;
 mod event_file;
-mod learning_rate;
 mod moving_average;
 mod plots;
+mod progress_display;
 mod rank_files;
-mod reduce_on_plateau;
-mod shown;
 mod stopping;
 mod tensorboard;
-mod warmup;
 
 pub use checkpoint::Checkpoint;
-pub use clip::GradientClip;
 pub use evaluate_every::EvaluateEvery;
 pub use event_file::EventFile;
-pub use learning_rate::LearningRate;
 pub use moving_average::MovingAverage;
 pub use plots::Plots;
+pub(super) use progress_display::ProgressDisplay;
 pub use rank_files::RankFiles;
-pub use reduce_on_plateau::ReduceOnPlateau;
-pub(super) use shown::Shown;
 pub use stopping::{EarlyStop, TimeLimit};
 pub use tensorboard::TensorBoard;
-pub use warmup::Warmup;

@@ -1,11 +1,11 @@
-//! A data set whatever its type is, and a rank's batches of it.
+//! A data set of any type.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use drumline_torch::TorchError;
 
-use crate::loader::{Dataset, Sample, SampleError};
+use crate::data::loader::{Dataset, Sample, SampleError};
 
 /// Any data set of batches `B`.
 pub(super) struct AnyDataset<B>(pub(super) Arc<dyn Dataset<Batch = B>>);

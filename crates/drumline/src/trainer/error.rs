@@ -1,4 +1,4 @@
-//! Why a training ended before its time.
+//! The error type of the trainer.
 
-/// A training that failed. It did so on all ranks.
+/// Why a training failed, on all ranks.
 pub type TrainerError = crate::run_error::RunError;

@@ -1,124 +1,152 @@
-//! Evaluation on the whole of `dev_data`: each rank takes its share, and each sample counts once.
+//! Evaluation on all of `dev_data`: each rank takes its share, and each sample counts once.
 //!
-//! No rank waits for another within its share; shares need not be equal.
+//! Ranks do not wait for each other within their shares, which need not be equal.
 
+use drumline_comm::{ReduceOp, on_behalf_of};
+use drumline_torch::{TorchError, nccl};
 use tch::no_grad;
 
 use super::batch::Batch;
+use super::best::BestModels;
+use super::context::Context;
+use super::data::AnyDataset;
 use super::error::TrainerError;
 use super::hooks::Hook;
+use super::learner::Learner;
+use super::metric::{LOSS, Scores};
 use super::model::{Mode, Model};
-use super::run::Run;
-use super::settings::LoadBestModel;
 use super::state::{Best, Evaluation};
-use crate::checkpoint::named;
-use crate::loader::{Cause, Dataset};
-use crate::shared_failure::{agree, guarded};
-use drumline_comm::{ReduceOp, on_behalf_of};
-use drumline_torch::{Named, TorchError, nccl};
+use super::weights::with_evaluation_weights;
+use crate::comm::shared_failure::{agree, guarded};
+use crate::data::loader::{Cause, Dataset, Loader};
+use crate::schedule::Evaluated;
 
 /// How an evaluation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Validated {
-    /// All samples were seen, or there was nothing to do.
-    Whole,
-    /// A signal asked for the end meanwhile; on all ranks.
-    Cut,
+    /// All samples were evaluated, or there was nothing to do.
+    Complete,
+    /// A signal asked for the end meanwhile. All ranks have stopped.
+    Interrupted,
 }
 
-impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
-    /// Evaluates, and keeps the model if it is the best so far. Once a step at most, and not where there is nothing to evaluate on.
-    pub(super) fn validate(&mut self) -> Result<Validated, TrainerError> {
-        self.state.requests.validation = false;
-        let is_done = self.state.evaluation.as_ref().is_some_and(|done| done.step == self.state.step);
+pub(super) struct Evaluator<'a, B: Batch, O> {
+    pub(super) dev: Option<Loader<AnyDataset<B>>>,
+    pub(super) scores: Scores<'a, B, O>,
+}
+
+impl<B: Batch, O> Evaluator<'_, B, O> {
+    /// Evaluates, and keeps the model if it is the best so far. It evaluates at most once per step, and only if there
+    /// is data.
+    pub(super) fn validate<M: Model<B, Output = O> + ?Sized>(
+        &mut self,
+        learner: &mut Learner<'_, M, B>,
+        best: &mut BestModels,
+        context: &mut Context<'_>,
+    ) -> Result<Validated, TrainerError> {
+        context.state.requests.validation = false;
+        let is_done = context.state.evaluation.as_ref().is_some_and(|done| done.step == context.state.step);
         if self.dev.is_none() || is_done {
-            return Ok(Validated::Whole);
+            return Ok(Validated::Complete);
         }
-        let validated = self.with_evaluation_weights(Self::validate_these)?;
-        self.clock.restart();
+        let validated = with_evaluation_weights(context, |context| {
+            context.call(Hook::ValidBegin);
+            let Some(evaluation) = self.evaluate(learner, best, context)? else {
+                return Ok(Validated::Interrupted);
+            };
+            note(learner, best, context, evaluation);
+            Ok(Validated::Complete)
+        })?;
+        context.clock.restart();
         Ok(validated)
     }
 
-    /// Evaluates the weights that are the model's now.
-    fn validate_these(&mut self) -> Result<Validated, TrainerError> {
-        self.hooks.call(Hook::ValidBegin, &mut self.state);
-        let Some(evaluation) = self.evaluation()? else { return Ok(Validated::Cut) };
-        let metric = evaluation.metric(self.key.name()).unwrap_or(f64::NAN);
-        if evaluation.is_better {
-            let (step, epoch) = (self.state.step, self.state.epoch);
-            self.state.best = Some(Best { metric, step, epoch });
-        }
-        self.is_unsaved = true;
-        self.state.evaluation = Some(evaluation.clone());
-        self.hooks.call(Hook::ValidEnd(&evaluation), &mut self.state);
-        self.keep_if_good(metric);
-        Ok(Validated::Whole)
-    }
-
-    /// The figures of all ranks together; `None` if a signal asked for the end meanwhile.
-    fn evaluation(&mut self) -> Result<Option<Evaluation>, TrainerError> {
-        // Running means are each rank's own; those of the rank that trained last are the ones that are saved.
-        on_behalf_of(self.site, || self.ddp.sync_buffers())?;
+    /// The metrics of all ranks together; `None` if a signal asked for the end meanwhile.
+    pub(super) fn evaluate<M: Model<B, Output = O> + ?Sized>(
+        &mut self,
+        learner: &Learner<'_, M, B>,
+        best: &BestModels,
+        context: &mut Context<'_>,
+    ) -> Result<Option<Evaluation>, TrainerError> {
+        // Each rank has its own running means. Those of the rank that trained last are evaluated and saved.
+        on_behalf_of(context.site, || learner.engine.sync_buffers())?;
         let share = guarded(|| {
-            let share = self.share()?;
-            nccl::settle(self.state.device)?;
+            let share = self.share(learner, context)?;
+            nccl::settle(learner.device())?;
             Ok(share)
         });
-        let share = share.map_err(|trouble| trouble.within("evaluation"));
-        let own = agree::<_, TrainerError>(&self.state.group, share)?;
+        let share = share.map_err(|failure| failure.within("evaluation"));
+        let own = agree::<_, TrainerError>(&context.state.group, share)?;
         let mut is_cut = [u8::from(own.is_none())];
-        self.state.group.all_reduce(&mut is_cut, ReduceOp::Max)?;
+        context.state.group.all_reduce(&mut is_cut, ReduceOp::Max)?;
         let Some(loss) = own.filter(|_| is_cut[0] == 0) else { return Ok(None) };
-        let metrics = self.scores.reduce(loss, &self.state.group)?;
+        let metrics = self.scores.reduce(loss, learner.engine.mesh().losses())?;
         let mut evaluation = Evaluation {
-            epoch: self.state.epoch,
-            step: self.state.step,
+            epoch: context.state.epoch,
+            step: context.state.step,
             samples: self.dev.as_ref().map_or(0, |dev| dev.dataset().len() as u64),
             metrics,
-            metric_key: self.key.name().to_owned(),
+            metric_key: best.key.name().to_owned(),
             is_better: false,
         };
-        let value = evaluation.metric(self.key.name()).unwrap_or(f64::NAN);
-        evaluation.is_better = self.key.is_better(value, self.state.best.map(|best| best.metric));
+        let value = evaluation.metric(best.key.name()).unwrap_or(f64::NAN);
+        evaluation.is_better = best.key.is_better(value, context.state.best.map(|best| best.metric));
         Ok(Some(evaluation))
     }
 
     /// This rank's sum and count of losses, with the metrics updated; `None` if a signal asked for the end.
-    fn share(&mut self) -> Result<Option<[f64; 2]>, Cause> {
+    fn share<M: Model<B, Output = O> + ?Sized>(
+        &mut self,
+        learner: &Learner<'_, M, B>,
+        context: &mut Context<'_>,
+    ) -> Result<Option<[f64; 2]>, Cause> {
         self.scores.reset();
         let mut loss = [0.0; 2];
         let Some(dev) = &self.dev else { return Ok(None) };
-        self.state.valid_batches = (0, dev.num_batches() as u64);
+        context.state.valid_batches = (0, dev.num_batches() as u64);
         for batch in dev.epoch(0) {
-            if self.stop.is_requested() {
+            if context.stop.is_requested() {
                 return Ok(None);
             }
-            let batch = batch?.to_device(self.state.device)?;
+            let batch = batch?.to_device(learner.device())?;
             let (output, sum) = no_grad(|| {
-                let _autocast = self.autocast()?;
-                let output = self.ddp.module().forward_batch(&batch, Mode::Eval)?;
-                let sum = self.loss.sum(&output, &batch)?;
+                let _autocast = learner.autocast()?;
+                let forward = || learner.model.forward_batch(&batch, Mode::Eval);
+                let output = learner.engine.evaluate_with(forward)??;
+                let sum = learner.loss.sum(&output, &batch)?;
                 Ok::<_, Cause>((output, sum.f_double_value(&[]).map_err(TorchError::from)?))
             })?;
             loss[0] += sum;
-            loss[1] += self.loss.count(&batch)?;
+            loss[1] += learner.loss.count(&batch)?;
             no_grad(|| self.scores.update(&output, &batch))?;
-            self.state.valid_batches.0 += 1;
-            self.hooks.call(Hook::ValidBatchEnd, &mut self.state);
+            context.state.valid_batches.0 += 1;
+            context.call(Hook::ValidBatchEnd);
         }
         Ok(Some(loss))
     }
+}
 
-    /// In a checkpoint, which is saved when all that belongs to this moment is done; where there is no folder, in memory.
-    fn keep_if_good(&mut self, metric: f64) {
-        let is_better = self.state.evaluation.as_ref().is_some_and(|evaluation| evaluation.is_better);
-        if self.checkpoints.is_some() {
-            let keep = self.state.requests.keep_best.unwrap_or(1);
-            self.place_among_best = self.key.rank(metric, &mut self.kept_best, keep);
-            self.state.requests.checkpoint |= self.place_among_best.is_some();
-        } else if is_better && self.load_best_model == LoadBestModel::Yes {
-            let copy = |Named { name, tensor }: Named| Named { name, tensor: tensor.detach().copy() };
-            self.best_weights = Some(named(self.store).into_iter().map(copy).collect());
+/// Stores the evaluation as the last one of the training.
+fn note<M: Model<B> + ?Sized, B: Batch>(
+    learner: &mut Learner<'_, M, B>,
+    best: &mut BestModels,
+    context: &mut Context<'_>,
+    evaluation: Evaluation,
+) {
+    let metric = evaluation.metric(best.key.name()).unwrap_or(f64::NAN);
+    let state = &mut context.state;
+    if evaluation.is_better {
+        state.best = Some(Best { metric, step: state.step, epoch: state.epoch });
+    }
+    context.is_unsaved = true;
+    if let Some(schedule) = &mut learner.schedule {
+        let loss = evaluation.metric(LOSS).unwrap_or(f64::NAN);
+        let evaluated = Evaluated { loss, step: evaluation.step, base_lr: state.initial_lr };
+        if let Some(lr) = schedule.evaluated(evaluated) {
+            state.set_lr(lr);
         }
     }
+    state.evaluation = Some(evaluation.clone());
+    context.call(Hook::ValidEnd(&evaluation));
+    best.keep_if_good(context, learner.store, metric);
 }

@@ -1,7 +1,7 @@
-//! Calls callbacks in their order, and keeps in mind what goes wrong until all ranks meet.
+//! Calls callbacks in order, and keeps their failures until all ranks agree.
 //!
-//! A callback that fails on one rank must not leave the others waiting: its rank goes on with the step, in which all have a part, and says at the next
-//! meeting that it has trouble. From then on it calls no more hooks.
+//! A callback that fails on one rank must not leave the others waiting. Its rank completes the step, in which all ranks
+//! take part, and reports the failure at the next agreement. Until then it calls no more hooks.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,10 @@ use drumline_torch::Named;
 use serde_json::Value;
 
 use super::callback::{Callback, MasterCallback};
-use super::callbacks::GradientClip;
 use super::error::TrainerError;
 use super::state::{Evaluation, TrainState};
-use crate::loader::Cause;
-use crate::shared_failure::{Trouble, guarded};
+use crate::comm::shared_failure::{LocalFailure, guarded};
+use crate::data::loader::Cause;
 
 /// When callbacks are called.
 #[derive(Clone, Copy)]
@@ -78,67 +77,69 @@ macro_rules! call {
 #[derive(Default)]
 pub(super) struct Hooks<'a> {
     pub(super) all: Vec<Box<dyn Callback + 'a>>,
-    /// Empty but on rank 0.
+    /// Empty except on rank 0.
     pub(super) master: Vec<Box<dyn MasterCallback + 'a>>,
-    trouble: Option<Trouble>,
+    failure: Option<LocalFailure>,
 }
 
 impl Hooks<'_> {
-    /// Calls a hook, and notes an error.
+    /// Calls a hook, and keeps its error.
     pub(super) fn call(&mut self, hook: Hook<'_>, state: &mut TrainState) {
-        let within =
-            |trouble: Trouble, name: String| trouble.within(&format!("callback `{name}`, {}", hook.name()));
+        let within = |failure: LocalFailure, name: String| {
+            failure.within(&format!("callback `{name}`, {}", hook.name()))
+        };
         for callback in &mut self.all {
-            if self.trouble.is_none() {
+            if self.failure.is_none() {
                 let called = guarded(|| call!(hook, callback, state));
-                self.trouble = called.err().map(|trouble| within(trouble, callback.name()));
+                self.failure = called.err().map(|failure| within(failure, callback.name()));
             }
         }
         for callback in &mut self.master {
-            if self.trouble.is_none() {
+            if self.failure.is_none() {
                 let called = guarded(|| call!(hook, callback, state));
-                self.trouble = called.err().map(|trouble| within(trouble, callback.name()));
+                self.failure = called.err().map(|failure| within(failure, callback.name()));
             }
         }
     }
 
-    /// The training has failed: all are told, whatever they make of it.
+    /// Calls `on_exception` of all callbacks. Their errors are only logged.
     pub(super) fn exception(&mut self, state: &mut TrainState, error: &TrainerError) {
         for callback in &mut self.all {
-            tell(&callback.name(), guarded(|| callback.on_exception(state, error)));
+            warn_if_failed(&callback.name(), guarded(|| callback.on_exception(state, error)));
         }
         for callback in &mut self.master {
-            tell(&callback.name(), guarded(|| callback.on_exception(state, error)));
+            warn_if_failed(&callback.name(), guarded(|| callback.on_exception(state, error)));
         }
     }
 
-    /// Whether this rank has none at all.
+    /// Whether this rank has no callbacks.
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty() && self.master.is_empty()
     }
 
-    /// Something went wrong beside callbacks; the first trouble stays.
-    pub(super) fn note(&mut self, trouble: Trouble) {
-        self.trouble.get_or_insert(trouble);
+    /// Keeps a failure from outside of callbacks. The first failure counts.
+    pub(super) fn note(&mut self, failure: LocalFailure) {
+        self.failure.get_or_insert(failure);
     }
 
-    /// What has gone wrong on this rank.
-    pub(super) fn trouble(&self) -> Option<&Trouble> {
-        self.trouble.as_ref()
+    /// The failure of this rank, if there is one.
+    pub(super) fn failure(&self) -> Option<&LocalFailure> {
+        self.failure.as_ref()
     }
 
-    /// The names of those that run on all ranks.
+    /// The names of the callbacks that run on all ranks.
     pub(super) fn names(&self) -> Vec<String> {
         self.all.iter().map(|callback| callback.name()).collect()
     }
 
-    /// What checkpoints keep of them: by their name, and their place among those of the same name.
+    /// The states to save in checkpoints, by name and place among callbacks of the same name.
     pub(super) fn state(&self) -> BTreeMap<String, Value> {
         let states = keys(&self.names()).into_iter().zip(self.all.iter().map(|callback| callback.state()));
         states.filter(|(_, state)| !state.is_null()).collect()
     }
 
-    /// What is evaluated in place of the trained weights, if a callback has such; an error if more than one has.
+    /// The weights to evaluate instead of the trained ones, if a callback has any. Returns an error if more than one
+    /// has.
     pub(super) fn evaluation_weights(&self) -> Result<Option<&[Named]>, Cause> {
         let mut with =
             self.all.iter().filter_map(|callback| Some((callback.evaluation_weights()?, callback)));
@@ -153,17 +154,12 @@ impl Hooks<'_> {
         }
     }
 
-    /// How gradients are to be clipped, one after the other.
-    pub(super) fn gradient_clips(&self) -> impl Iterator<Item = GradientClip> {
-        self.all.iter().filter_map(|callback| callback.gradient_clip())
-    }
-
-    /// Tells all callbacks of a checkpoint's weights that were evaluated.
+    /// Passes the evaluated weights of a checkpoint to all callbacks.
     pub(super) fn load_evaluation_weights(&mut self, weights: &[Named]) -> Result<(), Cause> {
         self.all.iter_mut().try_for_each(|callback| callback.load_evaluation_weights(weights))
     }
 
-    /// Goes on from what a checkpoint has kept; callbacks that it does not know begin anew.
+    /// Loads the states of a checkpoint. Callbacks that it does not contain keep their initial state.
     pub(super) fn load_state(&mut self, states: &BTreeMap<String, Value>) -> Result<(), Cause> {
         let names = self.names();
         let states = by_key(states);
@@ -176,7 +172,8 @@ impl Hooks<'_> {
     }
 }
 
-/// A key for each name: `Name`, and where it comes again `Name.2`, `Name.3`. Others may come and go.
+/// A key for each name: `Name`, and for repeated names `Name.2`, `Name.3`. Adding or removing other callbacks does not
+/// change it.
 fn keys<S: AsRef<str>>(names: &[S]) -> Vec<String> {
     let key = |(place, name): (usize, &S)| {
         let name = name.as_ref();
@@ -188,7 +185,7 @@ fn keys<S: AsRef<str>>(names: &[S]) -> Vec<String> {
     names.iter().enumerate().map(key).collect()
 }
 
-/// By today's keys also what was kept by the place among all callbacks, as `3.Name`.
+/// The states by today's keys, also those of old checkpoints, which used the place among all callbacks, as `3.Name`.
 fn by_key(states: &BTreeMap<String, Value>) -> BTreeMap<String, &Value> {
     let mut placed: Vec<_> = states.iter().filter_map(|(key, state)| Some((placed(key)?, state))).collect();
     placed.sort_by_key(|((place, _), _)| *place);
@@ -203,9 +200,9 @@ fn placed(key: &str) -> Option<(usize, &str)> {
     Some((place.parse().ok()?, name))
 }
 
-fn tell(name: &str, outcome: Result<(), Trouble>) {
-    if let Err(trouble) = outcome {
-        tracing::warn!("callback `{name}`, on_exception: {}", trouble.text);
+fn warn_if_failed(name: &str, outcome: Result<(), LocalFailure>) {
+    if let Err(failure) = outcome {
+        tracing::warn!("callback `{name}`, on_exception: {}", failure.text);
     }
 }
 
@@ -215,7 +212,7 @@ mod tests {
 
     use super::*;
 
-    /// Goes by any name, and keeps a number.
+    /// A callback with any name, whose state is a number.
     struct Counting(&'static str, u64);
 
     impl Callback for Counting {
@@ -245,17 +242,17 @@ mod tests {
     }
 
     #[test]
-    fn callbacks_find_their_state_where_others_come_and_go() {
+    fn states_are_found_although_other_callbacks_come_and_go() {
         let saved = hooks(&[("Clip", 1), ("Warmup", 2), ("Stop", 3), ("Warmup", 4)]).state();
         assert_eq!(saved.keys().collect::<Vec<_>>(), ["Clip", "Stop", "Warmup", "Warmup.2"]);
         let without_clip = [("Warmup", 0), ("Stop", 0), ("Warmup", 0)];
         assert_eq!(loaded(&without_clip, &saved), [2, 3, 4]);
         let with_more = [("New", 9), ("Stop", 0), ("Clip", 0), ("Warmup", 0), ("Warmup", 0), ("Warmup", 8)];
-        assert_eq!(loaded(&with_more, &saved), [9, 3, 1, 2, 4, 8], "those that are new begin anew");
+        assert_eq!(loaded(&with_more, &saved), [9, 3, 1, 2, 4, 8], "new callbacks keep their initial state");
     }
 
     #[test]
-    fn what_was_kept_by_place_is_found_by_name() {
+    fn old_states_by_place_are_found_by_name() {
         let old = [("0.Clip", 1), ("10.Warmup", 4), ("2.Warmup", 2), ("3.a.b", 5)];
         let old = old.map(|(key, number)| (key.to_owned(), json!(number))).into();
         assert_eq!(loaded(&[("Warmup", 0), ("a.b", 0), ("Warmup", 0)], &old), [2, 5, 4]);

@@ -1,20 +1,21 @@
-//! What is minimised: a sum over samples or tokens, and how many they are.
+//! Losses: a sum over samples or tokens, and their count.
 //!
 //! ```text
 //!   rank 0   batch, batch ─▶ sums of losses ─┐
 //!   rank 1   batch        ─▶ sum of losses ──┴─▶ ÷ count of the whole window over all ranks ─▶ gradient
 //! ```
-//! Sums can be divided once, by the right number, however unevenly samples and tokens are spread over micro-batches and ranks.
+//! Sums are divided once, by the correct number, for any distribution of samples and tokens over micro-batches and
+//! ranks.
 
 use drumline_torch::{SmoothedLabels, TorchError, smoothed_cross_entropy};
 use tch::{Kind, Tensor};
 
 use super::batch::{Batch, Supervised};
-use crate::loader::Cause;
+use crate::data::loader::Cause;
 
 /// A loss for outputs `O` of batches `B`.
 ///
-/// A function of output and batch is one, too: it gives the mean over the batch's samples.
+/// A function of output and batch is a loss as well: it returns the mean over the batch's samples.
 ///
 /// ```
 /// use drumline::tch::{Reduction, Tensor};
@@ -25,13 +26,13 @@ use crate::loader::Cause;
 /// let batch = (ones.shallow_clone(), ones * 3.0);
 /// assert_eq!(squares.sum(&batch.0, &batch)?.double_value(&[]), 8.0);
 /// assert_eq!(squares.count(&batch)?, 2.0);
-/// # Ok::<(), drumline::Cause>(())
+/// # Ok::<(), drumline::data::Cause>(())
 /// ```
 pub trait Loss<B, O> {
-    /// The losses of all samples, or tokens, of a batch, added up.
+    /// The sum of the losses of all samples, or tokens, of a batch.
     fn sum(&self, output: &O, batch: &B) -> Result<Tensor, Cause>;
 
-    /// How many were added up. The trainer divides by that of all batches of a step, on all ranks.
+    /// The number of summed losses. The trainer divides by the total of all batches of a step, on all ranks.
     fn count(&self, batch: &B) -> Result<f64, Cause>;
 }
 
@@ -45,7 +46,8 @@ impl<B: Batch, O, F: Fn(&O, &B) -> Tensor> Loss<B, O> for F {
     }
 }
 
-/// Cross-entropy of logits, whose last dimension is the classes, and the right classes: of samples, or of the tokens of sentences.
+/// Cross-entropy of logits, whose last dimension is the classes, with the correct classes of samples, or of the tokens
+/// of sentences.
 ///
 /// ```
 /// use drumline::tch::{Device, Kind, Tensor};
@@ -58,13 +60,13 @@ impl<B: Batch, O, F: Fn(&O, &B) -> Tensor> Loss<B, O> for F {
 /// let loss = CrossEntropy { ignored: Some(0), ..CrossEntropy::default() };
 /// assert_eq!(loss.count(&batch)?, 4.0);
 /// assert!((loss.sum(&logits, &batch)?.double_value(&[]) - 4.0 * 10f64.ln()).abs() < 1e-5);
-/// # Ok::<(), drumline::Cause>(())
+/// # Ok::<(), drumline::data::Cause>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct CrossEntropy {
-    /// The class of what is not there, such as the padding of sentences: it has no loss and does not count.
+    /// The class of padding: it has no loss and does not count.
     pub ignored: Option<i64>,
-    /// How much of the right class's weight is spread over all classes.
+    /// How much of the correct class's weight is spread over all classes.
     pub label_smoothing: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Metrics of an evaluation, or of a step: each by its name, all reduced in one call, and the one that says which model is best.
+//! Metrics of an evaluation or a step: named, all reduced in one collective, and one that decides which model is best.
 
 use std::num::NonZeroUsize;
 
@@ -6,26 +6,26 @@ use drumline_comm::{CommError, ProcessGroup, ReduceOp};
 use tch::Tensor;
 
 use super::batch::Supervised;
-use crate::loader::Cause;
+use crate::data::loader::Cause;
 use crate::metrics::Metric;
 
-/// A figure made of sums over the batches of an evaluation or a step, for outputs `O` of batches `B`; exact over ranks as [`Metric`] is, and every [`Metric`]
-/// is one.
+/// A metric that is computed from sums over the batches of an evaluation or a step, for outputs `O` of batches `B`. It
+/// is exact over ranks. Every [`Metric`] is one.
 pub trait BatchMetric<B, O> {
     /// Adds a batch of this rank.
     fn update(&mut self, output: &O, batch: &B) -> Result<(), Cause>;
 
-    /// This rank's sums and counts; always as many. Zeros before the first batch.
+    /// This rank's sums and counts, always of the same length; zeros before the first batch.
     fn sums(&self) -> Vec<f64>;
 
-    /// The value that belongs to such sums.
+    /// The value for these sums.
     fn value_of(&self, sums: &[f64]) -> f64;
 
     /// Forgets all batches.
     fn reset(&mut self);
 
-    /// Whether this evaluation measures it; asked when the evaluation begins, and the same on all ranks. Where it is not, the figures are without it: for
-    /// what takes too long to be measured each time.
+    /// Whether this evaluation measures the metric. It is called when the evaluation begins, and must be the same on
+    /// all ranks. Return false for a metric that takes too long to be measured each time.
     fn is_due(&self) -> bool {
         true
     }
@@ -55,7 +55,7 @@ pub(super) const LOSS: &str = "loss";
 /// A metric with its name.
 pub(super) type Scored<'a, B, O> = (String, Box<dyn BatchMetric<B, O> + 'a>);
 
-/// The metrics that were asked for, in their order.
+/// The metrics of the program, in order.
 pub(super) struct Scores<'a, B, O>(pub(super) Vec<Scored<'a, B, O>>);
 
 impl<'a, B, O> Scores<'a, B, O> {
@@ -71,7 +71,8 @@ impl<'a, B, O> Scores<'a, B, O> {
         Ok(())
     }
 
-    /// Each metric's value over all ranks' batches, behind the mean loss of which this rank has the sum and the count.
+    /// The value of each metric over the batches of all ranks, after the mean loss, of which this rank has the sum and
+    /// the count.
     #[track_caller]
     pub(super) fn reduce(
         &self,
@@ -89,7 +90,7 @@ impl<'a, B, O> Scores<'a, B, O> {
         self.due().flat_map(|(_, metric)| metric.sums()).collect()
     }
 
-    /// Each metric's value for such sums.
+    /// The value of each metric for these sums.
     pub(super) fn values_of(&self, sums: &[f64]) -> Vec<(String, f64)> {
         let mut rest = sums;
         let values = self.due().map(|(name, metric)| {
@@ -104,7 +105,7 @@ impl<'a, B, O> Scores<'a, B, O> {
         self.0.iter().filter(|(_, metric)| metric.is_due())
     }
 
-    /// The names that a key may have; an error if one is there twice.
+    /// The names that a metric key may have. Returns an error if a name is used twice.
     pub(super) fn names(&self) -> Result<Vec<&str>, Cause> {
         let mut names = vec![LOSS];
         for (name, _) in &self.0 {
@@ -117,7 +118,7 @@ impl<'a, B, O> Scores<'a, B, O> {
     }
 }
 
-/// Which metric says what is best: `acc`, or `-loss` where smaller is better.
+/// The metric that decides which model is best: `acc`, or `-loss` where smaller is better.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetricKey {
     name: String,
@@ -125,7 +126,8 @@ pub struct MetricKey {
 }
 
 impl MetricKey {
-    /// Reads a key, which must name one of `known`. A metric of which none is said is the first after the loss, or the loss itself.
+    /// Parses a key, which must name one of `known`. By default it is the first metric after the loss, or the loss
+    /// itself.
     pub(super) fn parse(key: Option<&str>, known: &[&str]) -> Result<Self, Cause> {
         let key = match (key, known) {
             (Some(key), _) => key.trim(),
@@ -149,18 +151,18 @@ impl MetricKey {
         &self.name
     }
 
-    /// As with a loss.
+    /// Whether smaller values are better, as for a loss.
     pub fn smaller_is_better(&self) -> bool {
         self.smaller_is_better
     }
 
-    /// Puts a value among the `keep` best, of which the best comes first, and says at which place, from 1; `None` where it is not among them. What is no finite
-    /// number never is.
+    /// Inserts a value into the `keep` best, which are sorted, and returns its place, counted from 1; `None` if it is
+    /// not among them. NaN and infinities never are.
     pub(super) fn rank(&self, value: f64, best: &mut Vec<f64>, keep: usize) -> Option<NonZeroUsize> {
         if !value.is_finite() {
             return None;
         }
-        // Of equals the earlier is the better one.
+        // Of equal values the earlier one is better.
         let place = best.iter().take_while(|other| !self.is_better(value, Some(**other))).count();
         if place >= keep {
             return None;
@@ -170,7 +172,7 @@ impl MetricKey {
         NonZeroUsize::new(place + 1)
     }
 
-    /// Whether `value` is better than the `best` so far. NaN never is, and infinity not as the first.
+    /// Whether `value` is better than the `best` so far. NaN never is, and infinity is not as the first value.
     pub fn is_better(&self, value: f64, best: Option<f64>) -> bool {
         match best {
             None => value.is_finite(),
@@ -192,8 +194,8 @@ mod tests {
         assert!(loss.is_better(0.3, Some(0.4)) && !loss.is_better(0.5, Some(0.4)));
         assert!(acc.is_better(0.0, None) && !acc.is_better(f64::NAN, None));
         assert!(!loss.is_better(f64::NAN, Some(1.0)));
-        let told = key("-ppl").unwrap_err().to_string();
-        assert_eq!(told, "metric_key: there is no metric `ppl`; try one of `loss`, `acc`");
+        let message = key("-ppl").unwrap_err().to_string();
+        assert_eq!(message, "metric_key: there is no metric `ppl`; try one of `loss`, `acc`");
     }
 
     #[test]

@@ -1,27 +1,29 @@
-//! What can be trained: something that makes an output of a batch.
+//! Models: they compute an output for a batch.
 
 use tch::Tensor;
 use tch::nn::ModuleT;
 
 use super::batch::Supervised;
-use crate::loader::Cause;
+use crate::data::loader::Cause;
 
-/// What a forward is for.
+/// The purpose of a forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Gradients follow: dropout drops, norms learn.
+    /// Training: dropout is active, and norms update their statistics.
     Train,
-    /// No gradients.
+    /// Evaluation, without gradients.
     Eval,
 }
 
-/// A model on batches of type `B`. Every `tch` module is one, on batches of one input and one target.
+/// A model for batches of type `B`. Every `tch` module is one, for batches with one input and one target.
 ///
 /// ```
-/// use drumline::Cause;
+/// use drumline::data::Cause;
 /// use drumline::tch::{Tensor, nn, nn::Module};
 /// use drumline::trainer::{Mode, Model};
-/// # use drumline::{TorchError, tch::Device, trainer::Batch};
+/// # use drumline::tch::Device;
+/// # use drumline::torch::TorchError;
+/// # use drumline::trainer::Batch;
 /// # struct Pairs { source: Tensor, target: Tensor }
 /// # impl Batch for Pairs {
 /// #     fn num_samples(&self) -> usize { 0 }
@@ -43,10 +45,10 @@ pub enum Mode {
 /// }
 /// ```
 pub trait Model<B> {
-    /// What the loss and the metrics get.
+    /// The input of the loss and the metrics.
     type Output;
 
-    /// The output for a batch that is on the model's device. Where steps are made as CUDA graphs it is not called in each of them: see
+    /// The output for a batch on the model's device. If steps are CUDA graphs, it is not called in each step: see
     /// [`DistTrainer::cuda_graphs`](super::DistTrainer::cuda_graphs).
     fn forward_batch(&self, batch: &B, mode: Mode) -> Result<Self::Output, Cause>;
 }

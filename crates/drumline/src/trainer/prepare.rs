@@ -1,43 +1,48 @@
-//! From what the program asked for to a run that can begin: everything is checked, and the same on all ranks.
+//! Prepares a run from the program's settings: everything is checked, and is the same on all ranks.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use drumline_comm::{CommError, ProcessGroup, ReduceOp, call_site};
+use drumline_comm::{Mesh, ReduceOp, call_site};
 use drumline_observe::bar::Progress;
-use drumline_parallel::Ddp;
+use drumline_parallel::EngineSetup;
 use drumline_torch::{Adam, AdamOptions, Optimizer, TorchError, parameters};
 use serde_json::Value;
 use tch::nn::VarStore;
 
 use super::DistTrainer;
 use super::batch::Batch;
-use super::callbacks::Shown;
+use super::best::BestModels;
+use super::callbacks::ProgressDisplay;
+use super::context::{Clock, Context};
 use super::data::AnyDataset;
 use super::error::TrainerError;
+use super::evaluate::Evaluator;
 use super::graphs::Graphs;
+use super::learner::Learner;
 use super::loss::Loss;
 use super::metric::MetricKey;
 use super::model::Model;
-use super::norms::Norms;
-use super::run::{Clock, Place, Run};
+use super::run::Run;
+use super::save::Saver;
 use super::settings::{LoadBestModel, Settings};
 use super::share::WholeShare;
 use super::state::{Start, TrainState};
+use super::train_data::TrainData;
 use super::waits::Waits;
-use crate::alike::{Given, check_alike};
 use crate::checkpoint::Checkpoints;
-use crate::loader::{Cause, Dataset, Loader, LoaderOptions};
-use crate::rehearsal::Rehearsal;
-use crate::sampler::{DataId, EvalSampler, Sampler, SamplerOptions, SamplerPosition};
+use crate::comm::alike::{NamedValues, check_alike};
+use crate::comm::shared_failure::{LocalFailure, SharedFailure, agree};
+use crate::data::loader::{Cause, Dataset, Loader, LoaderOptions};
+use crate::data::sampler::{EvalSampler, Sampler, SamplerOptions};
+use crate::injected_faults::InjectedFaults;
+use crate::launch::stop_request::StopRequest;
 use crate::scaling::scaler_for;
-use crate::shared_failure::{SharedFailure, Trouble, agree};
-use crate::stop_request::StopRequest;
 
-/// fastNLP's learning rate for an optimizer that nobody asked for.
+/// fastNLP's learning rate for the default optimizer.
 const DEFAULT_LR: f64 = 4e-3;
 
-/// What was asked for, checked by this rank for itself.
+/// The parts of a run, checked by this rank.
 struct Parts<'a, B: Batch, O> {
     loss: Box<dyn Loss<B, O> + 'a>,
     key: MetricKey,
@@ -45,12 +50,12 @@ struct Parts<'a, B: Batch, O> {
     train: Loader<AnyDataset<B>>,
     dev: Option<Loader<AnyDataset<B>>>,
     stop: StopRequest,
-    /// On rank 0, if steps are shown.
+    /// On rank 0, if progress is shown.
     progress: Option<Progress>,
 }
 
 impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
-    fn parts(&mut self) -> Result<Parts<'a, B, M::Output>, Cause> {
+    fn parts(&mut self, mesh: &Mesh) -> Result<Parts<'a, B, M::Output>, Cause> {
         self.settings.check()?;
         check_device(self.store, self.device)?;
         let key = MetricKey::parse(self.settings.metric_key.as_deref(), &self.scores.names()?)?;
@@ -60,8 +65,8 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
             loss: self.loss.take().ok_or(no_loss)?,
             key,
             optimizer: self.optimizer.take().map_or_else(|| default_optimizer(self.store), Ok)?,
-            train: self.train_loader()?,
-            dev: self.dev_loader()?,
+            train: self.train_loader(mesh)?,
+            dev: self.dev_loader(mesh)?,
             stop: self.stop.take().map_or_else(StopRequest::listen, Ok)?,
             progress: self.progress()?,
         })
@@ -78,11 +83,11 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         Ok(Some(logged.map_err(|cause| format!("cannot write log.txt in {}: {cause}", folder.display()))?))
     }
 
-    fn train_loader(&mut self) -> Result<Loader<AnyDataset<B>>, Cause> {
+    fn train_loader(&mut self, mesh: &Mesh) -> Result<Loader<AnyDataset<B>>, Cause> {
         let Settings { shuffle, seed, drop_last, batch_size_per_gpu, .. } = self.settings;
         let num_samples = check_len("train_data", &self.train_data)?;
-        let options =
-            SamplerOptions { shuffle, seed, drop_last, ..SamplerOptions::in_group(num_samples, &self.group) };
+        let in_group = SamplerOptions::in_group(num_samples, mesh.samples());
+        let options = SamplerOptions { shuffle, seed, drop_last, ..in_group };
         self.has_sampler = self.sampler.is_some();
         let sampler = match self.sampler.take() {
             Some(sampler) => sampler,
@@ -92,28 +97,33 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         Ok(Loader::shared(Arc::new(self.train_data.clone()), sampler, options)?)
     }
 
-    fn dev_loader(&mut self) -> Result<Option<Loader<AnyDataset<B>>>, Cause> {
+    fn dev_loader(&mut self, mesh: &Mesh) -> Result<Option<Loader<AnyDataset<B>>>, Cause> {
         let Some(data) = &self.dev_data else { return Ok(None) };
         let num_samples = check_len("dev_data", data)?;
         let sampler = match self.dev_sampler.take() {
             Some(sampler) => sampler,
-            None => Box::new(EvalSampler::new(num_samples, self.group.size(), self.group.rank())?),
+            None => Box::new(EvalSampler::new(num_samples, mesh.samples().size(), mesh.samples().rank())?),
         };
         let batch_size = self.settings.dev_batch_size.unwrap_or(self.settings.batch_size_per_gpu);
         Ok(Some(Loader::shared(Arc::new(data.clone()), sampler, self.loader_options(batch_size))?))
     }
 
-    /// What must be the same on all ranks.
-    fn given(&self, config: &BTreeMap<String, Value>, parts: &Parts<'a, B, M::Output>) -> Given {
-        // Only rank 0 touches them; folders may have other names on other machines, but all ranks take part where there is one.
+    /// The values that must be the same on all ranks.
+    fn shared_values(
+        &self,
+        config: &BTreeMap<String, Value>,
+        parts: &Parts<'a, B, M::Output>,
+    ) -> NamedValues {
+        // Only rank 0 uses the folders, which may have other names on other machines. Whether there is one must be the
+        // same on all ranks.
         let folders = ["save_path", "log_path", "resume_from"];
-        let told = |(name, value): (&String, &Value)| match folders.contains(&name.as_str()) {
-            true if !value.is_null() => (name.clone(), "a folder".to_owned()),
-            _ => (name.clone(), value.to_string()),
+        let entry = |(name, value): (&String, &Value)| {
+            let is_folder = folders.contains(&name.as_str()) && !value.is_null();
+            (name.clone(), if is_folder { "a folder".to_owned() } else { value.to_string() })
         };
-        let mut given: Given = config.iter().map(told).collect();
-        let mut add = |name: &str, value: String| given.push((name.to_owned(), value));
-        // A sampler of one's own may be there because ranks have data of their own.
+        let mut shared_values: NamedValues = config.iter().map(entry).collect();
+        let mut add = |name: &str, value: String| shared_values.push((name.to_owned(), value));
+        // With a sampler of its own, a program may have different data on each rank.
         if !self.has_sampler {
             add("the number of train_data's samples", self.train_data.len().to_string());
         }
@@ -127,7 +137,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
             self.train_scores.0.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", "),
         );
         add("callbacks", self.hooks.names().join(", "));
-        given
+        shared_values
     }
 
     fn loader_options(&self, batch_size: usize) -> LoaderOptions {
@@ -139,7 +149,10 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
 
 fn check_len<B: Send>(name: &str, data: &AnyDataset<B>) -> Result<usize, Cause> {
     match data.len() {
-        0 => Err(format!("{name} is empty; try looking at where it comes from").into()),
+        0 => {
+            Err(format!("{name} is empty, expected at least one sample; try checking its path or its filter")
+                .into())
+        }
         len => Ok(len),
     }
 }
@@ -160,96 +173,94 @@ fn default_optimizer(store: &VarStore) -> Result<Box<dyn Optimizer>, Cause> {
     Ok(Box::new(Adam::new(parameters(store), options)?))
 }
 
-impl<'a, M: Model<B> + ?Sized, B: Batch> Run<'a, M, B> {
-    /// Makes the run; called by all ranks together.
-    pub(super) fn prepare(
-        mut asked: DistTrainer<'a, M, B>,
-        load_best_model: LoadBestModel,
-    ) -> Result<Self, TrainerError> {
-        let group = asked.group.clone();
-        let parts = asked.parts();
-        let parts = agree::<_, TrainerError>(&group, parts.map_err(Trouble::from))?;
-        let mut config = asked.settings.to_config();
-        check_alike(&group, "trainer", Ok(asked.given(&config, &parts)))?;
-        if plans_batches(parts.train.sampler()) {
+impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
+    /// Prepares the run. All ranks call it together.
+    pub(super) fn prepare(mut self, load_best_model: LoadBestModel) -> Result<Run<'a, M, B>, TrainerError> {
+        let group = self.group.clone();
+        let mesh = self.mesh()?;
+        let parts = self.parts(&mesh);
+        let parts = agree::<_, TrainerError>(&group, parts.map_err(LocalFailure::from))?;
+        let mut config = self.settings.to_config();
+        check_alike(&group, "trainer", Ok(self.shared_values(&config, &parts)))?;
+        let data = TrainData::new(parts.train, &self.settings, &mesh)?;
+        if data.plans_batches() {
             config.remove("batch_size_per_gpu");
         }
-        config.append(&mut asked.settings.config);
-        let data = data_of_all(&group, parts.train.data_id())?;
-        let steps_per_epoch = steps_of_epoch(0, &group, &parts.train, &asked.settings)?;
-        let waits = Arc::new(Waits::new(asked.tracer.observer().or(asked.ddp_options.observer.take())));
-        asked.ddp_options.observer = Some(Arc::clone(&waits) as _);
-        let Settings { precision, loss_scale, .. } = asked.settings;
-        let scaler = scaler_for(precision, loss_scale, asked.store.device());
-        let scaler = agree::<_, TrainerError>(&group, scaler.map_err(Trouble::from))?;
-        let norms = Norms::new(asked.ddp_options.sync_group.clone());
-        let ddp = Ddp::new(asked.model, asked.store, &group, asked.ddp_options)?;
-        let checkpoints = asked.checkpoints.map(|own| logged(own, parts.progress.as_ref()));
+        config.append(&mut self.settings.config);
+        let steps_per_epoch = data.num_steps(0, &self.settings, &mesh)?;
+        let waits = Arc::new(Waits::new(self.tracer.observer()));
+        let scaler = scaler_for(self.settings.precision, self.settings.loss_scale, self.store.device());
+        let scaler = agree::<_, TrainerError>(&group, scaler.map_err(LocalFailure::from))?;
+        let setup = EngineSetup { store: self.store, mesh: &mesh, observer: Some(Arc::clone(&waits) as _) };
+        let engine = self.engine.engine(setup)?;
+        let checkpoints = self.checkpoints.map(|own| logged(own, parts.progress.as_ref()));
         if let Some(progress) = parts.progress.clone() {
-            asked.hooks.master.insert(0, Box::new(Shown::new(progress)));
+            self.hooks.master.insert(0, Box::new(ProgressDisplay::new(progress)));
         }
-        let mut has_callbacks = [u8::from(!asked.hooks.is_empty())];
-        group.all_reduce(&mut has_callbacks, ReduceOp::Max)?;
-        let has_callbacks = has_callbacks[0] > 0;
-        let graphs = graphs_of(&asked.settings, asked.store)?;
-        let rehearsal = Rehearsal::from_env(&group)?;
+        let may_refuse =
+            !(self.hooks.is_empty() && self.schedule.is_none() && self.settings.clips.is_empty());
+        let mut may_refuse_step = [u8::from(may_refuse)];
+        group.all_reduce(&mut may_refuse_step, ReduceOp::Max)?;
+        let graphs = graphs_of(&self.settings, self.store)?;
+        let faults = InjectedFaults::from_env(&group)?;
         let state = TrainState::new(Start {
-            device: asked.store.device(),
+            device: self.store.device(),
             optimizer: parts.optimizer,
             config,
-            n_epochs: asked.settings.n_epochs,
-            max_steps: asked.settings.max_steps,
+            n_epochs: self.settings.n_epochs,
+            max_steps: self.settings.max_steps,
             steps_per_epoch,
-            has_save_path: asked.settings.save_path.is_some(),
+            has_save_path: self.settings.save_path.is_some(),
             group,
         });
-        Ok(Self {
-            ddp,
-            site: call_site(),
-            store: asked.store,
-            loss: parts.loss,
-            scores: asked.scores,
-            train_scores: asked.train_scores,
-            loaded: asked.loaded,
-            tracer: asked.tracer,
-            rehearsal,
-            waits,
-            has_callbacks,
-            is_unsaved: false,
-            place_among_best: None,
-            evaluated_at: None,
-            resumed_from: None,
-            key: parts.key,
-            place: Place { from: SamplerPosition { data, ..parts.train.sampler().start(0) }, turns: 0 },
-            data,
-            train: parts.train,
-            dev: parts.dev,
-            stop: parts.stop,
-            checkpoints,
-            hooks: asked.hooks,
-            settings: asked.settings,
-            load_best_model,
-            best_weights: None,
-            kept_best: Vec::new(),
-            norms,
-            scaler,
-            has_stepped: false,
-            clock: Clock::new(),
-            worked: Vec::new(),
-            progress: parts.progress,
+        let site = call_site();
+        Ok(Run {
             graphs,
-            state,
+            learner: Learner {
+                model: self.model,
+                store: self.store,
+                engine,
+                loss: parts.loss,
+                scores: self.train_scores,
+                precision: self.settings.precision,
+                scaler,
+                clips: self.settings.clips.clone(),
+                schedule: self.schedule,
+                has_stepped: false,
+                waits,
+                site,
+            },
+            data,
+            evaluator: Evaluator { dev: parts.dev, scores: self.scores },
+            saver: Saver::new(checkpoints, BestModels::new(parts.key, load_best_model)),
+            load_best_model,
+            loaded: self.loaded,
+            faults,
+            worked: Vec::new(),
+            context: Context {
+                state,
+                hooks: self.hooks,
+                may_refuse_step: may_refuse_step[0] > 0,
+                settings: self.settings,
+                site,
+                stop: parts.stop,
+                tracer: self.tracer,
+                clock: Clock::new(),
+                progress: parts.progress,
+                is_unsaved: false,
+            },
         })
+    }
+
+    /// The mesh of the engine. An error is the same on all ranks.
+    fn mesh(&self) -> Result<Mesh, TrainerError> {
+        let shape = self.engine.mesh_shape(self.group.size());
+        let shape = shape.map_err(|error| SharedFailure::on_all_ranks(error.to_string()))?;
+        Ok(Mesh::new(&self.group, shape)?)
     }
 }
 
-/// What all ranks train on; `None` where ranks have data of their own.
-fn data_of_all(group: &ProcessGroup, own: DataId) -> Result<Option<DataId>, CommError> {
-    let all = group.all_gather_object(&own)?;
-    Ok(all.iter().all(|other| *other == own).then_some(own))
-}
-
-/// Checkpoints whose warnings go into the run's log, unless the program has said where they go.
+/// Sends the warnings of checkpoints to the run's log, unless the program has set a function for them.
 fn logged(checkpoints: Checkpoints, progress: Option<&Progress>) -> Checkpoints {
     match progress {
         Some(progress) if !checkpoints.has_log() => {
@@ -260,39 +271,11 @@ fn logged(checkpoints: Checkpoints, progress: Option<&Progress>) -> Checkpoints 
     }
 }
 
-/// Whether batches are of the size that a plan gives them, whatever the settings say.
-fn plans_batches(sampler: &dyn Sampler) -> bool {
-    sampler.positions_of_batch(2) == 1
-}
-
-/// The most steps that any rank has batches for in an epoch.
-pub(super) fn steps_of_epoch<B: Batch>(
-    epoch: u64,
-    group: &ProcessGroup,
-    train: &Loader<AnyDataset<B>>,
-    settings: &Settings,
-) -> Result<u64, TrainerError> {
-    let mut steps = [train.num_batches_of(epoch).div_ceil(settings.update_every) as u64];
-    group.all_reduce(&mut steps, ReduceOp::Max)?;
-    if steps[0] > 0 {
-        return Ok(steps[0]);
+/// The CUDA graphs of the training, if they are enabled.
+fn graphs_of<B: Batch, O>(settings: &Settings, store: &VarStore) -> Result<Graphs<B, O>, TorchError> {
+    if settings.cuda_graphs && store.device().is_cuda() {
+        Graphs::of(store.trainable_variables())
+    } else {
+        Ok(Graphs::off())
     }
-    let (samples, ranks, batch) = (train.dataset().len(), group.size(), settings.batch_size_per_gpu);
-    if !settings.drop_last {
-        let told = format!(
-            "the sampler gives no rank a batch in epoch {epoch}, of {samples} samples; try a look at its plan"
-        );
-        return Err(SharedFailure::alike(told).into());
-    }
-    Err(SharedFailure::alike(format!(
-        "train_data of {samples} samples fills no batch of {batch} on each of {ranks} ranks, and drop_last leaves them out; \
-         try a smaller batch_size_per_gpu, or drop_last(false)"
-    ))
-    .into())
-}
-
-/// What steps on a GPU are recorded in.
-fn graphs_of<B, O>(settings: &Settings, store: &VarStore) -> Result<Option<Graphs<B, O>>, TorchError> {
-    let is_wanted = settings.cuda_graphs && store.device().is_cuda();
-    is_wanted.then(|| Graphs::new(store.trainable_variables())).transpose()
 }

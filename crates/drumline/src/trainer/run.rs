@@ -1,63 +1,60 @@
-//! The training itself: epochs of steps, and between the steps whatever a rank asks for.
+//! The training loop: epochs of steps, and between steps what a rank asks for.
+//!
+//! ```text
+//!   resume ─▶ epochs ─▶ steps: supply ─▶ agree ─┬─▶ step (`step`)
+//!                                               ├─▶ requests: evaluation (`evaluate`), checkpoint (`save`), stop
+//!                                               └─▶ no data: end of the epoch
+//! ```
 
-use std::num::NonZeroUsize;
-use std::panic::{AssertUnwindSafe, Location, catch_unwind, resume_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use drumline_comm::on_behalf_of;
 use drumline_launch::{Signal, signal_name};
-use drumline_observe::bar::Progress;
 use drumline_observe::slow_ranks::SlowRank;
 use drumline_observe::trace::Track;
-use drumline_parallel::Ddp;
-use drumline_torch::{LossScaler, Named};
-use tch::nn::VarStore;
+use drumline_parallel::{Agreed, Brought};
 
 use super::batch::Batch;
-use super::data::AnyDataset;
+use super::context::Context;
 use super::error::TrainerError;
-use super::evaluate::Validated;
+use super::evaluate::{Evaluator, Validated};
 use super::graphs::{Graphs, OwnStream};
-use super::hooks::{Hook, Hooks};
-use super::loss::Loss;
-use super::meeting::{Agreed, Brought, meet};
-use super::metric::{MetricKey, Scores};
+use super::hooks::Hook;
+use super::learner::Learner;
 use super::model::Model;
-use super::norms::Norms;
-use super::prepare::steps_of_epoch;
-use super::settings::{Every, LoadBestModel, Settings};
+use super::resume::{Resume, ask_for_missing_evaluation, load_best};
+use super::save::Saver;
+use super::settings::{Every, LoadBestModel};
 use super::state::TrainState;
-use super::supply::Supply;
-use super::tracer::Tracer;
-use super::waits::Waits;
-use crate::checkpoint::{Checkpoints, Loaded};
-use crate::loader::{Loader, Sample};
-use crate::rehearsal::Rehearsal;
-use crate::sampler::{DataId, SamplerPosition};
-use crate::shared_failure::{Trouble, agree, in_words, panic_words};
-use crate::stop_request::StopRequest;
+use super::step::Step;
+use super::supply::{Supply, Window};
+use super::train_data::TrainData;
+use crate::checkpoint::Loaded;
+use crate::comm::shared_failure::{LocalFailure, panic_message, with_causes};
+use crate::data::loader::Sample;
+use crate::injected_faults::InjectedFaults;
 
-/// What a training came to.
+/// The result of a training.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct TrainOutcome {
-    /// The best value of the metric that counts; `None` if there was no evaluation.
+    /// The best value of the metric key; `None` if there was no evaluation.
     pub best_metric: Option<f64>,
-    /// Steps done by then.
+    /// Steps done at the best evaluation.
     pub best_step: Option<u64>,
-    /// Epochs done by then, counting one that had just ended.
+    /// Epochs done at the best evaluation, including one that had just ended.
     pub best_epoch: Option<u64>,
     /// How long it took.
     pub seconds: f64,
-    /// Steps done, with those before a checkpoint that it went on from.
+    /// Steps done, including those before the resume.
     pub steps: u64,
     /// Epochs done.
     pub epochs: u64,
     /// Why it ended.
     pub end: End,
-    /// Folder of the last checkpoint, as rank 0 sees it; `None` where there is no `save_path`.
+    /// The folder of the last checkpoint, as rank 0 sees it; `None` without a `save_path`.
     pub checkpoint: Option<PathBuf>,
     /// Ranks that were slower than the others for 20 steps or more.
     pub slow_ranks: Vec<SlowRank>,
@@ -70,94 +67,26 @@ pub enum End {
     Finished,
     /// It was asked to stop.
     Stopped {
-        /// By what.
+        /// The reason.
         reason: String,
     },
 }
 
-/// Where the samples of an epoch are, over all ranks.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
-    /// Where this run began the epoch.
-    pub(super) from: SamplerPosition,
-    /// Steps since then.
-    pub(super) turns: usize,
-}
-
-/// How long the last step took.
-#[derive(Debug)]
-pub(super) struct Clock {
-    last: Instant,
-}
-
-impl Clock {
-    pub(super) fn new() -> Self {
-        Self { last: Instant::now() }
-    }
-
-    /// What comes now is no part of a step.
-    pub(super) fn restart(&mut self) {
-        self.last = Instant::now();
-    }
-
-    /// Time since this was asked for.
-    pub(super) fn lap(&mut self) -> Duration {
-        let now = Instant::now();
-        std::mem::replace(&mut self.last, now).elapsed()
-    }
-}
-
+/// All parts of a training.
 pub(super) struct Run<'a, M: Model<B> + ?Sized, B: Batch> {
-    /// On a GPU, where steps can be recorded. Before all else, as it is dropped first: NCCL waits for graphs that have its calls.
-    pub(super) graphs: Option<Graphs<B, M::Output>>,
-    pub(super) ddp: Ddp<&'a M>,
-    /// Where the program called `train`: the place that is named where ranks wait for each other, or do not fit together.
-    pub(super) site: &'static Location<'static>,
-    pub(super) store: &'a VarStore,
-    pub(super) loss: Box<dyn Loss<B, M::Output> + 'a>,
-    pub(super) scores: Scores<'a, B, M::Output>,
-    pub(super) train_scores: Scores<'a, B, M::Output>,
-    pub(super) key: MetricKey,
-    pub(super) train: Loader<AnyDataset<B>>,
-    pub(super) dev: Option<Loader<AnyDataset<B>>>,
-    pub(super) stop: StopRequest,
-    pub(super) checkpoints: Option<Checkpoints>,
-    pub(super) hooks: Hooks<'a>,
-    pub(super) settings: Settings,
+    /// The first field, because it is dropped first: NCCL waits for graphs that contain its calls.
+    pub(super) graphs: Graphs<B, M::Output>,
+    pub(super) learner: Learner<'a, M, B>,
+    pub(super) data: TrainData<B>,
+    pub(super) evaluator: Evaluator<'a, B, M::Output>,
+    pub(super) saver: Saver,
     pub(super) load_best_model: LoadBestModel,
-    /// A checkpoint that the program has loaded to go on from.
+    /// A checkpoint that the program has loaded to resume from.
     pub(super) loaded: Option<Loaded>,
-    /// Whether something has changed since the last checkpoint.
-    pub(super) is_unsaved: bool,
-    /// Where the state's evaluation stands among the best, if it is to be saved as such.
-    pub(super) place_among_best: Option<NonZeroUsize>,
-    /// Steps after which the last evaluation before that was made.
-    pub(super) evaluated_at: Option<u64>,
-    /// Folder of the checkpoint that it has gone on from.
-    pub(super) resumed_from: Option<PathBuf>,
-    /// The best model's, where there is no folder for it.
-    pub(super) best_weights: Option<Vec<Named>>,
-    /// The metrics of the best checkpoints, the best first.
-    pub(super) kept_best: Vec<f64>,
-    pub(super) place: Place,
-    /// What is trained on, where all ranks have the same.
-    pub(super) data: Option<DataId>,
-    pub(super) norms: Norms,
-    /// In fp16.
-    pub(super) scaler: Option<LossScaler>,
-    /// Whether the optimizer has made a step in this run: it has all that it keeps for what had a gradient then.
-    pub(super) has_stepped: bool,
-    pub(super) tracer: Tracer,
-    pub(super) rehearsal: Rehearsal,
-    pub(super) waits: Arc<Waits>,
-    /// Whether any rank has callbacks of either kind.
-    pub(super) has_callbacks: bool,
-    pub(super) clock: Clock,
-    /// What each rank had worked when the last step began.
+    pub(super) faults: InjectedFaults,
+    /// The working time of each rank at the beginning of the last step.
     pub(super) worked: Vec<f64>,
-    /// On rank 0, if steps are shown.
-    pub(super) progress: Option<Progress>,
-    pub(super) state: TrainState,
+    pub(super) context: Context<'a>,
 }
 
 /// Why an epoch is over.
@@ -180,7 +109,7 @@ enum Next {
 
 impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     pub(super) fn train(mut self) -> Result<TrainOutcome, TrainerError> {
-        let _stream = OwnStream::enter(self.state.device)?;
+        let _stream = OwnStream::enter(self.learner.device())?;
         match catch_unwind(AssertUnwindSafe(|| self.whole())) {
             Ok(Ok(outcome)) => Ok(outcome),
             Ok(Err(error)) => {
@@ -188,94 +117,122 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
                 Err(error)
             }
             Err(panic) => {
-                self.ddp.abort(&panic_words(&*panic));
+                self.learner.engine.abort(&panic_message(&*panic));
                 resume_unwind(panic)
             }
         }
     }
 
-    /// Nothing is lost where ranks can still talk; where they cannot, they learn why.
+    /// Saves the current state if ranks can still communicate. If they cannot, sends them the reason.
     fn fail(&mut self, error: &TrainerError) {
         if error.is_agreed() {
-            self.rescue();
+            self.saver.rescue(&self.learner, &self.data, &mut self.context);
         } else {
-            self.ddp.abort(&in_words(error));
+            self.learner.engine.abort(&with_causes(error));
         }
-        self.hooks.exception(&mut self.state, error);
+        self.context.hooks.exception(&mut self.context.state, error);
     }
 
     fn whole(&mut self) -> Result<TrainOutcome, TrainerError> {
-        // Ranks that drew the same weights would drop the same units; a checkpoint's generators win.
-        if self.state.rank() > 0 {
-            tch::manual_seed(Sample::new(self.settings.seed, 0, self.state.rank()).seed as i64);
-        }
-        self.resume()?;
-        self.state.begin = Instant::now();
-        self.hooks.call(Hook::TrainBegin, &mut self.state);
-        if let Err(cause) = self.hooks.evaluation_weights() {
-            self.hooks.note(Trouble::from(cause));
-        }
-        self.check()?;
-        self.set_kept();
-        self.clock.restart();
+        self.begin()?;
         let end = self.epochs()?;
         if let End::Stopped { reason } = &end {
-            self.state.stop_reason = Some(reason.clone());
+            self.context.state.stop_reason = Some(reason.clone());
         }
-        self.write_trace();
-        self.hooks.call(Hook::TrainEnd, &mut self.state);
-        self.check()?;
-        self.save_unless_saved()?;
+        self.context.write_trace();
+        self.context.call(Hook::TrainEnd);
+        self.context.check()?;
+        self.saver.save_unless_saved(&self.learner, &self.data, &mut self.context)?;
         if self.load_best_model == LoadBestModel::Yes {
-            self.load_best()?;
+            load_best(&mut self.saver, &self.learner, &self.context)?;
         }
         self.say_end(&end);
-        let best = self.state.best;
-        Ok(TrainOutcome {
-            best_metric: best.map(|best| best.metric),
-            best_step: best.map(|best| best.step),
-            best_epoch: best.map(|best| best.epoch),
-            seconds: self.state.begin.elapsed().as_secs_f64(),
-            steps: self.state.step,
-            epochs: self.state.epoch,
-            end,
-            checkpoint: self.state.checkpoint.clone(),
-            slow_ranks: self.state.slow.in_all(),
-        })
+        Ok(self.outcome(end))
     }
 
-    /// Why and where it stopped, once all is saved, and which ranks were slow.
-    fn say_end(&self, end: &End) {
-        let Some(progress) = &self.progress else { return };
-        if let End::Stopped { reason } = end {
-            progress.say(&stop_line(reason, &self.state));
+    /// Resumes, and calls `on_train_begin`.
+    fn begin(&mut self) -> Result<(), TrainerError> {
+        let context = &mut self.context;
+        // With equal seeds all ranks would have the same dropout. The generators of a checkpoint override this.
+        if context.state.rank() > 0 {
+            tch::manual_seed(Sample::new(context.settings.seed, 0, context.state.rank()).seed as i64);
         }
-        for slow in self.state.slow.in_all() {
+        let resume =
+            Resume { saver: &mut self.saver, learner: &mut self.learner, data: &mut self.data, context };
+        if resume.run(self.loaded.take())? {
+            self.count_epoch()?;
+            ask_for_missing_evaluation(&self.saver, &mut self.context);
+        }
+        let context = &mut self.context;
+        context.state.begin = Instant::now();
+        if let Some(schedule) = &self.learner.schedule {
+            match schedule.check(Some(context.state.total_steps())) {
+                Ok(Some(warning)) if context.state.rank() == 0 => tracing::warn!("{warning}"),
+                Ok(_) => {}
+                Err(error) => context.hooks.note(error.into()),
+            }
+        }
+        context.call(Hook::TrainBegin);
+        if let Err(cause) = context.hooks.evaluation_weights() {
+            context.hooks.note(LocalFailure::from(cause));
+        }
+        context.check()?;
+        self.saver.set_num_kept(context);
+        context.clock.restart();
+        Ok(())
+    }
+
+    fn outcome(&self, end: End) -> TrainOutcome {
+        let state = &self.context.state;
+        TrainOutcome {
+            best_metric: state.best.map(|best| best.metric),
+            best_step: state.best.map(|best| best.step),
+            best_epoch: state.best.map(|best| best.epoch),
+            seconds: state.begin.elapsed().as_secs_f64(),
+            steps: state.step,
+            epochs: state.epoch,
+            end,
+            checkpoint: state.checkpoint.clone(),
+            slow_ranks: state.slow.in_all(),
+        }
+    }
+
+    /// Logs why and where the training stopped, after everything is saved, and which ranks were slow.
+    fn say_end(&self, end: &End) {
+        let Some(progress) = &self.context.progress else { return };
+        if let End::Stopped { reason } = end {
+            progress.say(&stop_line(reason, &self.context.state));
+        }
+        for slow in self.context.state.slow.in_all() {
             progress.say(&format!("[ranks] == {slow} =="));
         }
     }
 
-    /// Compares what the ranks have worked since the step before.
+    /// Compares the working times of the ranks since the step before.
     fn compare_ranks(&mut self, work: &[f64]) {
         let before = std::mem::replace(&mut self.worked, work.to_vec());
-        // The first is not whole.
+        // The first interval is incomplete.
         if before.len() == work.len() {
             let work: Vec<f64> = work.iter().zip(&before).map(|(now, before)| now - before).collect();
-            self.state.notices = self.state.slow.step(&work).iter().map(ToString::to_string).collect();
+            let state = &mut self.context.state;
+            state.notices = state.slow.step(&work).iter().map(ToString::to_string).collect();
         }
     }
 
     fn epochs(&mut self) -> Result<End, TrainerError> {
-        // An evaluation that a checkpoint is without.
+        // Makes the evaluation that a checkpoint lacks.
         if let Next::Stop { reason } = self.next(Brought::default())? {
             return Ok(End::Stopped { reason });
         }
-        while self.state.epoch < self.state.n_epochs && !self.state.is_enough() {
-            self.hooks.call(Hook::EpochBegin, &mut self.state);
+        while self.context.state.epoch < self.context.state.n_epochs && !self.context.state.is_enough() {
+            self.context.call(Hook::EpochBegin);
             match self.steps()? {
                 EpochEnd::NoData => self.end_epoch()?,
-                EpochEnd::Enough if self.settings.validate_every != Every::Never => drop(self.validate()?),
-                EpochEnd::Enough => {}
+                EpochEnd::Enough => {
+                    if self.context.settings.validate_every != Every::Never {
+                        self.validate()?;
+                    }
+                }
                 EpochEnd::Stop { reason } => return Ok(End::Stopped { reason }),
             }
             if let Next::Stop { reason } = self.next(Brought::default())? {
@@ -285,117 +242,135 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         Ok(End::Finished)
     }
 
-    /// Steps to the end of the epoch, or as far as training goes.
+    /// Makes steps to the end of the epoch, or of the training.
     fn steps(&mut self) -> Result<EpochEnd, TrainerError> {
-        let batches = self.train.resume(self.place.from);
-        let batches = agree::<_, TrainerError>(&self.state.group, batches.map_err(Trouble::from))?;
-        let mut supply = Supply::new(batches);
+        let mut supply = self.data.supply(self.learner.engine.mesh())?;
         loop {
-            // The last step of an epoch is followed by what belongs to its end.
-            if self.state.is_enough() && self.state.step_in_epoch < self.state.steps_per_epoch {
+            let state = &self.context.state;
+            // The last step of an epoch is followed by the end of the epoch.
+            if state.is_enough() && state.step_in_epoch < state.steps_per_epoch {
                 return Ok(EpochEnd::Enough);
             }
-            self.tracer.begin_step(self.state.step);
+            self.context.tracer.begin_step(state.step);
             let window = self.window(&mut supply);
             match self.next(window.brought)? {
-                Next::Step(agreed) => {
-                    self.compare_ranks(&agreed.work);
-                    self.step(window, &agreed, &mut supply)?;
-                }
+                Next::Step(agreed) => self.step(window, &agreed, &mut supply)?,
                 Next::NoData => return Ok(EpochEnd::NoData),
                 Next::Stop { reason } => return Ok(EpochEnd::Stop { reason }),
             }
         }
     }
 
+    /// This rank's batches of the next step, and whether they could run as a graph.
+    fn window(&mut self, supply: &mut Supply<B>) -> Window<B> {
+        let mut window = supply.next(&self.learner, &mut self.context);
+        let can_run = self.graphs.can_run(&mut self.learner, &self.context, &window.batches);
+        window.brought.graph = can_run;
+        window.brought.record = can_run && self.graphs.has_to_record();
+        window
+    }
+
+    fn step(
+        &mut self,
+        window: Window<B>,
+        agreed: &Agreed,
+        supply: &mut Supply<B>,
+    ) -> Result<(), TrainerError> {
+        self.compare_ranks(&agreed.work);
+        self.faults.at(self.context.state.step + 1, &self.context.state.group);
+        let step = Step { learner: &mut self.learner, graphs: &mut self.graphs, context: &mut self.context };
+        step.run(window, agreed, supply)?;
+        self.data.count_step();
+        Ok(())
+    }
+
     fn end_epoch(&mut self) -> Result<(), TrainerError> {
-        // Whoever trained last has the buffers that count.
-        on_behalf_of(self.site, || self.ddp.sync_buffers())?;
-        let before = (self.state.step_in_epoch, self.place);
-        self.state.epoch += 1;
-        self.state.step_in_epoch = 0;
-        self.place = Place { from: self.start_of(self.state.epoch), turns: 0 };
-        self.is_unsaved = true;
-        let cut =
-            self.settings.validate_every.is_at_epoch(self.state.epoch) && self.validate()? == Validated::Cut;
-        if cut {
-            // Whoever goes on from the checkpoint ends the epoch again, with its evaluation.
-            self.state.epoch -= 1;
-            (self.state.step_in_epoch, self.place) = before;
+        // The buffers of the rank that trained last count.
+        on_behalf_of(self.context.site, || self.learner.engine.sync_buffers())?;
+        let step_in_epoch = self.context.state.step_in_epoch;
+        let position = self.data.position();
+        self.context.state.epoch += 1;
+        self.context.state.step_in_epoch = 0;
+        self.data.begin_epoch(self.context.state.epoch);
+        self.context.is_unsaved = true;
+        let is_due = self.context.settings.validate_every.is_at_epoch(self.context.state.epoch);
+        if is_due && self.validate()? == Validated::Interrupted {
+            // A training that resumes from the checkpoint ends the epoch again, with its evaluation.
+            self.context.state.epoch -= 1;
+            self.context.state.step_in_epoch = step_in_epoch;
+            self.data.begin_at(position);
             return Ok(());
         }
-        self.hooks.call(Hook::EpochEnd, &mut self.state);
+        self.context.call(Hook::EpochEnd);
         self.count_epoch()
     }
 
-    /// The beginning of an epoch.
-    fn start_of(&self, epoch: u64) -> SamplerPosition {
-        SamplerPosition { data: self.data, ..self.train.sampler().start(epoch) }
+    fn validate(&mut self) -> Result<Validated, TrainerError> {
+        self.evaluator.validate(&mut self.learner, &mut self.saver.best, &mut self.context)
     }
 
-    /// Finds out how many steps the epoch has that comes next, if one does: a sampler's epochs may differ.
-    pub(super) fn count_epoch(&mut self) -> Result<(), TrainerError> {
-        let epoch = self.state.epoch;
-        if epoch < self.state.n_epochs {
-            self.state.steps_per_epoch =
-                steps_of_epoch(epoch, &self.state.group, &self.train, &self.settings)?;
+    /// Finds out how many steps the next epoch has, if there is one: a sampler's epochs may differ.
+    fn count_epoch(&mut self) -> Result<(), TrainerError> {
+        let state = &mut self.context.state;
+        if state.epoch < state.n_epochs {
+            let mesh = self.learner.engine.mesh();
+            state.steps_per_epoch = self.data.num_steps(state.epoch, &self.context.settings, mesh)?;
         }
         Ok(())
     }
 
-    /// Meets the others, and does what any of them asks for, until nobody asks for anything.
+    /// Agrees with the other ranks, and does what any of them asks for, until there are no more requests.
     fn next(&mut self, window: Brought) -> Result<Next, TrainerError> {
         loop {
-            let requests = &self.state.requests;
-            let brought = Brought {
-                failed: self.hooks.trouble().is_some(),
-                stop: requests.stop.is_some() || self.stop.is_requested(),
-                validation: requests.validation,
-                checkpoint: requests.checkpoint,
-                work: (self.state.times.load + self.state.times.compute).as_secs_f64(),
-                ..window
-            };
-            let begin = Instant::now();
-            let agreed = on_behalf_of(self.site, || meet(&self.state.group, &brought))?;
-            self.state.times.comm += begin.elapsed();
-            self.tracer.span("meet", Track::Communication, begin);
+            let agreed = self.agree(window)?;
             if agreed.failed {
-                self.check()?;
+                self.context.check()?;
             }
-            match agreed {
-                Agreed { validation: true, .. } => drop(self.validate()?),
-                Agreed { checkpoint: true, .. } => self.save()?,
-                Agreed { stop: true, .. } => return Ok(Next::Stop { reason: self.reason()? }),
-                Agreed { buffers_of: None, .. } => return Ok(Next::NoData),
-                agreed => return Ok(Next::Step(agreed)),
+            if agreed.validation {
+                self.validate()?;
+            } else if agreed.checkpoint {
+                self.saver.save(&self.learner, &self.data, &mut self.context)?;
+            } else if agreed.stop {
+                return Ok(Next::Stop { reason: self.reason()? });
+            } else if agreed.buffers_of().is_none() {
+                return Ok(Next::NoData);
+            } else {
+                return Ok(Next::Step(agreed));
             }
         }
     }
 
-    /// Writes the steps that were traced, if any were.
-    pub(super) fn write_trace(&mut self) {
-        if let Err(error) = self.tracer.write() {
-            self.hooks.note(error.into());
-        }
+    fn agree(&mut self, window: Brought) -> Result<Agreed, TrainerError> {
+        let context = &mut self.context;
+        let requests = &context.state.requests;
+        let brought = Brought {
+            failed: context.hooks.failure().is_some(),
+            stop: requests.stop.is_some() || context.stop.is_requested(),
+            validation: requests.validation,
+            checkpoint: requests.checkpoint,
+            work: (context.state.times.load + context.state.times.compute).as_secs_f64(),
+            ..window
+        };
+        let begin = Instant::now();
+        let mesh = self.learner.engine.mesh();
+        let agreed = on_behalf_of(context.site, || Agreed::reach(mesh, &brought))?;
+        context.state.times.comm += begin.elapsed();
+        context.tracer.span("agree", Track::Communication, begin);
+        Ok(agreed)
     }
 
-    /// An error on all ranks if one has trouble. All call it.
-    pub(super) fn check(&self) -> Result<(), TrainerError> {
-        agree(&self.state.group, self.hooks.trouble().cloned().map_or(Ok(()), Err))
-    }
-
-    /// Why training stops: the first rank's reason.
+    /// The reason of the stop, from the first rank that has one.
     fn reason(&self) -> Result<String, TrainerError> {
-        let signal = self.stop.signal().map(signal_words);
-        let own = self.state.requests.stop.clone().or(signal);
-        let all = self.state.group.all_gather_object(&own)?;
+        let signal = self.context.stop.signal().map(signal_text);
+        let own = self.context.state.requests.stop.clone().or(signal);
+        let all = self.context.state.group.all_gather_object(&own)?;
         let first = all.into_iter().enumerate().find_map(|(rank, reason)| Some((rank, reason?)));
         Ok(first.map_or_else(String::new, |(rank, reason)| format!("{reason} (rank {rank})")))
     }
 }
 
-/// What people do is known to them by another name.
-fn signal_words(signal: Signal) -> String {
+/// The name of a signal, with Ctrl-C for SIGINT.
+fn signal_text(signal: Signal) -> String {
     let name = signal_name(signal.as_raw());
     if signal == Signal::INT { format!("{name} (Ctrl-C)") } else { name.to_owned() }
 }
@@ -403,9 +378,9 @@ fn signal_words(signal: Signal) -> String {
 /// The line about a training that stopped before its last epoch.
 fn stop_line(reason: &str, state: &TrainState) -> String {
     let (step, epoch, epochs) = (state.step, state.epoch + 1, state.n_epochs);
-    let kept = match &state.checkpoint {
+    let saved = match &state.checkpoint {
         Some(checkpoint) => format!("checkpoint {}, from which resume_from continues", checkpoint.display()),
         None => "no checkpoint, as there is no save_path".to_owned(),
     };
-    format!("[stop] == {reason} | after step {step}, in epoch {} of {epochs} | {kept} ==", epoch.min(epochs))
+    format!("[stop] == {reason} | after step {step}, in epoch {} of {epochs} | {saved} ==", epoch.min(epochs))
 }

@@ -3,26 +3,27 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use drumline_parallel::Clip;
 use drumline_torch::ScalePolicy;
 use serde_json::Value;
 use tch::Kind;
 
-use crate::loader::Cause;
+use crate::data::loader::Cause;
 
-/// In which numbers forward is computed; weights, gradients and optimizer stay as they are, in f32 as a rule.
+/// The precision of forward. Weights, gradients and optimizer state keep their own type, usually f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Precision {
     /// f32.
     #[default]
     F32,
-    /// bfloat16 where it gains something: matrix products and convolutions.
+    /// bfloat16 for matrix products and convolutions.
     Bf16,
-    /// float16 in the same places, with a scaled loss: small gradients would be lost in it.
+    /// float16 for the same operations, with loss scaling: small gradients would underflow otherwise.
     Fp16,
 }
 
 impl Precision {
-    /// The type for autocast, if any.
+    /// The type of autocast, if any.
     pub(crate) fn autocast(self) -> Option<Kind> {
         match self {
             Self::F32 => None,
@@ -32,31 +33,31 @@ impl Precision {
     }
 }
 
-/// How often.
+/// An interval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Every {
-    /// At the end of each n-th epoch.
+    /// At the end of every n-th epoch.
     Epochs(u64),
-    /// After each n-th step.
+    /// After every n-th step.
     Steps(u64),
-    /// Never by itself.
+    /// Never.
     Never,
 }
 
 impl Every {
-    /// Whether it is time after this many steps.
+    /// Whether it is due after this many steps.
     pub(super) fn is_at_step(self, step: u64) -> bool {
         matches!(self, Self::Steps(every) if every > 0 && step.is_multiple_of(every))
     }
 
-    /// Whether it is time after this many epochs.
+    /// Whether it is due after this many epochs.
     pub(super) fn is_at_epoch(self, epoch: u64) -> bool {
         matches!(self, Self::Epochs(every) if every > 0 && epoch.is_multiple_of(every))
     }
 }
 
 impl Every {
-    /// Refuses `what` every 0 steps or epochs.
+    /// Returns an error for an interval of 0.
     pub(super) fn check(self, what: &str) -> Result<(), Cause> {
         match self {
             Self::Epochs(0) | Self::Steps(0) => {
@@ -77,12 +78,12 @@ impl std::fmt::Display for Every {
     }
 }
 
-/// Whether the weights of the best evaluation are the model's at the end.
+/// Whether the model has the weights of the best evaluation at the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoadBestModel {
-    /// Yes: from the `save_path`, or where there is none from a copy kept in memory.
+    /// Yes: they are loaded from the `save_path`, or without one from a copy in memory.
     Yes,
-    /// No: the last step's weights stay.
+    /// No: the model has the weights of the last step.
     No,
 }
 
@@ -105,13 +106,15 @@ pub(super) struct Settings {
     pub(super) log_path: Option<PathBuf>,
     pub(super) resume_from: Option<PathBuf>,
     pub(super) precision: Precision,
-    /// Of fp16.
+    /// Only in fp16.
     pub(super) loss_scale: ScalePolicy,
+    /// Applied in this order.
+    pub(super) clips: Vec<Clip>,
     pub(super) cuda_graphs: bool,
     pub(super) use_tqdm: bool,
     pub(super) stop_on_nan: bool,
     pub(super) accept_new_data: bool,
-    /// What the program has to say of itself.
+    /// Entries that the program adds.
     pub(super) config: BTreeMap<String, Value>,
 }
 
@@ -136,6 +139,7 @@ impl Default for Settings {
             resume_from: None,
             precision: Precision::F32,
             loss_scale: ScalePolicy::default(),
+            clips: Vec::new(),
             cuda_graphs: true,
             use_tqdm: true,
             stop_on_nan: true,
@@ -158,10 +162,10 @@ impl Settings {
         self.validate_every.check("validate_every")
     }
 
-    /// By name, for logs and checkpoints.
+    /// The settings by name, for logs and checkpoints.
     pub(super) fn to_config(&self) -> BTreeMap<String, Value> {
         let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
-        let entries: [(&str, Value); 21] = [
+        let entries: [(&str, Value); 22] = [
             ("batch_size_per_gpu", self.batch_size_per_gpu.into()),
             ("dev_batch_size", self.dev_batch_size.into()),
             ("update_every", self.update_every.into()),
@@ -180,6 +184,7 @@ impl Settings {
             ("resume_from", path(&self.resume_from).into()),
             ("precision", format!("{:?}", self.precision).to_lowercase().into()),
             ("loss_scale", format!("{:?}", self.loss_scale).into()),
+            ("clips", format!("{:?}", self.clips).into()),
             ("use_tqdm", self.use_tqdm.into()),
             ("stop_on_nan", self.stop_on_nan.into()),
             ("accept_new_data", self.accept_new_data.into()),
@@ -193,18 +198,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_makes_no_sense_is_told() {
-        let told = |settings: Settings| settings.check().unwrap_err().to_string();
+    fn invalid_settings_are_errors() {
+        let message = |settings: Settings| settings.check().unwrap_err().to_string();
         let defaults = Settings::default;
         defaults().check().unwrap();
-        assert!(told(Settings { update_every: 0, ..defaults() }).starts_with("update_every is 0"));
+        assert!(message(Settings { update_every: 0, ..defaults() }).starts_with("update_every is 0"));
         assert!(
-            told(Settings { batch_size_per_gpu: 0, ..defaults() }).starts_with("batch_size_per_gpu is 0")
+            message(Settings { batch_size_per_gpu: 0, ..defaults() }).starts_with("batch_size_per_gpu is 0")
         );
     }
 
     #[test]
-    fn it_is_time_at_each_nth() {
+    fn an_interval_is_due_at_every_nth() {
         let times = |every: Every| (1..=6).filter(|step| every.is_at_step(*step)).collect::<Vec<_>>();
         assert_eq!(
             (times(Every::Steps(3)), times(Every::Epochs(1)), times(Every::Steps(0))),

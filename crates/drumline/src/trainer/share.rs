@@ -1,9 +1,9 @@
-//! Each sample of an epoch once, spread over the ranks; no rank gets one for the second time to make shares equal.
+//! A sampler that gives each sample of an epoch once, over all ranks. No sample is repeated to make shares equal.
 //!
-//! The order is that of [`DistributedSampler`]. The trainer does not need equal shares: its steps weigh samples, not ranks. So one rank, two and four
-//! see the same samples in the same steps.
+//! The order is that of [`DistributedSampler`]. The trainer does not need equal shares, because its steps weigh
+//! samples, not ranks. So one, two and four ranks use the same samples in the same steps.
 
-use crate::sampler::{DistributedSampler, Sampler, SamplerError, SamplerOptions, SamplerPosition};
+use crate::data::sampler::{DistributedSampler, Sampler, SamplerError, SamplerOptions, SamplerPosition};
 
 pub(super) struct WholeShare {
     inner: DistributedSampler,
@@ -26,9 +26,10 @@ impl Sampler for WholeShare {
 
     fn count_from(&self, position: &SamplerPosition) -> usize {
         let SamplerOptions { num_samples, num_replicas, rank, drop_last, .. } = *self.inner.options();
-        match drop_last {
-            true => self.inner.count_from(position),
-            false => num_samples.saturating_sub(position.samples_seen + rank).div_ceil(num_replicas),
+        if drop_last {
+            self.inner.count_from(position)
+        } else {
+            num_samples.saturating_sub(position.samples_seen + rank).div_ceil(num_replicas)
         }
     }
 

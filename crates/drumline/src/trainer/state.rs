@@ -1,4 +1,4 @@
-//! Where a training stands: what callbacks see, and what those of all ranks may change.
+//! `TrainState`: the live state of a training, which callbacks read, and those of all ranks may change.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 
 use drumline_comm::ProcessGroup;
 use drumline_observe::slow_ranks::{SlowRank, SlowRanks};
-use drumline_torch::{Named, Optimizer};
+use drumline_torch::{Named, Optimizer, StepMade};
 use serde_json::Value;
 use tch::Device;
 
 use crate::schedule::At;
 
-/// The figures of an evaluation, over all samples and all ranks.
+/// The result of an evaluation, over all samples and all ranks.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Evaluation {
-    /// Epochs done, counting one that has just ended.
+    /// Epochs done, including one that has just ended.
     pub epoch: u64,
     /// Steps done.
     pub step: u64,
@@ -24,7 +24,7 @@ pub struct Evaluation {
     pub samples: u64,
     /// Each metric by its name, the loss first.
     pub metrics: Vec<(String, f64)>,
-    /// The metric that says which model is best.
+    /// The metric that decides which model is best.
     pub metric_key: String,
     /// Whether it is better than all before.
     pub is_better: bool,
@@ -37,31 +37,32 @@ impl Evaluation {
     }
 }
 
-/// What was best so far.
+/// The best evaluation so far.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Best {
-    /// Of the metric that counts.
+    /// The value of the metric key.
     pub metric: f64,
-    /// Steps done by then.
+    /// Steps done at that time.
     pub step: u64,
-    /// Epochs done by then, counting one that had just ended.
+    /// Epochs done at that time, including one that had just ended.
     pub epoch: u64,
 }
 
-/// Where the time of this rank has gone since training began.
+/// How this rank has spent its time since the training began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Times {
     /// Waiting for batches.
     pub load: Duration,
-    /// Forward, backward, callbacks before the optimizer, optimizer; with the calls of norms over all ranks.
+    /// Forward, backward, callbacks before the optimizer, and the optimizer, including collectives of norms over all
+    /// ranks.
     pub compute: Duration,
-    /// Meeting the other ranks, and waiting for reductions that were not hidden behind backward.
+    /// Agreeing with the other ranks, and waiting for reductions that were not hidden behind backward.
     pub comm: Duration,
 }
 
-/// What callbacks ask for; done between steps, on all ranks, when any of them asks.
+/// Requests of callbacks, which are carried out between steps, on all ranks, if any of them asks.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Requests {
     pub(super) stop: Option<String>,
@@ -71,12 +72,14 @@ pub(super) struct Requests {
     pub(super) keep_best: Option<usize>,
 }
 
-/// Where a training stands. Figures are those of all ranks together, and the same on each.
+/// The live state of a training. Its values are those of all ranks together, and the same on each.
+///
+/// What is saved of it is [`checkpoint::RunState`](crate::checkpoint::RunState).
 pub struct TrainState {
     pub(super) group: ProcessGroup,
     pub(super) device: Device,
     pub(super) optimizer: Box<dyn Optimizer>,
-    /// A callback may have changed it since its last step.
+    /// Whether a callback may have changed the optimizer since its last step.
     pub(super) is_optimizer_changed: bool,
     pub(super) parameters: Vec<Named>,
     pub(super) config: BTreeMap<String, Value>,
@@ -110,7 +113,7 @@ pub struct TrainState {
     pub(super) stop_reason: Option<String>,
 }
 
-/// What a training begins with.
+/// The values with which a training begins.
 pub(super) struct Start {
     pub(super) group: ProcessGroup,
     pub(super) device: Device,
@@ -163,47 +166,48 @@ impl TrainState {
         }
     }
 
-    /// Steps done, with those that were left out for overflow.
+    /// Steps done, including those that were skipped because of overflow.
     pub fn step(&self) -> u64 {
         self.step
     }
 
-    /// Of the steps done those that changed no weight, as the gradients of fp16 had overflowed. Schedules by steps do not count them.
+    /// Steps that changed no weights, because gradients had overflowed in fp16. Schedules by steps do not count them.
     pub fn skipped_steps(&self) -> u64 {
         self.skipped
     }
 
-    /// Whether the gradients of this step are infinite or NaN in fp16, so that it will be left out: for callbacks between backward and step.
+    /// Whether gradients have overflowed in fp16, so that this step will be skipped. It is for callbacks between
+    /// backward and the optimizer.
     pub fn has_overflowed(&self) -> bool {
         self.has_overflowed
     }
 
-    /// Steps that the optimizer has made.
+    /// Steps of the optimizer.
     pub(super) fn optimizer_steps(&self) -> u64 {
         self.step - self.skipped
     }
 
-    /// Epochs done; the number of the epoch that is under way, from 0.
+    /// Epochs done, which is also the number of the current epoch, counted from 0.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// Steps done in the epoch that is under way.
+    /// Steps done in the current epoch.
     pub fn step_in_epoch(&self) -> u64 {
         self.step_in_epoch
     }
 
-    /// Steps of the epoch that is under way, or comes next; with planned batches epochs may differ.
+    /// Steps of the current epoch, or of the next one between epochs. With planned batches epochs may differ.
     pub fn steps_per_epoch(&self) -> u64 {
         self.steps_per_epoch
     }
 
-    /// Epochs that were asked for.
+    /// The number of epochs of the training.
     pub fn n_epochs(&self) -> u64 {
         self.n_epochs
     }
 
-    /// Steps of the whole training, if all epochs to come are as long as the one that is under way.
+    /// Steps of the whole training, if all remaining epochs are as long as the current one.
     pub fn total_steps(&self) -> u64 {
         let epochs = self.n_epochs.saturating_sub(self.epoch);
         let left = epochs.saturating_mul(self.steps_per_epoch).saturating_sub(self.step_in_epoch);
@@ -221,12 +225,12 @@ impl TrainState {
         self.samples
     }
 
-    /// What the last step's loss was divided by: samples, or tokens.
+    /// The divisor of the last step's loss: samples, or tokens.
     pub fn count(&self) -> f64 {
         self.count
     }
 
-    /// Samples a second of all ranks, by the last step from end to end.
+    /// Samples per second of all ranks, from the total time of the last step.
     pub fn samples_per_s(&self) -> f64 {
         self.samples_per_s
     }
@@ -236,7 +240,7 @@ impl TrainState {
         &self.train_metrics
     }
 
-    /// How many batches of the evaluation that is under way this rank has done, and how many it has.
+    /// How many batches of the current evaluation this rank has done, and how many it has.
     pub fn valid_batches(&self) -> (u64, u64) {
         self.valid_batches
     }
@@ -246,7 +250,7 @@ impl TrainState {
         self.optimizer.lr()
     }
 
-    /// The learning rate that the optimizer was made with, also after a checkpoint was loaded.
+    /// The optimizer's initial learning rate, also after a resume.
     pub fn initial_lr(&self) -> f64 {
         self.initial_lr
     }
@@ -256,10 +260,22 @@ impl TrainState {
         self.optimizer.set_lr(lr);
     }
 
-    /// Where a schedule is asked for the learning rate of the next step.
+    /// The progress for which a schedule returns the learning rate of the next step.
     pub fn at(&self) -> At {
         let done = self.step_in_epoch as f64 / self.steps_per_epoch.max(1) as f64;
-        At { epoch: self.epoch as f64 + done.min(1.0), step: self.optimizer_steps() }
+        At {
+            epoch: self.epoch as f64 + done.min(1.0),
+            step: self.optimizer_steps(),
+            total_steps: Some(self.total_steps()),
+            base_lr: self.initial_lr,
+        }
+    }
+
+    /// Counts a skipped step, and stores the loss scale of the next.
+    pub(super) fn note_scale(&mut self, made: StepMade, scale: f64) {
+        self.skipped += u64::from(made == StepMade::Skipped);
+        let figures = [("loss_scale", scale), ("skipped_steps", self.skipped as f64)];
+        self.train_metrics.extend(figures.map(|(name, value)| (name.to_owned(), value)));
     }
 
     /// The last evaluation.
@@ -272,7 +288,7 @@ impl TrainState {
         self.best
     }
 
-    /// What is trained, with gradients.
+    /// The parameters that are trained, with gradients.
     pub fn parameters(&self) -> &[Named] {
         &self.parameters
     }
@@ -282,13 +298,14 @@ impl TrainState {
         &*self.optimizer
     }
 
-    /// The optimizer, to be changed. Its next step on a GPU is made operation by operation, and recorded anew after that: what it keeps may be other tensors.
+    /// The optimizer, for changes. Its next step on a GPU is eager, and is recorded again after that, because its state
+    /// may be in other tensors.
     pub fn optimizer_mut(&mut self) -> &mut dyn Optimizer {
         self.is_optimizer_changed = true;
         &mut *self.optimizer
     }
 
-    /// The ranks that train. A call on it must be made by all of them.
+    /// The group of all ranks. A collective on it must be called by all of them.
     pub fn group(&self) -> &ProcessGroup {
         &self.group
     }
@@ -298,98 +315,100 @@ impl TrainState {
         self.group.rank()
     }
 
-    /// How many ranks train.
+    /// The number of ranks.
     pub fn world_size(&self) -> usize {
         self.group.size()
     }
 
-    /// Where the model is.
+    /// The device of the model.
     pub fn device(&self) -> Device {
         self.device
     }
 
-    /// Whether `max_steps` are done. The last step of an epoch is followed by what belongs to its end.
+    /// Whether `max_steps` are done. The last step of an epoch is followed by the end of the epoch.
     pub(super) fn is_enough(&self) -> bool {
         self.max_steps.is_some_and(|most| self.step >= most) && self.step_in_epoch < self.steps_per_epoch
     }
 
-    /// The trainer's settings by name, and what the program has added.
+    /// The trainer's settings by name, and those that the program has added.
     pub fn config(&self) -> &BTreeMap<String, Value> {
         &self.config
     }
 
-    /// The trainer's settings, one a line.
+    /// The trainer's settings, one on a line.
     pub fn config_text(&self) -> String {
         self.config.iter().map(|(name, value)| format!("{name}: {value}\n")).collect()
     }
 
-    /// How long training has gone on, without what came before the checkpoint that it went on from.
+    /// The duration of the training, without the time before a resume.
     pub fn elapsed(&self) -> Duration {
         self.begin.elapsed()
     }
 
-    /// Where the time has gone.
+    /// How this rank has spent its time.
     pub fn times(&self) -> Times {
         self.times
     }
 
-    /// Steps after which the checkpoint was saved that training went on from.
+    /// The step of the checkpoint that was resumed, if any.
     pub fn resumed_at(&self) -> Option<u64> {
         self.resumed_at
     }
 
-    /// Steps after which the last checkpoint in `save_path` was saved.
+    /// The step of the last checkpoint in `save_path`.
     pub fn saved_at(&self) -> Option<u64> {
         self.saved_at
     }
 
-    /// Folder of the last checkpoint that was saved, or resumed from, as rank 0 sees it.
+    /// The folder of the last checkpoint that was saved or resumed, as rank 0 sees it.
     pub fn checkpoint(&self) -> Option<&Path> {
         self.checkpoint.as_deref()
     }
 
-    /// Ranks that are slower than the others by more than 10 %, and have been for 20 steps (for 5 seconds, where steps are short); the same on all ranks.
-    /// What ranks do by themselves is compared; over NCCL the GPUs' waiting for each other is part of it, which makes them look alike.
+    /// Ranks that have been slower than the others by more than 10 % for 20 steps (for 5 seconds, if steps are short);
+    /// the same on all ranks. It compares what ranks do without waiting for others. With NCCL this includes the waiting
+    /// of the GPUs, which makes ranks look equally fast.
     pub fn slow_ranks(&self) -> Vec<SlowRank> {
         self.slow.now()
     }
 
-    /// What people should hear of the ranks since the step before, in a line each: one has become slower than the others, or is so no more.
+    /// Messages about ranks since the step before, one line each: a rank has become slower than the others, or no
+    /// longer is.
     pub fn notices(&self) -> &[String] {
         &self.notices
     }
 
-    /// Why training has stopped before its last epoch, if it has; known from `on_train_end` on.
+    /// Why the training has stopped before its last epoch, if it has. It is known from `on_train_end` on.
     pub fn stop_reason(&self) -> Option<&str> {
         self.stop_reason.as_deref()
     }
 
-    /// Asks for the end after this step: all ranks stop together, when any asks. The first reason stays.
+    /// Requests the end of the training after this step. All ranks stop together if any asks. The first reason counts.
     pub fn request_stop(&mut self, reason: impl Into<String>) {
         self.requests.stop.get_or_insert_with(|| reason.into());
     }
 
-    /// Asks for an evaluation after this step.
+    /// Requests an evaluation after this step.
     pub fn request_validation(&mut self) {
         self.requests.validation = true;
     }
 
-    /// Asks for a checkpoint after this step, in the trainer's `save_path`.
+    /// Requests a checkpoint after this step, in the trainer's `save_path`.
     pub fn request_checkpoint(&mut self) {
         self.requests.checkpoint = true;
     }
 
-    /// How many checkpoints stay in the trainer's `save_path`, beside the best; from `on_train_begin`.
+    /// Sets how many checkpoints are kept in the trainer's `save_path`, besides the best. Call it in `on_train_begin`.
     pub fn keep_last_checkpoints(&mut self, num: usize) {
         self.requests.keep_last = Some(num);
     }
 
-    /// How many checkpoints stay in the trainer's `save_path` because their evaluations were the best; from `on_train_begin`.
+    /// Sets how many of the best checkpoints are kept in the trainer's `save_path`. Call it in `on_train_begin`.
     pub fn keep_best_checkpoints(&mut self, num: usize) {
         self.requests.keep_best = Some(num);
     }
 
-    /// Whether there is a folder for checkpoints.
+    /// Whether the trainer has a `save_path`.
     pub fn has_save_path(&self) -> bool {
         self.has_save_path
     }

@@ -1,284 +1,177 @@
 //! One step: the batches of a window, one reduction, the optimizer.
 //!
-//! A rank that has trouble, or no batch, takes part with nothing; whether the step is made is known to all before a weight is touched.
+//! ```text
+//!   zero_grad ─▶ begin_step ─▶ gradients, eager or graph ─▶ sums of all ranks ─▶ unscale ─▶ clip ─▶ learning rate
+//!            ─▶ on_backward_end ─▶ optimizer ─▶ on_step_end
+//! ```
+//! A rank that has failed, or has no batch, takes part without a contribution. All ranks agree on whether the step is
+//! made before weights are changed.
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use drumline_comm::{ReduceOp, on_behalf_of};
 use drumline_observe::trace::Track;
-use drumline_parallel::ParallelError;
-use drumline_torch::{Autocast, StepMade, TorchError, Unscaled, clip_grad_norm, nccl};
-use tch::{Tensor, no_grad};
+use drumline_parallel::Agreed;
+use drumline_torch::{StepMade, Unscaled, nccl};
 
 use super::batch::Batch;
+use super::context::Context;
 use super::error::TrainerError;
+use super::graphs::{GraphStep, Graphs};
 use super::hooks::Hook;
-use super::meeting::Agreed;
-use super::model::{Mode, Model};
-use super::run::Run;
+use super::learner::{Computed, Learner};
+use super::model::Model;
+use super::step_mode::StepMode;
 use super::supply::{Supply, Window};
-use super::way::Way;
-use crate::loader::Cause;
-use crate::shared_failure::{SharedFailure, guarded};
+use crate::comm::shared_failure::SharedFailure;
 
-/// What forward and backward of a step have left beside gradients.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Computed {
-    /// Of this rank's losses.
-    pub(super) sum: f64,
-    /// How they were made: a recording that failed leads back to steps as they are.
-    pub(super) way: Way,
-    /// In fp16, by a graph.
-    pub(super) rescaled: Option<Rescaled>,
-    /// That of the gradients before they were clipped, by a graph.
-    pub(super) norm: Option<f64>,
+/// The parts of the training that a step uses.
+pub(super) struct Step<'r, 'a, M: Model<B> + ?Sized, B: Batch> {
+    pub(super) learner: &'r mut Learner<'a, M, B>,
+    pub(super) graphs: &'r mut Graphs<B, M::Output>,
+    pub(super) context: &'r mut Context<'a>,
 }
 
-/// What a graph has found, which has unscaled the gradients and moved the scale on; the same on all ranks.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Rescaled {
-    pub(super) has_overflowed: bool,
-    /// Of the next step.
-    pub(super) scale: f64,
-}
-
-impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
-    /// Makes a step of this rank's batches, which may be none.
-    pub(super) fn step(
-        &mut self,
+impl<M: Model<B> + ?Sized, B: Batch> Step<'_, '_, M, B> {
+    /// Makes a step with this rank's batches, which may be none.
+    pub(super) fn run(
+        mut self,
         window: Window<B>,
         agreed: &Agreed,
         supply: &mut Supply<B>,
     ) -> Result<(), TrainerError> {
-        self.rehearsal.at(self.state.step + 1, &self.state.group);
-        let (begin, loaded) = (Instant::now(), self.state.times.load);
+        let begin = Instant::now();
+        let loaded = self.context.state.times.load;
         if agreed.count <= 0.0 {
-            return Err(self.nothing_counts().into());
+            return Err(nothing_counts(self.context).into());
         }
-        let way = Way::of(agreed);
-        if way == Way::Eager {
-            self.state.optimizer.zero_grad()?;
-        }
-        let waits = Arc::clone(&self.waits);
-        let begin_step = || self.ddp.begin_step(agreed.buffers_of.unwrap_or(0));
-        waits.over(|| on_behalf_of(self.site, begin_step))?;
-        waits.over(|| self.norms.share(&self.state.group, agreed))?;
-        self.train_scores.reset();
-        let computed = match way {
-            Way::Eager => self.gradients(window.batches, agreed)?,
-            Way::Graphs => self.graphed_gradients(window, agreed, supply)?,
-        };
-        // What the GPU had to do is done, or was given up.
+        let computed = self.gradients(window, agreed, supply)?;
+        // The work on the GPU has finished, or was aborted.
         nccl::check()?;
-        let own = [&[computed.sum], &self.train_scores.sums()[..]].concat();
-        let sums = waits.over(|| self.add_up(own))?;
-        self.state.loss = sums[0] / agreed.count;
-        self.state.train_metrics = self.train_scores.values_of(&sums[1..]);
-        (self.state.samples, self.state.count) = (agreed.samples, agreed.count);
-        let unscaled = waits.over(|| self.unscale(&computed))?;
-        self.clip(&computed);
-        self.hooks.call(Hook::BackwardEnd, &mut self.state);
-        if self.has_callbacks {
-            waits.over(|| self.add_up(Vec::new()))?;
+        let waits = self.learner.waits.clone();
+        self.learn_sums(&computed, agreed)?;
+        let unscaled = waits.over(|| self.learner.unscale(self.context, &computed))?;
+        self.learner.clip(self.context, &computed);
+        self.set_lr();
+        self.context.call(Hook::BackwardEnd);
+        if self.context.may_refuse_step {
+            waits.over(|| self.context.add_up(&self.context.state.group, Vec::new()))?;
         }
-        // Behind the callbacks, which may have better words for it.
-        if self.settings.stop_on_nan && !self.state.loss.is_finite() {
-            return Err(self.no_number().into());
+        // This comes after the callbacks, which may have a better message.
+        if self.context.settings.stop_on_nan && !self.context.state.loss.is_finite() {
+            return Err(not_finite(self.context).into());
         }
         let optimizer = Instant::now();
         self.optimize(unscaled, &computed)?;
-        self.tracer.span("optimizer", Track::Compute, optimizer);
-        let (waited, loaded) = (waits.take(), self.state.times.load - loaded);
-        self.state.times.comm += waited;
-        self.state.times.compute += begin.elapsed().saturating_sub(waited + loaded);
-        self.count_step();
-        self.hooks.call(Hook::StepEnd, &mut self.state);
-        self.hooks.call(Hook::BatchEnd, &mut self.state);
-        if self.tracer.is_over(self.state.step) {
-            self.write_trace();
-        }
+        self.context.tracer.span("optimizer", Track::Compute, optimizer);
+        let times = &mut self.context.state.times;
+        let (waited, loaded) = (waits.take(), times.load - loaded);
+        times.comm += waited;
+        times.compute += begin.elapsed().saturating_sub(waited + loaded);
+        self.count();
         Ok(())
     }
 
-    /// The gradients of the mean loss over all samples of all ranks.
-    pub(super) fn gradients(&mut self, batches: Vec<B>, agreed: &Agreed) -> Result<Computed, TrainerError> {
-        // Sums over this rank's samples are averaged over ranks by the reduction.
-        let factor = self.state.group.size() as f64 / agreed.count;
-        let (mut sum, mut done) = (0.0, 0);
-        for batch in batches {
-            let Some(loss) = self.loss_of(batch)? else { break };
-            let begin = Instant::now();
-            let part = &loss * factor;
-            let backward = || self.backward(&part);
-            done += 1;
-            if done < agreed.most_batches {
-                self.ddp.no_sync(backward)?
-            } else {
-                backward()?
+    fn gradients(
+        &mut self,
+        window: Window<B>,
+        agreed: &Agreed,
+        supply: &mut Supply<B>,
+    ) -> Result<Computed, TrainerError> {
+        let mode = StepMode::of(agreed);
+        if mode == StepMode::Eager {
+            self.context.state.optimizer.zero_grad()?;
+        }
+        self.learner.begin_step(agreed)?;
+        self.learner.scores.reset();
+        match mode {
+            StepMode::Eager => self.learner.gradients(self.context, window.batches, agreed),
+            StepMode::Graph => {
+                let step = GraphStep { window, agreed, supply };
+                self.graphs.gradients(self.learner, self.context, step)
             }
-            self.tracer.span("backward", Track::Compute, begin);
-            self.norms.learn(done);
-            sum += loss.f_double_value(&[]).map_err(TorchError::from)?;
-        }
-        if done < agreed.most_batches {
-            self.norms.shadow(agreed.most_batches - done - 1)?;
-            on_behalf_of(self.site, || self.ddp.backward_nothing_beside(self.norms.calls()))?;
-            // There is no loss to wait for.
-            nccl::settle(self.state.device)?;
-        }
-        Ok(Computed { sum, way: Way::Eager, rescaled: None, norm: None })
-    }
-
-    /// Backward from a part of the mean loss, in fp16 from a scaled one.
-    pub(super) fn backward(&self, part: &Tensor) -> Result<(), ParallelError> {
-        let backward = |part: &Tensor| on_behalf_of(self.site, || self.ddp.backward(part));
-        match &self.scaler {
-            None => backward(part),
-            Some(scaler) => scaler.backward_with(part, backward).map(drop),
         }
     }
 
-    /// In fp16, gradients as those of the loss itself; whether they have overflowed is the same on all ranks.
-    fn unscale(&mut self, computed: &Computed) -> Result<Option<Unscaled>, TrainerError> {
-        let Some(scaler) = &self.scaler else { return Ok(None) };
-        if let Some(rescaled) = computed.rescaled {
-            self.state.has_overflowed = rescaled.has_overflowed;
-            return Ok(None);
-        }
-        let mut unscaled = scaler.received().unscale(scaler, self.state.parameters.clone())?;
-        unscaled.agree(&self.state.group)?;
-        self.state.has_overflowed = unscaled.has_overflowed()?;
-        Ok(Some(unscaled))
+    /// The loss and the metrics of the step, over all ranks.
+    fn learn_sums(&mut self, computed: &Computed, agreed: &Agreed) -> Result<(), TrainerError> {
+        let scores = &self.learner.scores;
+        let own = [&[computed.sum], &scores.sums()[..]].concat();
+        let losses = self.learner.engine.mesh().losses();
+        let sums = self.learner.waits.over(|| self.context.add_up(losses, own))?;
+        let state = &mut self.context.state;
+        state.loss = sums[0] / agreed.count;
+        state.train_metrics = scores.values_of(&sums[1..]);
+        state.samples = agreed.samples;
+        state.count = agreed.count;
+        Ok(())
     }
 
-    /// Holds gradients within the bounds that callbacks ask for, unless a graph has done it.
-    fn clip(&mut self, computed: &Computed) {
-        if self.state.has_overflowed {
-            return; // There is no norm, and no step.
-        }
-        let norm = match computed.way {
-            Way::Graphs if computed.norm.is_none_or(f64::is_finite) => Ok(computed.norm),
-            // Where a graph has found no number, this finds out whose.
-            _ => guarded(|| {
-                let norms = self
-                    .hooks
-                    .gradient_clips()
-                    .map(|clip| clip.apply(&self.state.parameters, clip_grad_norm));
-                Ok(norms.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().next())
-            }),
-        };
-        match norm {
-            Ok(norm) => self.state.train_metrics.extend(norm.map(|norm| ("grad_norm".to_owned(), norm))),
-            Err(trouble) => self.hooks.note(trouble),
+    /// Sets the learning rate of this step, if there is a schedule.
+    fn set_lr(&mut self) {
+        let Some(schedule) = &self.learner.schedule else { return };
+        let state = &mut self.context.state;
+        let lr = schedule.lr(state.at());
+        if lr.is_finite() {
+            state.set_lr(lr);
+        } else {
+            let text = format!("the schedule's learning rate for step {} is {lr}", state.step + 1);
+            self.context.hooks.note(text.into());
         }
     }
 
-    /// Changes the weights, unless gradients have overflowed.
+    /// Updates the weights, unless gradients have overflowed.
     fn optimize(&mut self, unscaled: Option<Unscaled>, computed: &Computed) -> Result<(), TrainerError> {
-        if let (Some(unscaled), Some(scaler)) = (unscaled, &mut self.scaler) {
-            let made = unscaled.step(scaler, &mut *self.state.optimizer)?;
-            self.has_stepped |= made == StepMade::Yes;
-            let scale = scaler.scale()?;
-            self.tell_scale(made, scale);
-            return Ok(());
+        if let Some(unscaled) = unscaled {
+            return self.learner.step_unscaled(self.context, unscaled);
         }
-        let made = if self.state.has_overflowed { StepMade::Skipped } else { StepMade::Yes };
-        match (made, computed.way) {
-            (StepMade::Skipped, _) => {}
-            (StepMade::Yes, Way::Eager) => {
-                self.state.optimizer.step()?;
-                self.has_stepped = true;
+        let made = if self.context.state.has_overflowed { StepMade::Skipped } else { StepMade::Yes };
+        if made == StepMade::Yes {
+            if computed.by_graph.is_some() {
+                self.graphs.step_optimizer(self.learner, self.context)?;
+            } else {
+                self.learner.engine.step(&mut *self.context.state.optimizer)?;
+                self.learner.has_stepped = true;
             }
-            (StepMade::Yes, Way::Graphs) => self.graphed_optimizer()?,
         }
-        if let Some(Rescaled { scale, .. }) = computed.rescaled {
-            self.tell_scale(made, scale);
+        if let Some(rescaled) = computed.by_graph.and_then(|graph| graph.rescaled) {
+            self.context.state.note_scale(made, rescaled.scale);
         }
         Ok(())
     }
 
-    /// Counts a step that was left out, and tells the scale of the next.
-    fn tell_scale(&mut self, made: StepMade, scale: f64) {
-        self.state.skipped += u64::from(made == StepMade::Skipped);
-        let figures = [("loss_scale", scale), ("skipped_steps", self.state.skipped as f64)];
-        self.state.train_metrics.extend(figures.map(|(name, value)| (name.to_owned(), value)));
-    }
-
-    /// The summed loss of a batch, with the way back to the weights; `None` where there is trouble, which is noted.
-    fn loss_of(&mut self, batch: B) -> Result<Option<Tensor>, TrainerError> {
-        self.hooks.call(Hook::BatchBegin, &mut self.state);
-        let device = self.state.device;
-        let made = guarded(|| {
-            let batch = batch.to_device(device)?;
-            let _autocast = self.autocast()?;
-            let begin = Instant::now();
-            let output = self.ddp.forward_with(|model| model.forward_batch(&batch, Mode::Train))??;
-            self.tracer.span("forward", Track::Compute, begin);
-            Ok((output, batch))
-        });
-        let made = made.map(|(output, batch)| {
-            self.hooks.call(Hook::LossBegin, &mut self.state);
-            guarded(|| {
-                let _autocast = self.autocast()?;
-                no_grad(|| self.train_scores.update(&output, &batch))?;
-                self.loss.sum(&output, &batch)
-            })
-        });
-        match made.and_then(|loss| loss) {
-            Err(trouble) => {
-                let trouble = trouble.within(&format!("step {}", self.state.step + 1));
-                self.norms.can_go_on(&trouble)?;
-                self.hooks.note(trouble);
-            }
-            Ok(loss) => {
-                self.hooks.call(Hook::BackwardBegin, &mut self.state);
-                return Ok(Some(loss));
-            }
+    fn count(&mut self) {
+        let context = &mut *self.context;
+        context.is_unsaved = true;
+        let state = &mut context.state;
+        state.step += 1;
+        state.step_in_epoch += 1;
+        state.samples_per_s = state.samples as f64 / context.clock.lap().as_secs_f64().max(1e-9);
+        state.requests.validation |= context.settings.validate_every.is_at_step(state.step);
+        context.call(Hook::StepEnd);
+        context.call(Hook::BatchEnd);
+        if context.tracer.is_over(context.state.step) {
+            context.write_trace();
         }
-        Ok(None)
     }
+}
 
-    /// In fewer bits, if that is wanted, until this is dropped.
-    pub(super) fn autocast(&self) -> Result<Option<Autocast>, Cause> {
-        let kind = self.settings.precision.autocast();
-        Ok(kind.map(|kind| Autocast::new(self.state.device, kind)).transpose()?)
-    }
+/// Every rank finds this by itself, because the loss is the same on all.
+fn not_finite(context: &Context<'_>) -> SharedFailure {
+    let state = &context.state;
+    SharedFailure::on_all_ranks(format!(
+        "the loss is {} at step {} (epoch {}, lr {}); the weights are those of the step before; \
+         try a smaller learning rate, or a warm-up; stop_on_nan(false) continues",
+        state.loss,
+        state.step + 1,
+        state.epoch + 1,
+        state.lr()
+    ))
+}
 
-    /// What the ranks have, added up; an error on all of them if one has trouble.
-    fn add_up(&mut self, mut sums: Vec<f64>) -> Result<Vec<f64>, TrainerError> {
-        sums.push(f64::from(u8::from(self.hooks.trouble().is_some())));
-        on_behalf_of(self.site, || self.state.group.all_reduce(&mut sums, ReduceOp::Sum))?;
-        if sums.pop() > Some(0.0) {
-            self.check()?;
-        }
-        Ok(sums)
-    }
-
-    fn count_step(&mut self) {
-        self.place.turns += 1;
-        self.is_unsaved = true;
-        self.state.step += 1;
-        self.state.step_in_epoch += 1;
-        self.state.samples_per_s = self.state.samples as f64 / self.clock.lap().as_secs_f64().max(1e-9);
-        self.state.requests.validation |= self.settings.validate_every.is_at_step(self.state.step);
-    }
-
-    /// The loss is the same on all ranks, so that each finds this by itself.
-    fn no_number(&self) -> SharedFailure {
-        let (loss, step, epoch, lr) =
-            (self.state.loss, self.state.step + 1, self.state.epoch + 1, self.state.lr());
-        SharedFailure::alike(format!(
-            "the loss is {loss} at step {step} (epoch {epoch}, lr {lr}); the weights are those of the step before; \
-             try a smaller learning rate, or a warm-up; stop_on_nan(false) trains on"
-        ))
-    }
-
-    /// Found by every rank in the same numbers.
-    fn nothing_counts(&self) -> SharedFailure {
-        SharedFailure::alike(format!(
-            "step {}: the loss counts none of its samples or tokens; try data without such batches, or another class to ignore",
-            self.state.step + 1
-        ))
-    }
+/// Every rank finds this by itself, because the counts are the same on all.
+fn nothing_counts(context: &Context<'_>) -> SharedFailure {
+    SharedFailure::on_all_ranks(format!(
+        "step {}: the loss counts none of its samples or tokens; try data without such batches, or another class to ignore",
+        context.state.step + 1
+    ))
 }

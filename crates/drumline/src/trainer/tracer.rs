@@ -1,4 +1,4 @@
-//! A trace of some steps, on request.
+//! Traces some steps, on request.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use drumline_observe::trace::{TraceError, Track};
-use drumline_parallel::DdpObserver;
+use drumline_parallel::ReductionObserver;
 
-use crate::step_trace::{Noting, StepTrace};
+use crate::step_trace::{Recording, StepTrace};
 
-/// Notes what is done in the steps that were asked for; nothing, where none were.
+/// Records spans in the requested steps, if there are any.
 #[derive(Debug, Default)]
 pub(super) struct Tracer {
     wanted: Option<Wanted>,
@@ -26,43 +26,43 @@ struct Wanted {
 impl Tracer {
     pub(super) fn new(steps: Range<u64>, folder: PathBuf, rank: usize) -> Self {
         let trace = StepTrace::new(rank);
-        trace.set(Noting::Nothing);
+        trace.set(Recording::Off);
         Self { wanted: (!steps.is_empty()).then_some(Wanted { steps, folder, trace }) }
     }
 
-    /// Who is told of the reductions.
-    pub(super) fn observer(&self) -> Option<Arc<dyn DdpObserver>> {
+    /// The observer of reductions.
+    pub(super) fn observer(&self) -> Option<Arc<dyn ReductionObserver>> {
         self.wanted.as_ref().map(|wanted| Arc::clone(&wanted.trace) as _)
     }
 
-    /// A step begins, after so many.
+    /// Begins a step, after `done` steps.
     pub(super) fn begin_step(&self, done: u64) {
         if let Some(Wanted { steps, trace, .. }) = &self.wanted {
-            trace.set(if steps.contains(&done) { Noting::All } else { Noting::Nothing });
+            trace.set(if steps.contains(&done) { Recording::On } else { Recording::Off });
         }
     }
 
-    /// Whether steps are, or will be, traced.
+    /// Whether steps are traced, now or later.
     pub(super) fn is_on(&self) -> bool {
         self.wanted.is_some()
     }
 
-    /// What has been done since `begin`.
+    /// Records a span from `begin` until now.
     pub(super) fn span(&self, name: &str, track: Track, begin: Instant) {
         if let Some(wanted) = &self.wanted {
             wanted.trace.span(name, track, begin, Instant::now());
         }
     }
 
-    /// Whether the last of the steps has been made.
+    /// Whether the last of the steps is done.
     pub(super) fn is_over(&self, done: u64) -> bool {
         self.wanted.as_ref().is_some_and(|wanted| done >= wanted.steps.end)
     }
 
-    /// Writes the trace, once; nothing where there is none.
+    /// Writes the trace once, if there is one.
     pub(super) fn write(&mut self) -> Result<(), TraceError> {
         let Some(Wanted { trace, folder, .. }) = self.wanted.take() else { return Ok(()) };
-        trace.set(Noting::Nothing);
+        trace.set(Recording::Off);
         trace.write(&folder)?;
         trace.clear();
         Ok(())

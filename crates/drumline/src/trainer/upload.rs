@@ -1,32 +1,34 @@
-//! Batches copied to a GPU beside its work: into memory of their own, and from there, when their turn comes, to where a graph reads them.
+//! Copies batches to a GPU during a step: first into separate memory, and when their step comes into the inputs of the
+//! graph.
 //!
 //! ```text
 //!   copies' stream   ─▶ host to `places` ─┐ uploaded      ┌─▶ host to `places` ─▶ …
 //!   training's       ── graph of k ───────┴─▶ places to k+1's inputs ─┴ taken ── graph of k+1 ──▶
 //! ```
-//! The host waits for neither. Batches that are not in pinned memory are copied as well, and then the host waits for the copies.
+//! The host waits for neither. Batches that are not in pinned memory are copied as well, but then the host waits for
+//! the copies.
 
 use drumline_torch::TorchError;
 use drumline_torch::cuda::{Event, Priority, Stream, StreamScope, Timing, copy_async, keep_until};
 use tch::{Device, Kind, Tensor};
 
-use super::way::Shapes;
+use super::step_mode::Shapes;
 
-/// Room for the batches of one step.
+/// Memory for the batches of one step.
 #[derive(Debug)]
 pub(super) struct Uploads {
     stream: Stream,
     places: Vec<Tensor>,
-    /// The places hold what was copied last.
+    /// Recorded when the copies to `places` are complete.
     uploaded: Event,
-    /// The places may be overwritten.
+    /// Recorded when `places` may be overwritten.
     taken: Event,
-    /// What was on the training's stream before the step under way.
+    /// Recorded on the training's stream before the current step.
     before: Event,
 }
 
 impl Uploads {
-    /// Room on a GPU for tensors of these shapes.
+    /// Allocates memory on a GPU for tensors of these shapes.
     pub(super) fn new(shapes: &Shapes, gpu: usize) -> Result<Self, TorchError> {
         let stream = Stream::new(gpu, Priority::Normal)?;
         let place = |(size, kind): &(Vec<i64>, Kind)| Tensor::f_empty(size, (*kind, Device::Cuda(gpu)));
@@ -36,12 +38,13 @@ impl Uploads {
         }
         let [uploaded, taken, before] =
             [Event::new(Timing::Off)?, Event::new(Timing::Off)?, Event::new(Timing::Off)?];
-        // The memory may have been another tensor's, for which there is still work to do.
+        // The memory may have belonged to another tensor, which is still in use on the current stream.
         taken.record(Stream::current(gpu)?)?;
         Ok(Self { stream, places, uploaded, taken, before })
     }
 
-    /// Begins to copy these tensors, of the places' shapes; false if they are not the host's, so that there is nothing to gain.
+    /// Begins to copy these tensors, which have the shapes of the places. Returns false if they are not on the host, so
+    /// that copying gains nothing.
     pub(super) fn begin(&mut self, tensors: &[&Tensor]) -> Result<bool, TorchError> {
         if tensors.iter().any(|tensor| tensor.device() != Device::Cpu) {
             return Ok(false);
@@ -55,25 +58,26 @@ impl Uploads {
         Ok(true)
     }
 
-    /// A step is about to be launched on the current stream.
+    /// Marks that a step is about to be launched on the current stream.
     pub(super) fn mark(&self) -> Result<(), TorchError> {
         self.before.record(Stream::current(self.stream.device())?)
     }
 
-    /// Until the scope is dropped operations go to the stream of the copies, after all that came before the step.
+    /// Makes the stream of the copies current until the scope is dropped. Its work starts after everything before the
+    /// step.
     pub(super) fn enter(&self) -> Result<StreamScope, TorchError> {
         self.stream.wait_for(&self.before)?;
         self.stream.enter()
     }
 
-    /// What the current stream does from now on comes after all that is on the stream of the copies, where these tensors were made.
+    /// Makes the current stream wait for the stream of the copies, on which these tensors were made.
     pub(super) fn join(&self, made: &[&Tensor]) -> Result<(), TorchError> {
         let current = Stream::current(self.stream.device())?;
         current.wait_for_stream(self.stream)?;
         made.iter().try_for_each(|tensor| keep_until(tensor, current))
     }
 
-    /// Copies what was uploaded to where a graph reads it, on the current stream.
+    /// Copies what was uploaded into the inputs of a graph, on the current stream.
     pub(super) fn take(&self, inputs: &[&Tensor]) -> Result<(), TorchError> {
         let current = Stream::current(self.stream.device())?;
         current.wait_for(&self.uploaded)?;

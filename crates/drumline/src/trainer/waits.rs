@@ -4,25 +4,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use drumline_parallel::{DdpObserver, ReducedBucket};
+use drumline_parallel::{ReducedBucket, ReductionObserver};
 
-/// Adds up the waits for reductions, and passes on what it hears.
+/// Sums the times of waiting for reductions, and forwards what it observes.
 pub(super) struct Waits {
     nanoseconds: AtomicU64,
-    next: Option<Arc<dyn DdpObserver>>,
+    next: Option<Arc<dyn ReductionObserver>>,
 }
 
 impl Waits {
-    pub(super) fn new(next: Option<Arc<dyn DdpObserver>>) -> Self {
+    pub(super) fn new(next: Option<Arc<dyn ReductionObserver>>) -> Self {
         Self { nanoseconds: AtomicU64::new(0), next }
     }
 
-    /// Time since this was asked for.
+    /// The time waited since the last call.
     pub(super) fn take(&self) -> Duration {
         Duration::from_nanos(self.nanoseconds.swap(0, Ordering::Relaxed))
     }
 
-    /// Does some waiting.
+    /// Runs `wait`, and adds its time.
     pub(super) fn over<T>(&self, wait: impl FnOnce() -> T) -> T {
         let begin = Instant::now();
         let outcome = wait();
@@ -35,7 +35,7 @@ impl Waits {
     }
 }
 
-impl DdpObserver for Waits {
+impl ReductionObserver for Waits {
     fn bucket_reduced(&self, bucket: ReducedBucket) {
         if let Some(next) = &self.next {
             next.bucket_reduced(bucket);

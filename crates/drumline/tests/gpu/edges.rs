@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
+use drumline::data::{Dataset, Sample, SampleError};
 use drumline::tch::{Kind, Tensor, no_grad};
-use drumline::trainer::{Callback, CallbackResult, GradientClip, TrainState};
-use drumline::{Dataset, Sample, SampleError};
+use drumline::trainer::{Callback, CallbackResult, TrainState};
 use drumline_torch::set_grad;
 use rank_test::ranks_test;
 
@@ -63,7 +63,7 @@ impl Callback for Reloading {
     fn on_step_end(&mut self, state: &mut TrainState) -> CallbackResult {
         if state.step() % 5 == 4 {
             let kept = state.optimizer().state();
-            let halved = kept.tensors.iter().map(|named| drumline::Named {
+            let halved = kept.tensors.iter().map(|named| drumline::optim::Named {
                 name: named.name.clone(),
                 tensor: if named.name.ends_with("step") {
                     named.tensor.copy()
@@ -71,7 +71,7 @@ impl Callback for Reloading {
                     no_grad(|| &named.tensor * 0.5)
                 },
             });
-            let kept = drumline::OptimizerState { tensors: halved.collect(), ..kept.clone() };
+            let kept = drumline::optim::OptimizerState { tensors: halved.collect(), ..kept.clone() };
             state.optimizer_mut().load_state(&kept)?;
         }
         Ok(())
@@ -93,9 +93,9 @@ ranks_test!(an_optimizer_that_is_changed_is_recorded_anew, 1, timeout = BRIEF, {
 ranks_test!(a_model_that_fills_the_gpu_is_told_of_with_who_has_its_memory, 1, timeout = BRIEF, {
     let group = join()?;
     let case = Case { fills: true, ..Case::default() };
-    let told = train_on(&group, case, Resident::new(), Nothing).unwrap_err().to_string();
+    let message = train_on(&group, case, Resident::new(), Nothing).unwrap_err().to_string();
     for part in ["GPU 0 (NVIDIA", "is out of memory", "this process's tensors have", "try a smaller batch"] {
-        assert!(told.contains(part), "{part}: {told}");
+        assert!(message.contains(part), "{part}: {message}");
     }
 });
 
@@ -122,36 +122,4 @@ ranks_test!(gradients_that_a_callback_takes_away_come_again, 1, timeout = BRIEF,
     assert_eq!(graphed.forwards, WARM_UPS + 1, "by graphs");
     let eager = train_on(&group, Case { graphs: false, ..case }, data(), Clearing)?;
     assert_same_losses(&eager, &graphed, 1e-5);
-});
-
-/// Clips by another bound from a step on.
-struct Tighter {
-    bound: f64,
-}
-
-impl Callback for Tighter {
-    fn gradient_clip(&self) -> Option<GradientClip> {
-        Some(GradientClip::norm(self.bound))
-    }
-
-    fn on_step_end(&mut self, state: &mut TrainState) -> CallbackResult {
-        if state.step() == 12 {
-            self.bound /= 8.0;
-        }
-        Ok(())
-    }
-}
-
-ranks_test!(a_bound_of_clipping_that_changes_counts, 1, timeout = BRIEF, {
-    let group = join()?;
-    let case = Case::default();
-    let train = |case: Case, bound: f64| {
-        let data = Waves { len: case.data.0, width: case.data.1 };
-        train_on(&group, case, data, Tighter { bound })
-    };
-    let (graphed, eager) = (train(case, 0.2)?, train(Case { graphs: false, ..case }, 0.2)?);
-    assert!(graphed.forwards < eager.forwards, "by graphs at first");
-    assert_same_losses(&eager, &graphed, 1e-5);
-    let other = train(Case { graphs: false, ..case }, 0.1)?;
-    assert!((other.weights - eager.weights).abs() > 1e-4, "the bound matters");
 });

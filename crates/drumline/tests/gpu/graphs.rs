@@ -1,4 +1,5 @@
-//! Steps by graphs have the losses of steps as they are; where they cannot be recorded, training goes on, and one line says why.
+//! Steps by graphs have the losses of eager steps. If they cannot be recorded, training continues eagerly, and one line
+//! says why.
 
 use drumline::LogOptions;
 use drumline::trainer::{Callback, CallbackResult, Precision, TrainState};
@@ -47,10 +48,10 @@ ranks_test!(
     },
     |ranks| {
         let report = ranks.env([("DRUMLINE_LOG", "info")]).pass()?;
-        let told = |words: &str| -> usize {
+        let reported = |words: &str| -> usize {
             report.ranks.iter().map(|rank| rank.stderr_text().matches(words).count()).sum()
         };
-        assert_eq!(told("steps are not made as CUDA graphs: ranks 0, 1 share the GPU"), 1, "{report}");
+        assert_eq!(reported("steps do not run as CUDA graphs: ranks 0, 1 share the GPU"), 1, "{report}");
     }
 );
 
@@ -70,11 +71,12 @@ ranks_test!(
     },
     |ranks| {
         let report = ranks.env([("DRUMLINE_LOG", "info")]).pass()?;
-        let said = report.ranks[0].stderr_text();
-        assert!(!said.contains("panicked at"), "{said}");
-        let told: Vec<_> = said.lines().filter(|line| line.contains("not made as CUDA graphs")).collect();
-        assert_eq!(told.len(), 2, "once for each training: {said}");
-        assert!(told.iter().all(|line| line.contains("captur")), "{told:?}");
+        let output = report.ranks[0].stderr_text();
+        assert!(!output.contains("panicked at"), "{output}");
+        let reported: Vec<_> =
+            output.lines().filter(|line| line.contains("not run as CUDA graphs")).collect();
+        assert_eq!(reported.len(), 2, "once for each training: {output}");
+        assert!(reported.iter().all(|line| line.contains("captur")), "{reported:?}");
     }
 );
 
@@ -111,7 +113,8 @@ ranks_test!(parameters_that_are_frozen_and_thawed_have_the_losses_of_eager_steps
         };
         let (graphed, eager) = (run(case, true)?, run(Case { graphs: false, ..case }, true)?);
         assert_eq!((eager.steps.len(), eager.forwards), (24, 24));
-        // Recorded three times; a rank that reduces rehearses each time. The step that finds the change is the first of the warm-ups.
+        // Recorded three times; a rank that reduces rehearses each time. The step that finds the change is the first of
+        // the warm-ups.
         let once = WARM_UPS + 1 + usize::from(reduces_alone);
         assert_eq!(graphed.forwards, 3 * once, "{case:?}");
         assert_same_losses(&eager, &graphed, close);

@@ -79,7 +79,7 @@ ranks_test!(
         let data = Waves { len: SHARE.data.0, width: SHARE.data.1 };
         match train_on(&group, case, data, Late) {
             Ok(trained) => println!("went well by {} forwards", trained.forwards),
-            Err(error) => println!("told: {error:#}"),
+            Err(error) => println!("failed: {error:#}"),
         }
     },
     |ranks| {
@@ -88,11 +88,11 @@ ranks_test!(
             let timeout = format!("{}s", TIMEOUT.as_secs());
             let ranks = library.with(&ranks).env(variables.iter().copied());
             for rank in ranks.env([("DRUMLINE_TIMEOUT", timeout)]).pass()?.ranks {
-                let said = String::from_utf8_lossy(&rank.stdout);
+                let output = String::from_utf8_lossy(&rank.stdout);
                 for words in words {
                     assert!(
-                        said.contains(words),
-                        "no `{words}` with {variables:?}: {said}{}",
+                        output.contains(words),
+                        "no `{words}` with {variables:?}: {output}{}",
                         rank.stderr_text()
                     );
                 }
@@ -100,7 +100,7 @@ ranks_test!(
             Ok(())
         };
         let of_graph = [
-            "told: ",
+            "failed: ",
             "the CUDA graph of step 13 with 1 collectives (bucket or call 0: all_reduce(656 f32, avg) at ",
             "has not ended on the GPU after 5s; another rank may be late",
         ];
@@ -108,7 +108,7 @@ ranks_test!(
         all_say(&[], &["went well by 5 forwards"])?;
         all_say(
             &[("EAGER", "1"), ("LATE", "1")],
-            &["told: ", "all_reduce(", "timed out after 5s", "rank 1"],
+            &["failed: ", "all_reduce(", "timed out after 5s", "rank 1"],
         )?;
         all_say(&[("EAGER", "1")], &["went well by 24 forwards"])?;
     }

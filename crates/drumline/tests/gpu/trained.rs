@@ -4,16 +4,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use drumline::data::{Dataset, Sample, SampleError};
+use drumline::engine::{SyncBatchNorm, SyncGroup};
+use drumline::optim::{AdamOptions, AdamW, DynamicScale, Named, ScalePolicy, Sgd, SgdOptions, parameters};
+use drumline::schedule::At;
 use drumline::tch::nn::{Linear, Module, ModuleT, VarStore, linear};
 use drumline::tch::{Device, Kind, Tensor};
+use drumline::torch::TorchError;
 use drumline::trainer::{
-    Callback, CallbackResult, CrossEntropy, DistTrainer, Every, GradientClip, LearningRate, LoadBestModel,
-    Precision, TrainState,
+    Callback, CallbackResult, CrossEntropy, DistTrainer, Every, LoadBestModel, Precision, TrainState,
 };
-use drumline::{
-    AdamOptions, AdamW, At, Dataset, DdpOptions, DynamicScale, Named, ProcessGroup, Sample, SampleError,
-    ScalePolicy, Sgd, SgdOptions, SyncBatchNorm, SyncGroup, TorchError, parameters,
-};
+use drumline::{DdpOptions, ProcessGroup};
 use drumline_torch::cuda;
 
 pub(super) const GPU: Device = Device::Cuda(0);
@@ -191,7 +192,8 @@ impl Callback for Noting {
     }
 }
 
-/// A scale at which the first steps overflow, more of them than are made before one is recorded; later each fourth or so does.
+/// A scale at which the first steps overflow, more of them than are made before one is recorded; later each fourth or
+/// so does.
 const HIGH: ScalePolicy = ScalePolicy::Dynamic(DynamicScale {
     init_scale: 16_777_216.0,
     growth_factor: 2.0,
@@ -224,8 +226,8 @@ pub(super) fn train_on(
     let options = DdpOptions { reduces_alone: case.reduces_alone, sync_group, ..DdpOptions::default() };
     let lr = if case.adam { 0.01 } else { 0.1 };
     let changing = move |at: At| lr * (1.0 + 0.5 * (at.step as f64).sin());
-    let trainer = trainer.ddp_options(options).callback(GradientClip::norm(0.5));
-    let trainer = trainer.callback(LearningRate::by(changing)).callback(callback);
+    let trainer = trainer.engine(options).clip_norm(0.5);
+    let trainer = trainer.schedule(changing).callback(callback);
     let trainer = trainer.callback(Noting(Arc::clone(&noted)));
     let trainer = match case.adam {
         true => trainer.optimizer(AdamW::new(parameters(&store), AdamOptions { lr, ..Default::default() })?),

@@ -10,8 +10,10 @@ mod saving;
 mod tracking;
 mod windows;
 
+use drumline::Accelerator;
 use drumline::accelerator::{AcceleratorBuilder, PreparedLoader, PreparedModel, PreparedOptimizer};
-use drumline::{Accelerator, Dataset, DistributedSampler, Loader, LoaderOptions, SamplerOptions, Sgd};
+use drumline::data::{Dataset, DistributedSampler, Loader, LoaderOptions, SamplerOptions};
+use drumline::optim::Sgd;
 use tch::nn::{Module, VarStore};
 use tch::{Device, Tensor};
 
@@ -48,9 +50,9 @@ fn reference(epochs: u64) -> anyhow::Result<Vec<Tensor>> {
     let net = Net::new(&store);
     let mut optimizer = sgd(&store)?;
     for (x, y) in (0..epochs).flat_map(|epoch| big_batches(SAMPLES, epoch)) {
-        drumline::Optimizer::zero_grad(&mut optimizer)?;
+        drumline::optim::Optimizer::zero_grad(&mut optimizer)?;
         net.forward(&x).cross_entropy_for_logits(&y).backward();
-        drumline::Optimizer::step(&mut optimizer)?;
+        drumline::optim::Optimizer::step(&mut optimizer)?;
     }
     Ok(weights(&store))
 }

@@ -3,30 +3,33 @@
 mod best;
 mod damage;
 mod exact;
+mod format_1;
 mod full_disk;
 mod killed;
 mod killed_through;
 mod not_finite;
 mod python;
 mod ranks;
+mod torch_dcp;
 mod unreadable;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use drumline::checkpoint::{CheckpointError, Checkpoints, Loaded, Mark, OptimizerState, TrainState};
-use drumline::{LocalGroup, ProcessGroup};
+use drumline::ProcessGroup;
+use drumline::checkpoint::{CheckpointError, Checkpoints, Loaded, Mark, OptimizerState, RunState};
+use drumline::comm::LocalGroup;
 use drumline_torch::Named;
 use tch::{Device, Kind, Tensor};
 
 /// A state whose every value tells its step.
-fn state_of(step: u64, len: i64) -> TrainState {
+fn state_of(step: u64, len: i64) -> RunState {
     tch::set_num_threads(1);
     let filled = |name: &str| {
         let tensor = Tensor::full([len], step as f64, (Kind::Float, Device::Cpu));
         Named { name: name.into(), tensor }
     };
-    let mut state = TrainState::new(vec![filled("fc.weight"), filled("fc.bias")]).unwrap();
+    let mut state = RunState::new(vec![filled("fc.weight"), filled("fc.bias")]).unwrap();
     state.optimizer = OptimizerState {
         kind: "sgd".into(),
         scalars: BTreeMap::from([("lr".into(), step as f64)]),

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-use drumline::{
+use drumline::data::{
     Cause, Dataset, DistributedSampler, EvalSampler, ImageBatch, Loader, LoaderError, LoaderOptions,
     MapDataset, Sample, SampleError, SamplerOptions,
 };
@@ -97,7 +97,7 @@ fn an_epoch_goes_on_from_its_position_also_on_another_world() {
         all
     };
     assert_eq!(sorted(&seen), sorted(&whole));
-    let other_seed = drumline::SamplerPosition { seed: 6, ..position };
+    let other_seed = drumline::data::SamplerPosition { seed: 6, ..position };
     assert!(matches!(loader(1, 0).resume(other_seed), Err(LoaderError::Sampler(_))));
 }
 
@@ -129,12 +129,13 @@ fn errors_and_panics_name_the_sample_and_end_the_epoch() {
             let mut batches = loader.epoch(0);
             let good: Vec<_> = batches.by_ref().take(3).map(Result::unwrap).collect();
             assert_eq!(good.concat(), (0..12).collect::<Vec<_>>());
-            let told = batches.next().unwrap().unwrap_err().to_string();
-            let expected = match panics {
-                true => "panicked while loading sample 13 (cat/13.jpeg): no such pixel",
-                false => "cannot load sample 13 (cat/13.jpeg): the file is too short",
+            let message = batches.next().unwrap().unwrap_err().to_string();
+            let expected = if panics {
+                "panicked while loading sample 13 (cat/13.jpeg): no such pixel"
+            } else {
+                "cannot load sample 13 (cat/13.jpeg): the file is too short"
             };
-            assert_eq!(told, expected);
+            assert_eq!(message, expected);
             assert_eq!((batches.len(), batches.sampler_position().samples_seen), (0, 12));
             assert!(batches.next().is_none() && batches.next().is_none());
             assert_eq!(Arc::strong_count(&dataset), 2, "the threads ended with the error");
@@ -174,9 +175,9 @@ fn a_data_set_that_gives_up_unasked_is_asked_again() {
 fn a_panic_that_no_sample_alone_explains_is_told_for_the_batch() {
     let loader = Loader::new(Crowded, EvalSampler::new(8, 1, 0).unwrap(), options(2, 4)).unwrap();
     let error = loader.epoch(0).next().unwrap().unwrap_err();
-    let told = error.to_string();
-    assert!(matches!(error, LoaderError::BatchPanicked { count: 4, first: 0, .. }), "{told}");
-    assert!(told.ends_with("none of which fails alone: too many"), "{told}");
+    let message = error.to_string();
+    assert!(matches!(error, LoaderError::BatchPanicked { count: 4, first: 0, .. }), "{message}");
+    assert!(message.ends_with("none of which fails alone: too many"), "{message}");
 }
 
 #[test]

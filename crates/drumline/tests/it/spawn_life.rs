@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use drumline::{Signal, Spawn, StopRequest, Worker, spawn};
+use drumline::launch::{Signal, Spawn};
+use drumline::{StopRequest, Worker, spawn};
 
 use super::program::{Program, case};
 
@@ -25,9 +26,9 @@ fn stand_still(worker: Worker) {
     std::thread::sleep(Duration::from_secs(60));
 }
 
-fn train(hand_on: bool) {
+fn train(forward_stop: bool) {
     let stop = StopRequest::listen().unwrap();
-    let with = if hand_on { Spawn::new(2).hand_on(&stop) } else { Spawn::new(2) };
+    let with = if forward_stop { Spawn::new(2).forward_stop(&stop) } else { Spawn::new(2) };
     let outcome = with.timeout(Duration::from_secs(2)).run(|worker| {
         let group = worker.group()?;
         println!("ready {}", worker.rank);

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use drumline::{CommError, Output, ReduceOp, Spawn, SpawnError, Worker, is_spawned, spawn};
+use drumline::launch::{Output, Spawn, is_spawned};
+use drumline::{CommError, ReduceOp, SpawnError, Worker, spawn};
 use drumline_launch::{JobReport, LocalJob};
 
 use super::program::{CASE, Ended, Program, arguments, case};
@@ -75,13 +76,13 @@ fn a_failure_is_handled() -> Result<(), SpawnError> {
     spawn(2, |worker| println!("second {}", worker.rank))
 }
 
-/// Rank 1 fails in this way; the others would go on for long.
+/// Rank 1 fails in this way; the others would continue for long.
 fn fails(case: &str, worker: &Worker) -> Result<(), String> {
     match (worker.rank, case) {
         (1, "error") => return Err("the data set is gone".to_owned()),
         (1, "panic") => panic!("boom"),
         (1, "killed") => {
-            rustix::process::kill_process(rustix::process::getpid(), drumline::Signal::KILL).unwrap()
+            rustix::process::kill_process(rustix::process::getpid(), drumline::launch::Signal::KILL).unwrap()
         }
         (1, "peer") => {
             let _group = worker.group().map_err(|error| error.to_string())?;
@@ -109,7 +110,7 @@ fn run(case: &str) -> Ended {
 }
 
 /// What the parent says of a case that fails.
-fn told(case: &str) -> String {
+fn error_of(case: &str) -> String {
     run(case).line("parent: ").to_owned()
 }
 
@@ -139,21 +140,21 @@ fn ranks_of_a_later_call_see_the_same_earlier_failure() {
 
 #[test]
 fn the_first_failure_is_the_parents_error() {
-    let error = told("error");
+    let error = error_of("error");
     assert!(
         error.starts_with("rank 1 on host ") && error.contains("failed first: exit code 1 after "),
         "{error}"
     );
     assert!(error.ends_with(": the data set is gone"), "{error}");
-    let panic = told("panic");
+    let panic = error_of("panic");
     assert!(
         panic.contains("exit code 101") && panic.contains("panicked at ") && panic.ends_with(": boom"),
         "{panic}"
     );
     assert!(panic.contains("spawning.rs:"), "{panic}");
-    let killed = told("killed");
+    let killed = error_of("killed");
     assert!(killed.starts_with("rank 1 ") && killed.contains("killed by SIGKILL"), "{killed}");
-    let peer = told("peer");
+    let peer = error_of("peer");
     assert!(peer.starts_with("rank 1 ") && peer.contains("exit code 7"), "{peer}");
 }
 
@@ -161,38 +162,38 @@ fn the_first_failure_is_the_parents_error() {
 #[test]
 fn the_rank_at_fault_is_named_though_others_may_end_before_it() {
     for _ in 0..10 {
-        let said = told("lets go");
-        assert!(said.starts_with("rank 1 ") && said.ends_with("the disk is full"), "{said}");
+        let output = error_of("lets go");
+        assert!(output.starts_with("rank 1 ") && output.ends_with("the disk is full"), "{output}");
     }
 }
 
 #[test]
 fn captured_last_lines_are_in_the_error() {
-    let said = told("captured");
+    let output = error_of("captured");
     assert!(
-        said.contains("exit code 3") && said.ends_with("its last lines on stderr: |   last words of 1"),
-        "{said}"
+        output.contains("exit code 3") && output.ends_with("its last lines on stderr: |   last words of 1"),
+        "{output}"
     );
 }
 
 #[test]
 fn a_rank_that_does_not_come_to_the_call_is_named() {
-    let said = told("passes by its call");
+    let output = error_of("passes by its call");
     assert!(
-        said.starts_with("rank 0 ended without coming to the spawn call at crates/drumline/tests/"),
-        "{said}"
+        output.starts_with("rank 0 ended without coming to the spawn call at crates/drumline/tests/"),
+        "{output}"
     );
-    let said = told("fails before its call");
+    let output = error_of("fails before its call");
     assert!(
-        said.contains("exit code 3") && said.contains("; it had not come to the spawn call at "),
-        "{said}"
+        output.contains("exit code 3") && output.contains("; it had not come to the spawn call at "),
+        "{output}"
     );
 }
 
 #[test]
 fn odd_requests_get_clear_answers() {
-    assert!(told("no ranks").contains("at least one process"));
-    assert!(told("too long").contains("still ran after 300ms"));
+    assert!(error_of("no ranks").contains("at least one process"));
+    assert!(error_of("too long").contains("still ran after 300ms"));
     let nested = run("nested");
     assert_eq!(nested.line("nested 1: "), nested.line("nested 0: ").replace("rank 0", "rank 1"));
     assert!(nested.line("nested 0: ").starts_with("rank 0 cannot spawn ranks of its own"));
@@ -210,14 +211,14 @@ fn under_a_launcher_its_ranks_are_taken() {
     let report = launched(4, "sum");
     assert!(report.is_success(), "{report}");
     for rank in &report.ranks {
-        let said = rank.stdout_text();
+        let output = rank.stdout_text();
         assert!(
-            said.contains(&format!("rank {} of 4: 6", rank.rank)) && said.contains("parent: well"),
-            "{said}"
+            output.contains(&format!("rank {} of 4: 6", rank.rank)) && output.contains("parent: well"),
+            "{output}"
         );
     }
     let twice = launched(2, "two meetings");
     assert!(twice.is_success(), "{twice}");
-    let said = launched(2, "sum").ranks[0].stdout_text().into_owned();
-    assert!(said.contains("try `--nproc-per-node 4`") && !said.contains("of 4: 6"), "{said}");
+    let output = launched(2, "sum").ranks[0].stdout_text().into_owned();
+    assert!(output.contains("try `--nproc-per-node 4`") && !output.contains("of 4: 6"), "{output}");
 }

@@ -1,6 +1,7 @@
 //! A trace of real steps of two ranks: each bucket is there, and the wait lies within backward.
 
-use drumline::{Ddp, DdpOptions, ProcessGroup, StepTrace};
+use drumline::engine::StepTrace;
+use drumline::{Ddp, DdpOptions, ProcessGroup};
 use rank_test::ranks_test;
 use serde_json::Value;
 use tch::nn::{self, VarStore};

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use drumline::{ProcessGroup, ReduceOp, Signal, StopRequest};
+use drumline::launch::Signal;
+use drumline::{ProcessGroup, ReduceOp, StopRequest};
 use rank_test::{Exit, JobReport, ranks_test};
 
 const PROMPT: Duration = Duration::from_secs(20);
@@ -81,8 +82,8 @@ ranks_test!(
         let report = running.wait_all(PROMPT)?;
         let stops = stops(&report);
         assert!(stops[1].is_some() && stops[0].is_none() && stops[2].is_none(), "{stops:?}");
-        let said = report.ranks[0].stderr_text();
-        assert!(said.contains("rank 1 has left group"), "{said}");
+        let output = report.ranks[0].stderr_text();
+        assert!(output.contains("rank 1 has left group"), "{output}");
     }
 );
 

@@ -30,20 +30,20 @@ ranks_test!(
     },
     |ranks| {
         let report = ranks.pass()?;
-        let said: Vec<_> = report.ranks.iter().map(|rank| rank.stderr_text().into_owned()).collect();
+        let output: Vec<_> = report.ranks.iter().map(|rank| rank.stderr_text().into_owned()).collect();
         for words in ["before the group", "news"] {
-            assert_eq!(said.concat().matches(words).count(), 1, "{said:?}");
+            assert_eq!(output.concat().matches(words).count(), 1, "{output:?}");
             assert!(
-                said[0].lines().any(|line| line.starts_with("[rank 0] ") && line.ends_with(words)),
-                "{said:?}"
+                output[0].lines().any(|line| line.starts_with("[rank 0] ") && line.ends_with(words)),
+                "{output:?}"
             );
         }
-        assert_eq!(said.concat().matches("chatter").count(), 0);
+        assert_eq!(output.concat().matches("chatter").count(), 0);
         assert!(
-            said[1].starts_with("[rank 1] ") && said[1].contains("WARN") && said[1].contains("trouble"),
-            "{said:?}"
+            output[1].starts_with("[rank 1] ") && output[1].contains("WARN") && output[1].contains("trouble"),
+            "{output:?}"
         );
-        assert_eq!(said[2], "");
+        assert_eq!(output[2], "");
         // The control: a variable wins, and ours over the other.
         let has_chatter = |set: &[(&str, &str)]| -> anyhow::Result<Vec<bool>> {
             let report = ranks.clone().env(set.iter().copied()).pass()?;
@@ -64,8 +64,8 @@ ranks_test!(
             init_logging(LogOptions { show_rank: true, ..LogOptions::default() })?;
         }
         let file = format!("file://{}/meeting", std::env::var(FOLDER)?);
-        let member = drumline::init(&file, drumline::InitOptions::default())?;
-        let group = ProcessGroup::new(member, drumline::GroupOptions::from_env()?)?;
+        let member = drumline::comm::init(&file, drumline::comm::InitOptions::default())?;
+        let group = ProcessGroup::new(member, drumline::comm::GroupOptions::from_env()?)?;
         if std::env::var_os(LATE).is_some() {
             init_logging(LogOptions { rank: Some(group.rank()), show_rank: true, ..LogOptions::default() })?;
         }
@@ -73,24 +73,25 @@ ranks_test!(
         tracing::info!("all are here");
     },
     |ranks| {
-        let said = |set: &[(&str, &str)]| -> anyhow::Result<Vec<String>> {
+        let output = |set: &[(&str, &str)]| -> anyhow::Result<Vec<String>> {
             let temp = tempfile::tempdir()?;
             let report = ranks.clone().env(set.iter().copied()).env([(FOLDER, temp.path())]).pass()?;
             Ok(report.ranks.iter().map(|rank| rank.stderr_text().into_owned()).collect())
         };
-        let of_master = |said: &[String], words: &str| {
-            let lines = said[0].lines().filter(|line| line.starts_with("[rank 0] ") && line.contains(words));
-            assert_eq!(said[1..], ["", ""], "{said:?}");
+        let of_master = |output: &[String], words: &str| {
+            let lines =
+                output[0].lines().filter(|line| line.starts_with("[rank 0] ") && line.contains(words));
+            assert_eq!(output[1..], ["", ""], "{output:?}");
             lines.count()
         };
-        let early = said(&[])?;
+        let early = output(&[])?;
         assert_eq!(
             (of_master(&early, "store listening"), of_master(&early, "all are here")),
             (1, 1),
             "{early:?}"
         );
         // The control: what comes before `init_logging` is not shown, what comes after is.
-        let late = said(&[(LATE, "1")])?;
+        let late = output(&[(LATE, "1")])?;
         assert_eq!(
             (of_master(&late, "store listening"), of_master(&late, "all are here")),
             (0, 1),
@@ -137,9 +138,9 @@ ranks_test!(
             Ok(())
         };
         let begin = Instant::now();
-        let told = main_first(&group, "preparing the data", work).unwrap_err().to_string();
-        println!("after {:?}: {told}", begin.elapsed());
-        assert!(told.contains("lost rank 0"), "{told}");
+        let message = main_first(&group, "preparing the data", work).unwrap_err().to_string();
+        println!("after {:?}: {message}", begin.elapsed());
+        assert!(message.contains("lost rank 0"), "{message}");
     },
     |ranks| {
         let running = ranks.start()?;

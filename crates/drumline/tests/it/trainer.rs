@@ -1,9 +1,11 @@
-//! `DistTrainer`: equal on any number of ranks, in the documented order, and with one error for all where something fails.
+//! `DistTrainer`: equal on any number of ranks, in the documented order, and with one error for all where something
+//! fails.
 
 mod averaging;
 mod bad_input;
 mod changed_data;
 mod ending;
+mod evaluating;
 mod fastnlp_bugs;
 mod keeping;
 mod observed;
@@ -18,8 +20,10 @@ mod windows;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use drumline::ProcessGroup;
+use drumline::data::{Cause, Dataset, MapDataset, Sample};
+use drumline::optim::{Named, Sgd, SgdOptions, parameters};
 use drumline::trainer::{CrossEntropy, DistTrainer, TrainerError};
-use drumline::{Cause, Dataset, MapDataset, Named, ProcessGroup, Sample, Sgd, SgdOptions, parameters};
 use rank_test::{Exit, JobReport};
 use tch::nn::{Linear, Module, VarStore, linear};
 use tch::{Device, Kind, Tensor};
@@ -143,6 +147,6 @@ pub(super) fn assert_told_once(report: &JobReport, words: &str) {
     for rank in &report.ranks {
         assert_eq!(rank.exit, Exit::Code(1), "rank {}: {report}", rank.rank);
     }
-    let told: usize = report.ranks.iter().map(|rank| rank.stderr_text().matches(words).count()).sum();
-    assert_eq!(told, 1, "`{words}` in: {report}");
+    let reported: usize = report.ranks.iter().map(|rank| rank.stderr_text().matches(words).count()).sum();
+    assert_eq!(reported, 1, "`{words}` in: {report}");
 }

@@ -1,10 +1,10 @@
-//! What becomes of a body that returns, fails, panics or takes too long.
+//! The result of a body that returns, fails, panics or takes too long.
 
 use std::time::{Duration, Instant};
 
 use rank_test::{Exit, ranks_test};
 
-/// This rank, as its environment says.
+/// This rank, from its environment.
 fn rank() -> usize {
     std::env::var("RANK").unwrap().parse().unwrap()
 }
@@ -20,7 +20,7 @@ ranks_test!(options_reach_the_ranks, 1, timeout = Duration::from_secs(20), env =
 });
 
 ranks_test!(
-    failures_are_told_apart,
+    kinds_of_failure_are_distinguished,
     4,
     {
         match rank() {
@@ -42,7 +42,7 @@ ranks_test!(
 );
 
 ranks_test!(
-    a_failure_is_shown_once_with_the_way_to_repeat_it,
+    a_failure_is_shown_once_with_the_command_to_repeat_it,
     3,
     {
         if rank() == 1 {
@@ -60,7 +60,7 @@ ranks_test!(
         );
         assert_eq!(message.matches("seven is not eight").count(), 1, "{message}");
         assert!(message.contains("rank 1 failed first; 1 of 3 ranks failed, 2 were stopped"), "{message}");
-        let again = "cargo test -p rank-test -- --exact it::bodies::a_failure_is_shown_once_with_the_way_to_repeat_it";
+        let again = "cargo test -p rank-test -- --exact it::bodies::a_failure_is_shown_once_with_the_command_to_repeat_it";
         assert!(message.contains(again), "{message}");
     }
 );

@@ -1,4 +1,4 @@
-//! What a test can do to ranks, and what ranks do to themselves; each with the control in which nothing is done.
+//! What a test can do to ranks, and what ranks do to themselves; each with a control in which nothing is done.
 
 use std::time::{Duration, Instant};
 
@@ -16,25 +16,25 @@ fn work(steps: u64) {
 }
 
 ranks_test!(
-    faults_strike_at_their_rank_and_step_only,
+    faults_happen_only_at_their_rank_and_step,
     3,
     {
         work(4);
     },
     |ranks| {
-        let struck =
+        let failed =
             ranks.clone().fault("rank=1,step=2,kill; rank=2,step=0,exit=3").start()?.wait_all(SOON)?;
-        let exits: Vec<_> = struck.ranks.iter().map(|rank| rank.exit).collect();
+        let exits: Vec<_> = failed.ranks.iter().map(|rank| rank.exit).collect();
         assert_eq!(exits, [Exit::Code(0), Exit::Signal(9), Exit::Code(3)]);
-        assert_eq!(struck.ranks[1].stdout, b"step 0 done\nstep 1 done\n");
-        assert_eq!(struck.ranks[2].stdout, b"");
+        assert_eq!(failed.ranks[1].stdout, b"step 0 done\nstep 1 done\n");
+        assert_eq!(failed.ranks[2].stdout, b"");
         let control = ranks.pass()?;
         assert!(control.ranks.iter().all(|rank| rank.stdout.ends_with(b"step 3 done\n")));
     }
 );
 
 ranks_test!(
-    a_stopped_rank_stands_still_until_it_is_resumed,
+    a_stopped_rank_is_frozen_until_it_is_resumed,
     2,
     {
         work(2);
@@ -55,7 +55,7 @@ ranks_test!(
 );
 
 ranks_test!(
-    a_sleeping_rank_is_late_and_no_more,
+    a_sleeping_rank_is_only_late,
     1,
     {
         work(1);
@@ -68,7 +68,7 @@ ranks_test!(
 );
 
 ranks_test!(
-    the_end_of_a_rank_is_seen_at_once,
+    the_end_of_a_rank_is_noticed_at_once,
     2,
     {
         println!("ready");
@@ -100,7 +100,7 @@ ranks_test!(
 );
 
 ranks_test!(
-    dropped_ranks_are_gone,
+    dropping_ranks_ends_their_processes,
     2,
     {
         std::process::Command::new("sleep").arg("30").spawn()?;
@@ -121,7 +121,7 @@ ranks_test!(
     a_process_that_escapes_is_found,
     1,
     {
-        // A session of its own, so that it is in no group that the launcher knows.
+        // Its own session, so that it is in no group that the launcher knows.
         std::process::Command::new("setsid").args(["sleep", "61"]).spawn()?.wait()?;
     },
     |ranks| {

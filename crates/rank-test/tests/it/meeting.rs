@@ -1,4 +1,5 @@
-//! Ranks that meet in the launcher's store, or across hosts in that of rank 0, and the news of an end there.
+//! Ranks that join through the launcher's store, or across hosts through that of rank 0, and the report of an exit
+//! there.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ fn soon() -> Instant {
     Instant::now() + SOON
 }
 
-/// Every rank leaves its number and waits for that of all others.
+/// Every rank writes its number and waits for those of all others.
 fn greet_all(store: &dyn Store, rank: usize, world_size: usize) -> Result<()> {
     store.set(&format!("greeting/{rank}"), rank.to_string().as_bytes())?;
     for peer in 0..world_size {
@@ -44,7 +45,7 @@ ranks_test!(
     }
 );
 
-/// What the launcher says of rank 1.
+/// What the launcher reports about rank 1.
 fn exit_of_rank_1(store: &dyn Store) -> Result<(Option<i32>, Option<i32>)> {
     let mut log = follow(store);
     let deadline = soon();
@@ -55,11 +56,11 @@ fn exit_of_rank_1(store: &dyn Store) -> Result<(Option<i32>, Option<i32>)> {
             }
         }
     }
-    bail!("no news of rank 1")
+    bail!("no event about rank 1")
 }
 
 ranks_test!(
-    the_end_of_a_rank_is_news_for_the_others,
+    the_exit_of_a_rank_is_reported_to_the_others,
     2,
     {
         let member = drumline_rendezvous::from_env()?;

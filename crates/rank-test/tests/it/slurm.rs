@@ -1,4 +1,4 @@
-//! A real Slurm, and what is left of it: nothing.
+//! A real Slurm runs and leaves nothing behind.
 
 use rank_test::slurm::Slurm;
 
@@ -23,7 +23,7 @@ fn a_slurm_of_two_nodes_runs_a_step_and_leaves_nothing() {
         "{stderr}\n{}",
         slurm.logs()
     );
-    // A job that nobody waits for, with a process that has left its session.
+    // A job without a waiting client, with a process that has left its session.
     let folder = slurm.folder().to_path_buf();
     let batch = ["--wrap", "setsid sleep 1000 & touch started; sleep 1000"];
     assert!(slurm.command("sbatch").args(batch).status().unwrap().success());

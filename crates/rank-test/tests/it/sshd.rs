@@ -4,7 +4,7 @@ use rank_test::netns::Hosts;
 use rank_test::sshd::{PORT, Ssh};
 
 #[test]
-fn one_host_is_entered_from_another_with_the_key_and_not_without() {
+fn one_host_is_reached_from_another_only_with_the_key() {
     let (Some(hosts), Some(ssh)) = (Hosts::new(2).unwrap(), Ssh::new().unwrap()) else { return };
     let server = ssh.serve(&hosts.prefix(0), hosts.address(0).into()).unwrap();
     let enter = |args: &[String]| {
@@ -25,5 +25,5 @@ fn one_host_is_entered_from_another_with_the_key_and_not_without() {
     args.push("-i/dev/null".to_string());
     assert_eq!(enter(&args), (Some(255), String::new()));
     drop(server);
-    assert_eq!(enter(&ssh.client_args()).0, Some(255), "nobody listens any more");
+    assert_eq!(enter(&ssh.client_args()).0, Some(255), "the server has ended");
 }

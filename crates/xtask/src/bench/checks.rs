@@ -3,20 +3,24 @@
 //! Two builds of the same command, one with the checks compiled out, take turns; the figure is the difference of medians.
 
 use anyhow::Context;
-use std::collections::BTreeMap;
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use super::{child, record};
+use super::child;
+use super::collectives::record::{self, Record};
+use super::contender::Contender;
+use super::contest::{self, Contest, TallyOf, Unit, UnitOf};
+use super::pace::Pace;
+use super::spread::Spread;
 use crate::workspace::{Workspace, cargo};
 
 /// What the checks cost: ours against ours with the checks compiled out
 #[derive(clap::Args, Debug)]
 pub(crate) struct ChecksArgs {
-    /// How often the two take turns
-    #[arg(long, default_value_t = 9)]
-    rounds: usize,
+    #[command(flatten)]
+    pace: Pace<9>,
     /// Seconds for each size of each turn
     #[arg(long, default_value_t = 0.3)]
     seconds_per_size: f64,
@@ -25,23 +29,68 @@ pub(crate) struct ChecksArgs {
 const SIZES: &str = "16,4K,64K,1M,16M";
 const LIMIT: Duration = Duration::from_secs(120);
 
-pub(crate) fn run(args: &ChecksArgs) -> anyhow::Result<()> {
-    let target = Workspace::load()?.target_dir;
-    let checked = build(&target, &[])?;
-    let unchecked = build(&target.join("unchecked"), &["--features", "unchecked"])?;
-    for memory in ["private", "heap"] {
-        let (mut with, mut without) = (Medians::new(), Medians::new());
-        for round in 0..args.rounds {
-            eprintln!("{memory}: turn {} of {}", round + 1, args.rounds);
-            measure(&checked, memory, args, &mut with)?;
-            measure(&unchecked, memory, args, &mut without)?;
-        }
-        report(memory, &with, &without);
-    }
-    Ok(())
+/// A build of `drumline`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Build {
+    Checked,
+    Unchecked,
 }
 
-type Medians = BTreeMap<u64, Vec<f64>>;
+const CHECKED: Contender<Build> = Contender::new("with checks", Build::Checked);
+const UNCHECKED: Contender<Build> = Contender::new("without", Build::Unchecked);
+
+/// Where the buffers lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Memory(&'static str);
+
+const MEMORIES: [Memory; 2] = [Memory("private"), Memory("heap")];
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} memory", self.0)
+    }
+}
+
+/// The contest: the two builds.
+struct Checks {
+    checked: PathBuf,
+    unchecked: PathBuf,
+    seconds_per_size: f64,
+}
+
+impl Contest for Checks {
+    type Case = Memory;
+    type Kind = Build;
+    type Figures = Vec<Record>;
+
+    fn contenders(&self, _memory: Memory) -> Vec<Contender<Build>> {
+        vec![CHECKED, UNCHECKED]
+    }
+
+    fn measure(&self, unit: &UnitOf<Self>) -> anyhow::Result<Vec<Record>> {
+        let mut command = Command::new(match unit.contender.kind {
+            Build::Checked => &self.checked,
+            Build::Unchecked => &self.unchecked,
+        });
+        command.args(["bench", "all-reduce", "--json", "--sizes", SIZES, "--memory", unit.case.0]);
+        command.args(["--seconds-per-size", &self.seconds_per_size.to_string()]);
+        record::parse(&child::run(command, LIMIT)?.stdout)
+    }
+}
+
+/// Builds, measures, prints.
+pub(crate) fn run(args: &ChecksArgs) -> anyhow::Result<()> {
+    let target = Workspace::load()?.target_dir;
+    let mut contest = Checks {
+        checked: build(&target, &[])?,
+        unchecked: build(&target.join("unchecked"), &["--features", "unchecked"])?,
+        seconds_per_size: args.pace.at_most(args.seconds_per_size, 0.05),
+    };
+    let tally = contest::hold(&mut contest, &MEMORIES, &args.pace);
+    print!("{}", tally.failures());
+    MEMORIES.iter().for_each(|memory| report(&tally, *memory));
+    Ok(())
+}
 
 fn build(target: &Path, features: &[&str]) -> anyhow::Result<PathBuf> {
     let mut command = cargo();
@@ -52,49 +101,20 @@ fn build(target: &Path, features: &[&str]) -> anyhow::Result<PathBuf> {
     Ok(target.join("release/drumline"))
 }
 
-fn measure(program: &Path, memory: &str, args: &ChecksArgs, into: &mut Medians) -> anyhow::Result<()> {
-    let mut command = Command::new(program);
-    command.args([
-        "bench",
-        "all-reduce",
-        "--json",
-        "--sizes",
-        SIZES,
-        "--memory",
-        memory,
-        "--seconds-per-size",
-    ]);
-    command.arg(args.seconds_per_size.to_string());
-    for row in record::parse(&child::run(command, LIMIT)?.stdout)? {
-        into.entry(row.bytes).or_default().push(row.median_us);
-    }
-    Ok(())
-}
-
-fn report(memory: &str, with: &Medians, without: &Medians) {
-    println!("all-reduce, 2 ranks, {memory} memory; medians over the turns, quickest turn in brackets");
+fn report(tally: &TallyOf<Checks>, memory: Memory) {
+    println!("all-reduce, 2 ranks, {memory}; medians over the turns, quickest turn in brackets");
     println!("{:>12} {:>22} {:>22} {:>12}", "bytes", "with checks, µs", "without, µs", "cost, µs");
-    for (bytes, with) in with {
-        let Some(without) = without.get(bytes) else { continue };
-        let (a, b) = (median(with), median(without));
-        let least = |times: &[f64]| times.iter().copied().fold(f64::INFINITY, f64::min);
-        let show = |middle, times: &[f64]| format!("{middle:.2} ({:.2})", least(times));
-        println!("{bytes:>12} {:>22} {:>22} {:>12.2}", show(a, with), show(b, without), a - b);
+    let first = tally.all().find(|turn| turn.unit.case == memory);
+    for bytes in first.iter().flat_map(|turn| turn.figures.iter().map(|record| record.bytes)) {
+        let micros =
+            |contender| tally.spread(Unit { case: memory, contender }, |records| micros(records, bytes));
+        let (Some(with), Some(without)) = (micros(CHECKED), micros(UNCHECKED)) else { continue };
+        let shown = |spread: Spread| format!("{:.2} ({:.2})", spread.median, spread.least);
+        let cost = with.median - without.median;
+        println!("{bytes:>12} {:>22} {:>22} {cost:>12.2}", shown(with), shown(without));
     }
 }
 
-fn median(times: &[f64]) -> f64 {
-    let mut times = times.to_vec();
-    times.sort_by(f64::total_cmp);
-    times[times.len() / 2]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::median;
-
-    #[test]
-    fn the_median_is_the_middle() {
-        assert_eq!(median(&[9.0, 1.0, 2.0]), 2.0);
-    }
+fn micros(records: &[Record], bytes: u64) -> Option<f64> {
+    records.iter().find(|record| record.bytes == bytes).map(|record| record.median_us)
 }

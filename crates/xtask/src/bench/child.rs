@@ -1,9 +1,9 @@
 //! Running one contender: its two outputs kept apart, a deadline on all it starts.
 
+use crate::family::kill_with_descendants;
 use anyhow::{Context, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
-use std::fs;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -66,39 +66,6 @@ fn wait(child: &mut Child, end: Instant) -> anyhow::Result<Option<ExitStatus>> {
         // An interruption is no end: the loop looks again.
         let _ = poll(&mut [PollFd::new(&ends, PollFlags::IN)], Some(&left));
     }
-}
-
-/// Kills a process and all it started; each is told by its own id.
-pub(crate) fn kill_with_descendants(pid: u32) {
-    for pid in family(pid).into_iter().filter_map(|pid| Pid::from_raw(i32::try_from(pid).ok()?)) {
-        // It may have ended by itself meanwhile.
-        let _ = kill_process(pid, Signal::KILL);
-    }
-}
-
-/// A process and all that it and its descendants started.
-pub(crate) fn family(pid: u32) -> Vec<u32> {
-    let parents = parents();
-    let mut family = vec![pid];
-    let mut next = 0;
-    while let Some(&parent) = family.get(next) {
-        family.extend(parents.iter().filter(|(_, p)| *p == parent).map(|(child, _)| *child));
-        next += 1;
-    }
-    family
-}
-
-/// (process, parent) of all that run.
-fn parents() -> Vec<(u32, u32)> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter_map(|pid: u32| Some((pid, parent(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?)))
-        .collect()
-}
-
-/// The second field after the name, which stands in brackets and may hold anything.
-fn parent(stat: &str) -> Option<u32> {
-    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
 #[cfg(test)]

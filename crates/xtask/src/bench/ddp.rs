@@ -5,78 +5,91 @@
 //! ```
 //! All begin with the same weights and see the same images; a contender whose losses differ from the others' fails.
 
-mod contest;
-mod tally;
+mod goals;
+mod training;
 
-use super::turns::Turn;
-use super::{machine, quiet, report, schedule};
-use contest::{Contender, Contest};
-use std::time::Duration;
-use tally::Tally;
+use super::contest::{self, TallyOf, Unit};
+use super::machine;
+use super::pace::Pace;
+use super::report::{self, row};
+use super::sides::Sides;
+use super::tally::Turn;
+use std::fmt::Write;
+use training::{ALL, Batch, Figures, Training};
 
 /// Compare training steps with PyTorch DDP, in turns
 #[derive(clap::Args, Debug)]
 pub(crate) struct DdpArgs {
-    /// How often each takes its turn
-    #[arg(long, default_value_t = 7)]
-    blocks: usize,
+    #[command(flatten)]
+    pace: Pace<7>,
     /// Timed steps of a turn; five more come before them
     #[arg(long, default_value_t = 15)]
     steps: usize,
     /// Images of a rank's batch
     #[arg(long, value_delimiter = ',', default_value = "32,16")]
     batches: Vec<usize>,
-    /// Longest wait of a turn for a quiet machine, in seconds
-    #[arg(long, default_value_t = 30)]
-    patience: u64,
     /// Keep the results in bench/results/
     #[arg(long)]
     save: bool,
 }
 
+impl DdpArgs {
+    fn steps(&self) -> usize {
+        self.pace.at_most(self.steps, 3)
+    }
+}
+
 /// Builds, measures, judges, prints.
 pub(crate) fn run(args: &DdpArgs) -> anyhow::Result<()> {
-    let contest = Contest::build(args.steps)?;
-    let mut tally = Tally::default();
-    for block in 0..args.blocks {
-        for &batch in &args.batches {
-            for index in schedule::order(Contender::ALL.len(), block) {
-                let contender = Contender::ALL[index];
-                let steady = quiet::wait(Duration::from_secs(args.patience));
-                match contest.measure(contender, batch) {
-                    Ok(figures) => {
-                        eprintln!(
-                            "block {}, batch {batch}: {contender} {:.1} ms",
-                            block + 1,
-                            figures.step_ms
-                        );
-                        tally.add(Turn { unit: (contender, batch), block, figures, steady });
-                    }
-                    Err(error) => tally.turns.fail(format!("{contender}, batch {batch}: {error:#}")),
-                }
-            }
-        }
-    }
+    let mut contest = Training { sides: Sides::build("ddp.py")?, steps: args.steps() };
+    let cases: Vec<_> = args.batches.iter().copied().map(Batch).collect();
+    let tally = contest::hold(&mut contest, &cases, &args.pace);
     let text = markdown(&tally, args);
     if args.save {
-        report::save("ddp", &text, &tally.csv())?;
+        report::save(&report::name("ddp", args.pace.quick), &text, &csv(&tally))?;
     }
     print!("{text}");
     Ok(())
 }
 
-fn markdown(tally: &Tally, args: &DdpArgs) -> String {
+fn markdown(tally: &TallyOf<Training>, args: &DdpArgs) -> String {
     let about = [
         machine::describe(),
         format!("peer: DistributedDataParallel of torch {}, backend gloo", crate::libtorch::VERSION),
         "ResNet-18 (7x7 stem, 10 classes) on 32x32 images: forward, backward, SGD with momentum 0.9, Nesterov, weight decay 5e-5; one thread a rank".to_owned(),
         "a step is timed on each rank from a barrier on, and the slowest rank's time counts; PyTorch by torchrun, PyTorch tuned and ours pinned to a core each by `drumline run`".to_owned(),
-        format!("{} blocks of {} steps, order rotated; {} were taken while the machine was not quiet", args.blocks, args.steps, tally.turns.unsteady()),
+        format!("{} blocks of {} steps, order rotated; {} were taken while the machine was not quiet", args.pace.blocks(), args.steps(), tally.unsteady()),
     ];
-    let mut text = String::from("# Data parallel training: ours and PyTorch's in one run\n\n");
-    about.iter().for_each(|line| text += &format!("- {line}\n"));
-    text += &tally.turns.failures();
+    let title = "Data parallel training: ours and PyTorch's in one run";
+    let mut text = report::head(title, args.pace.warning().into_iter().chain(about));
+    text += &tally.failures();
     text += "\nMedian over blocks (least to most).\n\n";
-    text += &report::table(&tally.rows());
-    text + &tally.verdicts(&args.batches)
+    text += &report::table(&rows(tally));
+    text + &goals::section(tally, &args.batches)
+}
+
+fn rows(tally: &TallyOf<Training>) -> Vec<Vec<String>> {
+    let mut rows = vec![row!["contender", "batch a rank", "step ms", "images/s", "peak MB a rank"]];
+    let mut batches: Vec<usize> = tally.all().map(|turn| turn.unit.case.0).collect();
+    batches.sort_unstable_by(|a, b| b.cmp(a));
+    batches.dedup();
+    for (batch, contender) in batches.iter().flat_map(|batch| ALL.map(|contender| (*batch, contender))) {
+        let unit = Unit { case: Batch(batch), contender };
+        let column = |value: fn(&Figures) -> f64| tally.spread(unit, |figures| Some(value(figures)));
+        let Some(step) = column(|f| f.step_ms) else { continue };
+        let middle = |value| column(value).map_or("-".to_owned(), |spread| format!("{:.0}", spread.median));
+        let (rate, peak) = (middle(|f| f.images_per_s), middle(|f| f.peak_bytes / 1e6));
+        rows.push(row![contender, batch, step.shown(1), rate, peak]);
+    }
+    rows
+}
+
+fn csv(tally: &TallyOf<Training>) -> String {
+    let mut text = String::from("contender,batch,block,steady,step_ms,images_per_s,peak_bytes\n");
+    for Turn { unit: Unit { case: Batch(batch), contender }, block, steady, figures } in tally.all() {
+        let Figures { step_ms, images_per_s, peak_bytes, .. } = figures;
+        let _ =
+            writeln!(text, "\"{contender}\",{batch},{block},{steady},{step_ms},{images_per_s},{peak_bytes}");
+    }
+    text
 }

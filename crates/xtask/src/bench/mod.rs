@@ -1,38 +1,36 @@
 //! `cargo xtask bench`: ours and the peers side by side in one run.
 //!
 //! ```text
-//!   build (peers) ─▶ schedule ─▶ per unit: gate (quiet, placement) ─▶ child ─▶ record ─▶ tally ─▶ goals ─▶ report
+//!   build ─▶ contest (each unit behind a gate, in rotated order) ─▶ tally ─▶ goals ─▶ report
 //! ```
-//! A *unit* is one contender at one size of one operation; a *block* is every unit once. Blocks repeat in rotated
-//! order, so that slow changes of the machine meet all contenders alike.
+//! The words are those of `contest`: contenders take turns at cases, block by block, so that slow changes of the machine
+//! meet all contenders alike. A new comparison is a file that implements `Contest` and writes a report of its tally.
 
+mod build;
 mod checks;
 mod child;
 mod collectives;
 mod contender;
+mod contest;
 mod ddp;
-mod goals;
 mod json_line;
 mod launch;
 mod loader;
 pub(crate) mod machine;
+mod need;
 mod observe;
-mod peers;
-mod placement;
+mod pace;
 mod progress;
 mod quiet;
-mod record;
 pub(crate) mod report;
 mod schedule;
-mod session;
-mod sizes;
+mod sides;
 mod spread;
 mod tally;
 mod transformer;
-mod turns;
 mod update_cycle;
 
-pub(crate) use peers::build_package;
+pub(crate) use build::{BENCHED, DRUMLINE, DRUMLINE_TRAIN, release};
 
 /// Compare with the peers, interleaved in one run
 #[derive(clap::Args, Debug)]

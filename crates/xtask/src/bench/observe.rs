@@ -8,9 +8,11 @@ use std::fmt::Write;
 use std::process::Command;
 use std::time::Duration;
 
-use super::spread::Spread;
-use super::tally::median;
-use super::{child, machine, peers, quiet, report};
+use super::pace::Pace;
+use super::report::{self, row};
+use super::spread::{Spread, median};
+use super::tally::{Tally, Turn};
+use super::{build, child, machine, quiet};
 
 /// Of a step's time.
 const MOST_TIME: f64 = 1.01;
@@ -21,21 +23,17 @@ const LIMIT: Duration = Duration::from_secs(900);
 /// Compare training steps with and without observers, in turns
 #[derive(clap::Args, Debug)]
 pub(crate) struct ObserveArgs {
+    #[command(flatten)]
+    pace: Pace<12>,
     /// Name of the network
     #[arg(long, default_value = "resnet18")]
     arch: String,
     /// Images of a rank's batch
     #[arg(long, default_value_t = 32)]
     batch: usize,
-    /// Turns of each
-    #[arg(long, default_value_t = 12)]
-    turns: usize,
     /// Timed steps of a turn
     #[arg(long, default_value_t = 20)]
     steps: usize,
-    /// Longest wait for a quiet machine, in seconds
-    #[arg(long, default_value_t = 60)]
-    patience: u64,
     /// Keep the results in bench/results/
     #[arg(long)]
     save: bool,
@@ -43,106 +41,118 @@ pub(crate) struct ObserveArgs {
 
 /// What one turn printed.
 #[derive(Debug)]
-struct Turn {
-    way: String,
-    turn: usize,
+struct Figures {
     times_ms: Vec<f64>,
     gained_bytes: f64,
 }
 
-impl Turn {
+impl Figures {
     fn step_ms(&self) -> f64 {
         median(self.times_ms.clone()).unwrap_or(f64::NAN)
     }
 }
 
+/// How the steps are made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Way {
+    /// In what is printed.
+    key: &'static str,
+    name: &'static str,
+}
+
+const LOOP: Way = Way { key: "loop", name: "a loop on Ddp" };
+const BARE: Way = Way { key: "bare", name: "DistTrainer, bare" };
+const OBSERVED: Way = Way { key: "observed", name: "DistTrainer, observed" };
+const WAYS: [Way; 3] = [LOOP, BARE, OBSERVED];
+
+type Turns = Tally<Way, Figures>;
+
 /// Builds, measures, judges, prints.
 pub(crate) fn run(args: &ObserveArgs) -> anyhow::Result<()> {
-    let (launcher, ours) = (peers::build_ours()?, peers::build_package("drumline-zoo", "drumline-train")?);
-    let folder = peers::output_folder()?.join("observed");
-    let steady = quiet::wait(Duration::from_secs(args.patience));
+    let [launcher, ours] = build::release([build::DRUMLINE, build::BENCHED])?;
+    let folder = build::output_folder()?.join("observed");
+    let steady = quiet::wait(args.pace.patience());
     let mut command = Command::new(launcher);
-    command.args(["run", "--standalone", "--nproc-per-node", "2"]).arg(ours).arg("bench-observe");
+    command.args(["run", "--standalone", "--nproc-per-node", "2"]).arg(ours).arg("observe");
     command.args(["--arch", &args.arch, "--batch", &args.batch.to_string(), "--out-dir"]).arg(&folder);
-    command.args(["--turns", &args.turns.to_string(), "--steps", &args.steps.to_string()]);
+    command.args(["--turns", &args.pace.blocks().to_string(), "--steps", &args.steps().to_string()]);
     command.env("OMP_NUM_THREADS", "1");
-    let printed = child::run(command, LIMIT)?;
-    let turns = parse(&printed.stdout)?;
+    let turns = parse(&child::run(command, LIMIT)?.stdout, steady)?;
     let text = markdown(&turns, args, steady);
     if args.save {
-        report::save(&format!("observe-{}", args.arch), &text, &csv(&turns))?;
+        let name = format!("observe-{}", args.arch);
+        report::save(&report::name(&name, args.pace.quick), &text, &csv(&turns))?;
     }
     print!("{text}");
     Ok(())
 }
 
-fn parse(stdout: &str) -> anyhow::Result<Vec<Turn>> {
+impl ObserveArgs {
+    fn steps(&self) -> usize {
+        self.pace.at_most(self.steps, 3)
+    }
+}
+
+fn parse(stdout: &str, steady: bool) -> anyhow::Result<Turns> {
     let objects = stdout.lines().filter_map(|line| line.find("{\"").map(|start| &line[start..]));
-    let turns: Vec<_> = objects.filter_map(turn).collect();
-    anyhow::ensure!(!turns.is_empty(), "no turn in `{}`", stdout.trim_end());
+    let mut turns = Turns::default();
+    objects.filter_map(|object| turn(object, steady)).for_each(|turn| turns.add(turn));
+    anyhow::ensure!(turns.all().next().is_some(), "no turn in `{}`", stdout.trim_end());
     Ok(turns)
 }
 
-fn turn(object: &str) -> Option<Turn> {
+fn turn(object: &str, steady: bool) -> Option<Turn<Way, Figures>> {
     let value: Value = serde_json::from_str(object).ok()?;
+    let times = value["times_ms"].as_array()?;
     Some(Turn {
-        way: value["way"].as_str()?.to_owned(),
-        turn: value["turn"].as_u64()? as usize,
-        times_ms: value["times_ms"].as_array()?.iter().filter_map(Value::as_f64).collect(),
-        gained_bytes: value["gained_bytes"].as_f64()?,
+        unit: *WAYS.iter().find(|way| value["way"].as_str() == Some(way.key))?,
+        block: value["turn"].as_u64()? as usize,
+        figures: Figures {
+            times_ms: times.iter().filter_map(Value::as_f64).collect(),
+            gained_bytes: value["gained_bytes"].as_f64()?,
+        },
+        steady,
     })
 }
 
 /// The ratio of two ways' steps, turn by turn.
-fn ratio(turns: &[Turn], way: &str, to: &str) -> Option<Spread> {
-    let find = |way: &str, turn: usize| turns.iter().find(|t| t.way == way && t.turn == turn);
-    let last = turns.iter().map(|turn| turn.turn).max()?;
-    let ratios = (0..=last).filter_map(|turn| Some(find(way, turn)?.step_ms() / find(to, turn)?.step_ms()));
-    Spread::of(ratios.collect())
+fn ratio(turns: &Turns, way: Way, to: Way) -> Option<Spread> {
+    turns.ratio(way, to, |way, to| Some(way.step_ms() / to.step_ms()))
 }
 
-fn markdown(turns: &[Turn], args: &ObserveArgs, steady: bool) -> String {
-    let ObserveArgs { arch, batch, steps, .. } = args;
-    let mut text = String::from("# What it costs to train with the trainer, and to watch it\n\n");
+fn markdown(turns: &Turns, args: &ObserveArgs, steady: bool) -> String {
+    let ObserveArgs { arch, batch, .. } = args;
     let state = if steady { "quiet" } else { "not quiet" };
-    for line in [
+    let about = [
         machine::describe(),
         format!("{arch} on 32x32 images, 2 ranks of {batch}, SGD with momentum; one thread a rank"),
-        format!("{} turns of {steps} steps of each, one after another in one job, order rotated; the machine was {state} before", args.turns),
+        format!("{} turns of {} steps of each, one after another in one job, order rotated; the machine was {state} before", args.pace.blocks(), args.steps()),
         "observed: learning-rate schedule, stop on NaN, accuracy of each step, states of ranks, lines of progress, `metrics.jsonl`, TensorBoard".to_owned(),
-    ] {
-        let _ = writeln!(text, "- {line}");
-    }
+    ];
+    let title = "What it costs to train with the trainer, and to watch it";
+    let mut text = report::head(title, args.pace.warning().into_iter().chain(about));
     text += "\nMedian over turns (least to most).\n\n";
     text += &report::table(&rows(turns));
     text + "\n" + &verdicts(turns)
 }
 
-fn rows(turns: &[Turn]) -> Vec<Vec<String>> {
-    let mut rows =
-        vec![["", "step, ms", "to the loop by hand", "to the bare trainer"].map(str::to_owned).to_vec()];
-    for (way, name) in
-        [("loop", "a loop on Ddp"), ("bare", "DistTrainer, bare"), ("observed", "DistTrainer, observed")]
-    {
-        let times = Spread::of(turns.iter().filter(|turn| turn.way == way).map(Turn::step_ms).collect());
+fn rows(turns: &Turns) -> Vec<Vec<String>> {
+    let mut rows = vec![row!["", "step, ms", "to the loop by hand", "to the bare trainer"]];
+    for way in WAYS {
+        let times = turns.spread(way, |figures| Some(figures.step_ms()));
         let shown = |spread: Option<Spread>, digits: usize| {
             spread.map_or("-".to_owned(), |spread| spread.shown(digits))
         };
-        rows.push(vec![
-            name.into(),
-            shown(times, 2),
-            shown(ratio(turns, way, "loop"), 4),
-            shown(ratio(turns, way, "bare"), 4),
-        ]);
+        let [to_loop, to_bare] = [LOOP, BARE].map(|to| shown(ratio(turns, way, to), 4));
+        rows.push(row![way.name, shown(times, 2), to_loop, to_bare]);
     }
     rows
 }
 
-fn verdicts(turns: &[Turn]) -> String {
+fn verdicts(turns: &Turns) -> String {
     let word = |is_met: bool| if is_met { "PASS" } else { "MISS" };
-    let time = ratio(turns, "observed", "bare").map_or(f64::NAN, |spread| spread.median);
-    let observed = turns.iter().filter(|turn| turn.way == "observed");
-    let bytes = observed.map(|turn| turn.gained_bytes).fold(0.0, f64::max);
+    let time = ratio(turns, OBSERVED, BARE).map_or(f64::NAN, |spread| spread.median);
+    let bytes = turns.spread(OBSERVED, |figures| Some(figures.gained_bytes)).map_or(0.0, |bytes| bytes.most);
     let mebibytes = bytes / (1024.0 * 1024.0);
     format!(
         "- {} observed <= {MOST_TIME} of bare: {time:.4}\n- {} memory that an observed turn gains <= {:.0} MiB: {mebibytes:.1} MiB at most\n",
@@ -152,11 +162,11 @@ fn verdicts(turns: &[Turn]) -> String {
     )
 }
 
-fn csv(turns: &[Turn]) -> String {
+fn csv(turns: &Turns) -> String {
     let mut text = String::from("way,turn,step,ms,gained_bytes\n");
-    for turn in turns {
-        for (step, time) in turn.times_ms.iter().enumerate() {
-            let _ = writeln!(text, "{},{},{step},{time:.4},{}", turn.way, turn.turn, turn.gained_bytes);
+    for Turn { unit, block, figures, .. } in turns.all() {
+        for (step, time) in figures.times_ms.iter().enumerate() {
+            let _ = writeln!(text, "{},{block},{step},{time:.4},{}", unit.key, figures.gained_bytes);
         }
     }
     text
@@ -179,10 +189,10 @@ mod tests {
             + &line("observed", 0, 10.05, 5)
             + &line("bare", 1, 20.0, 0)
             + &line("observed", 1, 20.2, 0);
-        let turns = parse(&text).unwrap();
-        let ratio = ratio(&turns, "observed", "bare").unwrap();
+        let turns = parse(&text, true).unwrap();
+        let ratio = ratio(&turns, OBSERVED, BARE).unwrap();
         assert!((ratio.least - 1.005).abs() < 1e-9 && (ratio.most - 1.01).abs() < 1e-9);
         assert!(verdicts(&turns).contains("PASS observed <= 1.01 of bare: 1.0075"), "{}", verdicts(&turns));
-        assert!(parse("nothing").is_err());
+        assert!(parse("nothing", true).is_err());
     }
 }

@@ -1,7 +1,5 @@
 //! Figures of several runs in three numbers.
 
-use super::tally::median;
-
 /// Least, middle and most.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Spread {
@@ -23,6 +21,13 @@ impl Spread {
         let Self { median, least, most } = self;
         format!("{median:.digits$} ({least:.digits$} to {most:.digits$})")
     }
+}
+
+/// The middle value; of two middle ones their mean.
+pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let (low, high) = (values.len().checked_sub(1)? / 2, values.len() / 2);
+    Some((values[low] + values[high]) / 2.0)
 }
 
 #[cfg(test)]

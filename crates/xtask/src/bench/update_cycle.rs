@@ -12,12 +12,20 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use super::tally::median;
-use super::{child, machine, peers, quiet, report};
+use super::report::{self, row};
+use super::spread::median;
+use super::{build, child, machine, quiet};
 use crate::workspace;
 
-/// Ranks, and batches of a step on each.
-const WORLDS: [(usize, usize); 3] = [(1, 4), (2, 2), (4, 1)];
+/// How many ranks share a step, and how many batches each of them takes.
+#[derive(Debug, Clone, Copy)]
+struct World {
+    ranks: usize,
+    cycle: usize,
+}
+
+const WORLDS: [World; 3] =
+    [World { ranks: 1, cycle: 4 }, World { ranks: 2, cycle: 2 }, World { ranks: 4, cycle: 1 }];
 /// Tokens of a batch: a step has four.
 const TOKENS: usize = 512;
 const LIMIT: Duration = Duration::from_secs(1200);
@@ -42,8 +50,7 @@ pub(crate) struct UpdateCycleArgs {
 
 /// What a training has written.
 struct Trained {
-    ranks: usize,
-    cycle: usize,
+    world: World,
     log: PathBuf,
     losses: Vec<f64>,
     per_s: f64,
@@ -52,8 +59,8 @@ struct Trained {
 
 /// Builds, trains, compares, draws.
 pub(crate) fn run(args: &UpdateCycleArgs) -> anyhow::Result<()> {
-    let (drumline, _) = (peers::build_ours()?, peers::build_package("drumline-zoo", "drumline-train")?);
-    let folder = peers::output_folder()?.join("update-cycle");
+    let [drumline, _train] = build::release([build::DRUMLINE, build::DRUMLINE_TRAIN])?;
+    let folder = build::output_folder()?.join("update-cycle");
     if folder.exists() {
         std::fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))?;
     }
@@ -62,11 +69,12 @@ pub(crate) fn run(args: &UpdateCycleArgs) -> anyhow::Result<()> {
     synth.args(["data", "synth-translation", "--out"]).arg(&data);
     child::run(synth, LIMIT)?;
     let mut trained = Vec::new();
-    for (ranks, cycle) in WORLDS {
+    for world in WORLDS {
+        let World { ranks, cycle } = world;
         let steady = quiet::wait(Duration::from_secs(args.patience));
         let state = if steady { "quiet" } else { "not quiet" };
         eprintln!("== {ranks} ranks, {cycle} batches a step each; the machine is {state} ==");
-        trained.push(train(&drumline, &folder, (ranks, cycle), args.epochs)?);
+        trained.push(train(&drumline, &folder, world, args.epochs)?);
     }
     let text = markdown(&trained, args);
     print!("{text}");
@@ -83,8 +91,8 @@ pub(crate) fn run(args: &UpdateCycleArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn train(drumline: &Path, folder: &Path, world: (usize, usize), epochs: usize) -> anyhow::Result<Trained> {
-    let (ranks, cycle) = world;
+fn train(drumline: &Path, folder: &Path, world: World, epochs: usize) -> anyhow::Result<Trained> {
+    let World { ranks, cycle } = world;
     let out = folder.join(format!("{ranks}x{cycle}"));
     let config = std::fs::read_to_string(workspace::root().join("config/nmt.yaml"))?;
     let config = config.replace("data/translation", text(&folder.join("data"))?);
@@ -111,7 +119,7 @@ fn train(drumline: &Path, folder: &Path, world: (usize, usize), epochs: usize) -
     };
     let per_s = median(column("step", "samples_per_s")).unwrap_or(f64::NAN);
     let bleu = column("eval", "bleu").last().copied().unwrap_or(f64::NAN);
-    Ok(Trained { ranks, cycle, log: out, losses: column("step", "loss"), per_s, bleu })
+    Ok(Trained { world, log: out, losses: column("step", "loss"), per_s, bleu })
 }
 
 fn text(path: &Path) -> anyhow::Result<&str> {
@@ -121,14 +129,12 @@ fn text(path: &Path) -> anyhow::Result<&str> {
 /// Relative, over the first steps of all trainings; infinite if they have not as many steps.
 fn greatest_difference(trained: &[Trained], steps: usize) -> f64 {
     let first = &trained[0].losses;
-    let differences = trained[1..].iter().map(|other| match other.losses.len() == first.len() {
-        true => first
-            .iter()
-            .zip(&other.losses)
-            .take(steps)
-            .map(|(a, b)| (a - b).abs() / a.abs())
-            .fold(0.0, f64::max),
-        false => f64::INFINITY,
+    let differences = trained[1..].iter().map(|other| {
+        if other.losses.len() != first.len() {
+            return f64::INFINITY;
+        }
+        let pairs = first.iter().zip(&other.losses).take(steps);
+        pairs.map(|(a, b)| (a - b).abs() / a.abs()).fold(0.0, f64::max)
     });
     differences.fold(0.0, f64::max)
 }
@@ -146,27 +152,23 @@ fn draw(drumline: &Path, trained: &[Trained], folder: &Path) -> anyhow::Result<(
 }
 
 fn markdown(trained: &[Trained], args: &UpdateCycleArgs) -> String {
-    let mut text = String::from("# Ranks and update cycles of the same total batch\n\n");
-    for line in [
+    let about = [
         machine::describe(),
         format!(
             "config/nmt.yaml, {} epochs, batches of {TOKENS} tokens, four a step; one thread a rank; one training after the other",
             args.epochs
         ),
-    ] {
-        let _ = writeln!(text, "- {line}");
-    }
-    text += "\n";
-    let mut rows = vec![
-        ["ranks", "update_cycle", "steps", "sentences/s (median)", "against 1 rank", "last loss", "BLEU"]
-            .map(str::to_owned)
-            .to_vec(),
     ];
+    let mut text = report::head("Ranks and update cycles of the same total batch", about);
+    text += "\n";
+    let heads =
+        row!["ranks", "update_cycle", "steps", "sentences/s (median)", "against 1 rank", "last loss", "BLEU"];
+    let mut rows = vec![heads];
     for one in trained {
-        rows.push(vec![
-            one.ranks.to_string(),
-            one.cycle.to_string(),
-            one.losses.len().to_string(),
+        rows.push(row![
+            one.world.ranks,
+            one.world.cycle,
+            one.losses.len(),
             format!("{:.0}", one.per_s),
             format!("{:.2}", one.per_s / trained[0].per_s),
             format!("{:.5}", one.losses.last().copied().unwrap_or(f64::NAN)),
@@ -188,7 +190,7 @@ fn csv(trained: &[Trained]) -> String {
     let mut text = String::from("ranks,update_cycle,step,loss\n");
     for one in trained {
         for (step, loss) in one.losses.iter().enumerate() {
-            let _ = writeln!(text, "{},{},{},{loss}", one.ranks, one.cycle, step + 1);
+            let _ = writeln!(text, "{},{},{},{loss}", one.world.ranks, one.world.cycle, step + 1);
         }
     }
     text

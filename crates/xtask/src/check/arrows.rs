@@ -11,6 +11,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "drumline",
         &[
             "drumline-comm",
+            "drumline-files",
             "drumline-launch",
             "drumline-observe",
             "drumline-parallel",
@@ -18,6 +19,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "drumline-torch",
         ],
     ),
+    ("drumline-bench", &["drumline", "drumline-observe", "drumline-text", "drumline-torch", "drumline-zoo"]),
     ("drumline-cli", &["drumline-launch", "drumline-comm", "drumline-observe", "drumline-rendezvous"]),
     ("drumline-comm", &["drumline-rendezvous"]),
     (
@@ -32,14 +34,25 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "drumline-zoo",
         ],
     ),
+    ("drumline-files", &[]),
     ("drumline-launch", &["drumline-rendezvous"]),
-    ("drumline-observe", &[]),
+    ("drumline-observe", &["drumline-files"]),
     ("drumline-parallel", &["drumline-torch", "drumline-comm"]),
-    ("drumline-rendezvous", &[]),
-    ("drumline-text", &[]),
+    ("drumline-rendezvous", &["drumline-files"]),
+    ("drumline-text", &["drumline-files"]),
     ("drumline-torch", &["drumline-comm"]),
     // Its tests start ranks as a launcher does.
-    ("drumline-zoo", &["drumline", "drumline-launch", "drumline-observe", "drumline-text", "drumline-torch"]),
+    (
+        "drumline-zoo",
+        &[
+            "drumline",
+            "drumline-files",
+            "drumline-launch",
+            "drumline-observe",
+            "drumline-text",
+            "drumline-torch",
+        ],
+    ),
     ("rank-test", &["drumline-launch", "drumline-rendezvous"]),
     // Hosts of network namespaces, for long runs that are no tests.
     ("xtask", &["rank-test"]),

@@ -61,11 +61,11 @@ mod tests {
                 "crates/a/tests/it/gloo.rs",
                 "#[test]\n#[ignore = \"x\"]\nfn meets() {}\n\nfn helper() {}\n",
             ),
-            source("crates/a/src/failure/tests.rs", "    #[test]\n    fn told() {\n"),
+            source("crates/a/src/failure/tests.rs", "    #[test]\n    fn reported() {\n"),
             source("crates/a/src/plain.rs", "#[test]\nfn alone() {}\n"),
             source("crates/a/tests/it/ranks.rs", "ranks_test!(\n    four,\n    4, {});"),
         ];
-        let page = "| `gloo::meets` | `failure::told` | `ranks::four` | `plain::alone` | `Vec::new` `std::fs::read` |";
+        let page = "| `gloo::meets` | `failure::reported` | `ranks::four` | `plain::alone` | `Vec::new` `std::fs::read` |";
         assert_eq!(problems("p", page, &sources), Vec::<String>::new());
         for absent in ["gloo::helper", "other::meets", "gloo::meet", "ranks::meets"] {
             let told = problems("p", &format!("`{absent}`"), &sources);

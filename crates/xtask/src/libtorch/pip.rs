@@ -37,8 +37,9 @@ const USED_BY_CUDA: &[&str] =
     &["nvidia-cuda-nvrtc==13.0.88", "nvidia-cusolver==12.0.4.66", "nvidia-nvtx==13.0.85"];
 
 /// The Python packages that it needs: the first to be imported, the second to send objects between ranks, the third to read
-/// checkpoints.
-const IMPORTED: &[&str] = &["typing_extensions==4.15.0", "numpy==2.3.5", "safetensors==0.8.0"];
+/// checkpoints, the last two for distributed tensors and their checkpoints.
+const IMPORTED: &[&str] =
+    &["typing_extensions==4.15.0", "numpy==2.3.5", "safetensors==0.8.0", "sympy==1.14.0", "mpmath==1.3.0"];
 
 /// The version that tests open their event files with.
 pub(crate) const TENSORBOARD: &str = "2.21.0";

@@ -11,10 +11,13 @@ use crate::step::{Outcome, Step, everything};
 use crate::workspace::{Workspace, cargo};
 use anyhow::Context;
 use std::fs;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+/// How many targets run at once: each keeps one core busy.
+const AT_ONCE: usize = 2;
 /// How long each target runs.
 const RUN_TIME: Duration = Duration::from_secs(10);
 
@@ -35,7 +38,7 @@ pub(crate) fn steps(workspace: &Workspace) -> Vec<Outcome> {
     };
     let mut outcomes = vec![fuzz.build()];
     if outcomes[0].failure.is_none() {
-        outcomes.extend(fuzz.targets.iter().map(|target| fuzz.run(target)));
+        outcomes.extend(fuzz.targets.chunks(AT_ONCE).flat_map(|targets| fuzz.run_at_once(targets)));
     }
     outcomes
 }
@@ -66,6 +69,17 @@ impl<'a> Fuzz<'a> {
         let deadline = Duration::from_secs(25 * 60);
         let logs = self.workspace.logs();
         Step { name: "fuzz build", command, deadline, logs: &logs, shown: everything() }.run()
+    }
+
+    fn run_at_once(&self, targets: &[String]) -> Vec<Outcome> {
+        std::thread::scope(|scope| {
+            let running: Vec<_> =
+                targets.iter().map(|target| scope.spawn(move || self.run(target))).collect();
+            running
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+                .collect()
+        })
     }
 
     fn run(&self, target: &str) -> Outcome {

@@ -1,4 +1,4 @@
-//! The barrier has no data to show, so its picture is of time: when each rank came, and when it could go on.
+//! The barrier has no data to show, so its picture shows time: when each rank came to it, and when it left.
 
 use std::thread::sleep;
 use std::time::{Duration, SystemTime};
@@ -8,11 +8,11 @@ use drumline_comm::ProcessGroup;
 
 use crate::picture::Painter;
 
-/// Each rank comes this much later than the one before.
+/// Each rank comes this much later than the rank before.
 const LATER: Duration = Duration::from_millis(20);
 
 pub(crate) fn show(group: &ProcessGroup, painter: &Painter) -> anyhow::Result<()> {
-    group.barrier()?; // so that all set out together
+    group.barrier()?; // so that all start together
     sleep(LATER * group.rank() as u32);
     let came = now()?;
     group.barrier()?;
@@ -26,10 +26,7 @@ pub(crate) fn show(group: &ProcessGroup, painter: &Painter) -> anyhow::Result<()
     painter.barrier(&since_first);
     let too_early = times.iter().position(|(_, went)| *went < last);
     // Clocks of different machines cannot be compared as finely as this.
-    ensure!(
-        too_early.is_none() || group.num_nodes() > 1,
-        "rank {too_early:?} went on before the last one came"
-    );
+    ensure!(too_early.is_none() || group.num_nodes() > 1, "rank {too_early:?} left before the last one came");
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use drumline_comm::{CommError, ProcessGroup, ReduceOp};
 use crate::picture::Painter;
 
 pub(crate) fn show(group: &ProcessGroup, painter: &Painter) -> anyhow::Result<()> {
-    // A group that has seen a disagreement is of no use any more, so the mistake is made in one of its own.
+    // A group cannot be used after a disagreement, so the mistake is made in a second group.
     let everyone: Vec<usize> = (0..group.size()).collect();
     let Some(doomed) = group.new_group(&everyone)? else { bail!("this rank should be in the group of all") };
 
@@ -14,7 +14,7 @@ pub(crate) fn show(group: &ProcessGroup, painter: &Painter) -> anyhow::Result<()
     let outcome = doomed.all_reduce(&mut vec![1.0f32; len], ReduceOp::Sum);
 
     let seen = matches!(outcome, Err(CommError::Mismatch { .. } | CommError::CalledOff { .. }));
-    let seen_by_all = group.all_gather_object(&seen)?; // the first group is as good as before
+    let seen_by_all = group.all_gather_object(&seen)?; // the first group still works
     match outcome {
         Err(error) if seen_by_all.iter().all(|seen| *seen) => {
             painter.disagreement(doomed.name(), &error.to_string());

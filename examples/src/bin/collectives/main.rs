@@ -4,8 +4,8 @@
 //!   cargo run --release -p drumline-examples --bin collectives         4 ranks
 //!   cargo run --release -p drumline-examples --bin collectives -- 6    6 ranks
 //! ```
-//! Started without a launcher, the program starts itself once for every rank. What is shown was really sent: rank 0 gathers
-//! what all ranks held and checks it. Read `steps.rs` for the calls; `picture.rs` only draws.
+//! Without a launcher, the program starts itself once for every rank. The pictures show real data: rank 0 gathers what
+//! all ranks held, and checks it. Read `steps.rs` for the calls; `picture.rs` only draws.
 #![forbid(unsafe_code)]
 
 mod barrier;
@@ -26,7 +26,7 @@ Shows every collective operation as a picture: what each rank held before, and w
 
 Usage: collectives [RANKS]
 
-  RANKS    processes to start, 2 to 10; 4 if not given. Inside a job (RANK is set) the job's ranks are taken.";
+  RANKS    processes to start, 2 to 10; default 4. Inside a job (RANK is set) the job's ranks are used.";
 
 fn main() -> ExitCode {
     match run() {
@@ -60,7 +60,7 @@ fn run() -> anyhow::Result<()> {
 /// Starts this program once for every rank. Each finds its rank in its environment.
 fn start_ranks(ranks: usize) -> anyhow::Result<()> {
     check_size(ranks)?;
-    GroupOptions::from_env()?; // a mistake there is better told once than by every rank
+    GroupOptions::from_env()?; // an error here is reported once, not by every rank
     let report = LocalJob::this_program(ranks, [] as [&str; 0])?.start()?.wait();
     match report.root_cause.and_then(|rank| report.rank(rank)) {
         Some(rank) => bail!("rank {} failed ({}); if it said why, that is above", rank.rank, rank.exit),

@@ -1,5 +1,5 @@
-//! Draws on the terminal. A cell has the colour of the rank its number came from; sums are inverted. Without colours
-//! (piped, or `NO_COLOR` set) cells stand in brackets.
+//! Draws on the terminal. A cell has the colour of the rank from which its number came; sums are inverted. Without
+//! colours (piped, or `NO_COLOR` set) cells are in brackets.
 //!
 //! Only rank 0's painter prints anything.
 
@@ -25,7 +25,7 @@ impl Painter {
 
     fn line(&self, text: &str) {
         if self.prints {
-            // A reader that has seen enough (`| head`) is no reason to fail.
+            // A closed pipe (`| head`) is no reason to fail.
             let _ = writeln!(std::io::stdout(), "{}", text.trim_end_matches(' '));
         }
     }
@@ -94,7 +94,7 @@ impl Painter {
     pub(crate) fn barrier(&self, times: &[(Duration, Duration)]) {
         self.heading("barrier");
         self.line(
-            "Nobody goes on before all have come.\nIn training: rank 0 prepares the data; the others wait.\n",
+            "No rank leaves before all have come.\nIn training: rank 0 prepares the data; the others wait.\n",
         );
         let end = times.iter().map(|(_, went)| went.as_millis()).max().unwrap_or(0).max(1);
         for (rank, (came, went)) in times.iter().enumerate() {
@@ -102,7 +102,7 @@ impl Painter {
             let place = |millis: u128| (millis * 24 / end) as usize;
             let (walks, waits) = (" ".repeat(place(came)), "░".repeat(place(went) - place(came)));
             self.line(&format!(
-                "  {}  {walks}▶{waits}▶  came at {came} ms, went on at {went} ms",
+                "  {}  {walks}▶{waits}▶  came at {came} ms, left at {went} ms",
                 self.rank(rank)
             ));
         }

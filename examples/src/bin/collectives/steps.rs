@@ -1,4 +1,4 @@
-//! The operations: the call itself, one sentence on what it does, one on what training does with it, and what must come out.
+//! The operations: the call itself, what it does, its use in training, and the expected result.
 
 use drumline_comm::{CommError, P2p, ProcessGroup, ReduceOp, Source};
 
@@ -11,7 +11,7 @@ pub(crate) struct Step {
     pub(crate) used_for: &'static str,
     pub(crate) cells: Start,
     pub(crate) run: fn(&ProcessGroup, &[i32]) -> Result<Cells, CommError>,
-    /// What a rank must hold afterwards, given what all held before.
+    /// What a rank must hold afterwards, for what all ranks held before.
     pub(crate) expected: fn(usize, &[Cells]) -> Cells,
     /// Whether numbers are added up on the way.
     pub(crate) adds: bool,
@@ -187,7 +187,7 @@ pub(crate) const STEPS: &[Step] = &[
     },
 ];
 
-/// Column by column.
+/// The numbers, column by column.
 fn sum(rows: &[Cells]) -> Cells {
     (0..rows[0].len()).map(|column| rows.iter().map(|row| row[column]).sum()).collect()
 }

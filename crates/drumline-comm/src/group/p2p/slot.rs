@@ -1,18 +1,18 @@
-//! Messages under way on this rank, and which of them something that arrives is for.
+//! The messages that a call sends or receives, and which receive an arriving message is for.
 
-use super::{P2p, Source, Way};
+use super::{Direction, P2p, Source};
 use crate::shm::Stop;
 use crate::tcp::frame::MailHeader;
 
-/// A message under way; see [`Scope::isend`](super::Scope::isend).
+/// A message that is being sent or received; see [`Scope::isend`](super::Scope::isend).
 #[derive(Debug)]
 pub(crate) struct Slot<'a> {
     pub(super) message: P2p<'a>,
-    /// Bytes moved, header included.
+    /// Bytes that have moved, the header included.
     pub(super) moved: usize,
-    /// The other rank, once all is done.
+    /// The other rank, once the message is complete.
     pub(super) done: Option<usize>,
-    /// A receive that a message has been found for.
+    /// Whether a message was found for this receive.
     pub(super) taken: bool,
 }
 
@@ -26,8 +26,8 @@ impl<'a> From<P2p<'a>> for Slot<'a> {
 #[derive(Debug)]
 pub(crate) enum Halt {
     Stop(Stop),
-    /// A message does not fit its receiver.
-    Misfit {
+    /// A message does not have the type or length of its receive.
+    BadMessage {
         from: usize,
         what: String,
     },
@@ -39,21 +39,21 @@ impl From<Stop> for Halt {
     }
 }
 
-/// Where what arrives goes.
+/// Where an arriving message goes.
 #[derive(Debug)]
-pub(super) enum To {
-    /// A receive of those being driven.
+pub(super) enum Destination {
+    /// To a receive of this call.
     Slot(usize),
-    /// Nobody yet.
-    Nobody(Vec<u8>),
-    /// Nobody yet, and it is too long to be kept: it stays with its sender until a receive is made for it.
+    /// To memory, until a receive is made for it.
+    Kept(Vec<u8>),
+    /// It is too long to be kept: it stays with its sender until a receive is made for it.
     Later,
 }
 
-/// The first receive of those being driven that this message fits by source and tag; an error if its type or length differ.
+/// The first receive of this call that matches the message's source and tag; an error if type or length differ.
 pub(super) fn fitting(slots: &[Slot<'_>], from: usize, header: &MailHeader) -> Result<Option<usize>, Halt> {
     for (index, slot) in slots.iter().enumerate().filter(|(_, slot)| slot.done.is_none() && !slot.taken) {
-        let Way::Receive { from: source, .. } = slot.message.way else { continue };
+        let Direction::Receive { from: source, .. } = slot.message.direction else { continue };
         if slot.message.tag != header.tag || (source != Source::Any && source != Source::Rank(from)) {
             continue;
         }
@@ -61,26 +61,26 @@ pub(super) fn fitting(slots: &[Slot<'_>], from: usize, header: &MailHeader) -> R
             let MailHeader { elements, dtype, tag } = header;
             let what =
                 format!("{elements} {dtype} with tag {tag}; try the same length and type on both sides");
-            return Err(Halt::Misfit { from, what });
+            return Err(Halt::BadMessage { from, what });
         }
         return Ok(Some(index));
     }
     Ok(None)
 }
 
-/// The place for a message among the receives being driven, from now on reserved for it.
+/// Reserves the receive for this message, if there is one.
 pub(super) fn take_slot(
     slots: &mut [Slot<'_>],
     from: usize,
     header: &MailHeader,
-) -> Result<Option<To>, Halt> {
+) -> Result<Option<Destination>, Halt> {
     let Some(index) = fitting(slots, from, header)? else { return Ok(None) };
     slots[index].taken = true;
-    Ok(Some(To::Slot(index)))
+    Ok(Some(Destination::Slot(index)))
 }
 
 pub(super) fn deliver(slot: &mut Slot<'_>, from: usize, data: &[u8]) {
-    if let Way::Receive { bytes, .. } = &mut slot.message.way {
+    if let Direction::Receive { bytes, .. } = &mut slot.message.direction {
         bytes.copy_from_slice(data);
         slot.done = Some(from);
     }

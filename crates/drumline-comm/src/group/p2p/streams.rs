@@ -1,6 +1,6 @@
 //! A stream of bytes to and from each rank: a ring for ranks of the same node, a link for the others.
 //!
-//! A link carries messages one way, from the rank that made it; the receiver finds it among those that came in.
+//! A link carries messages one way, from the rank that made it. The receiver finds it among the incoming links.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -10,46 +10,46 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use crate::monitor::Fate;
+use crate::monitor::GroupState;
 use crate::process::Process;
 use crate::shm::{Mail, Stop, Watch};
-use crate::tcp::{CLOSED, Channel, Dialled, GRACE, Link, LinkName, SharedLinks, UNDER_WAY};
+use crate::tcp::{CLOSED, Channel, DialError, GRACE, Link, LinkName, SharedLinks, UNDER_WAY};
 
-/// How often links are looked after while nothing moves.
+/// How often links are checked while nothing moves.
 const LOOK: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub(crate) struct Streams {
     process: Arc<Process>,
-    fate: Arc<Fate>,
+    state: Arc<GroupState>,
     me: usize,
-    /// For each rank of the group its place on this node, if it is here and shares memory.
+    /// For each rank of the group its index on this node, if it shares memory with this one.
     places: Vec<Option<usize>>,
     mail: Option<Mail>,
     pub(super) out: SharedLinks,
     pub(super) inward: SharedLinks,
-    /// When the links were last looked after.
+    /// When the links were last checked.
     looked: Instant,
-    /// Ranks that have said goodbye over their link, and since when: nothing more will come.
+    /// Ranks that have sent a goodbye over their link, and when: they send nothing more.
     ended: HashMap<usize, Instant>,
-    /// Ranks that have left and of which no link has come in, since that was noticed.
+    /// Ranks that have left and whose link has not arrived, and when that was noticed.
     left_since: HashMap<usize, Instant>,
-    /// Since when nothing has moved in a group that was given up.
+    /// How long nothing has moved in a group that was given up.
     given_up_since: Option<Instant>,
 }
 
-/// How bytes come from other ranks and go to them. None of the calls waits but `wait`.
+/// How bytes get to other ranks and back. Only `wait` blocks.
 pub(crate) trait Carrier {
-    /// Writes as much as the stream to `to` takes.
+    /// Writes as much as the stream to `to` accepts.
     fn write(&mut self, watch: &Watch<'_>, to: usize, bytes: &[u8]) -> Result<usize, Stop>;
 
-    /// Reads what has come from `from`.
+    /// Reads what has arrived from `from`.
     fn read(&mut self, from: usize, into: &mut [u8]) -> Result<usize, Stop>;
 
-    /// `from` has said goodbye: nothing more will come.
+    /// `from` has sent a goodbye: nothing more will arrive.
     fn end(&mut self, from: usize);
 
-    /// Why nothing more will come from `from`, once that is certain: it is gone, and all it sent has been read.
+    /// Why nothing more will arrive from `from`, once that is certain: it has ended, and all it sent has been read.
     fn end_of(&mut self, watch: &Watch<'_>, from: usize) -> Option<Stop>;
 
     /// Waits until one of `senders` has sent something or one of `receivers` has room, or a moment has passed.
@@ -65,16 +65,16 @@ pub(crate) trait Carrier {
 impl Streams {
     pub(super) fn new(
         process: Arc<Process>,
-        fate: &Arc<Fate>,
+        state: &Arc<GroupState>,
         me: usize,
         local: &[usize],
         mail: Option<Mail>,
     ) -> Self {
         let place = |rank| mail.as_ref().and_then(|_| local.iter().position(|&here| here == rank));
-        let places = (0..fate.members.len()).map(place).collect();
+        let places = (0..state.members.len()).map(place).collect();
         Self {
             process,
-            fate: fate.clone(),
+            state: state.clone(),
             me,
             places,
             mail,
@@ -95,14 +95,14 @@ impl Carrier for Streams {
         }
         let is_new = !self.out.lock().contains_key(&to);
         if is_new {
-            // Not under the lock: the other links may need the mender meanwhile.
+            // Not under the lock: meanwhile the reconnector may need the other links.
             let link = self.connect(watch, to)?;
             self.out.lock().insert(to, link);
         }
         let mut out = self.out.lock();
         let Some(link) = out.get_mut(&to) else { return Ok(0) };
         let written = link.write(bytes, &[]);
-        // What was sent is its owner's again as soon as the message is, which only the caller knows.
+        // The caller may reuse these bytes as soon as its message is complete, so the link copies them now.
         link.keep(&bytes[..written]);
         self.given_up_since = self.given_up_since.filter(|_| written == 0);
         Ok(written)
@@ -123,11 +123,11 @@ impl Carrier for Streams {
             Entry::Occupied(link) => link.into_mut(),
             Entry::Vacant(place) => {
                 let Some(link) = self.arrived(from) else { return Ok(0) };
-                self.process.look_after(&self.inward).map_err(|cause| Stop::Link { peer: from, cause })?;
+                self.process.maintain(&self.inward).map_err(|error| Stop::link(from, &error))?;
                 place.insert(link)
             }
         };
-        let read = link.read(into, &mut []).map_err(|cause| Stop::Link { peer: from, cause })?;
+        let read = link.read(into, &mut []).map_err(|bad| Stop::link(from, &bad))?;
         self.given_up_since = self.given_up_since.filter(|_| read == 0);
         Ok(read)
     }
@@ -137,13 +137,13 @@ impl Carrier for Streams {
     }
 
     fn end_of(&mut self, watch: &Watch<'_>, from: usize) -> Option<Stop> {
-        // Asked first: what it sent was there before it left.
+        // Read before the stream: what the rank sent arrived before it left.
         let has_left = watch.has_left(from);
         if let (Some(place), Some(mail)) = (self.places[from], &self.mail) {
             return (has_left && !mail.can_move(&[place], &[])).then_some(Stop::Left(from));
         }
         if let Some(since) = self.ended.get(&from) {
-            // Why it has ended is heard a moment later.
+            // The reason for its end is reported a moment later.
             let closed = || Stop::Link { peer: from, cause: CLOSED.into() };
             return if has_left {
                 Some(Stop::Left(from))
@@ -151,7 +151,7 @@ impl Carrier for Streams {
                 (since.elapsed() > UNDER_WAY).then(closed)
             };
         }
-        // News may overtake data: only a link's own end says that nothing more will come over it.
+        // Events may overtake data: only the end of the link says that nothing more will arrive over it.
         match self.inward.lock().get(&from) {
             _ if !has_left => return None,
             Some(link) => return link.is_broken().then_some(Stop::Left(from)),
@@ -175,7 +175,7 @@ impl Carrier for Streams {
             && from.len() == senders.len()
             && to.len() == receivers.len()
         {
-            // Cut short, so that the caller can look at ranks that left.
+            // A short wait, so that the caller can check for ranks that left.
             let short = Watch { timeout: Duration::from_millis(20), ..watch.clone() };
             return match mail.wait(&short, &from, &to) {
                 Err(Stop::TimedOut) => watch.check(begin, None, &|| false),
@@ -185,10 +185,10 @@ impl Carrier for Streams {
         // Between nodes: sleep on the links, but not for long if rings are waited for as well.
         let nap = if from.is_empty() && to.is_empty() { 5_000_000 } else { 200_000 };
         self.doze(senders, receivers, rustix::fs::Timespec { tv_sec: 0, tv_nsec: nap });
-        self.look_after_links(watch, receivers)?;
+        self.maintain_links(watch, receivers)?;
         let may_move = senders.iter().any(|rank| !self.ended.contains_key(rank)) || !receivers.is_empty();
         match watch.check(begin, None, &|| false) {
-            // A rank may die when it has done its part, and what it and the others sent is on its way.
+            // A rank may die after its part is done, while its data and that of others is still on its way.
             Err(Stop::GivenUp)
                 if may_move && self.given_up_since.get_or_insert_with(Instant::now).elapsed() < UNDER_WAY =>
             {
@@ -212,9 +212,9 @@ impl Streams {
         let _ = rustix::event::poll(&mut fds, Some(&nap));
     }
 
-    /// Sees to links that are broken, or may be without anybody noticing. An error if one cannot be mended, except that
-    /// another side that wants it no more is of no concern unless something is to be sent there.
-    fn look_after_links(&mut self, watch: &Watch<'_>, receivers: &[usize]) -> Result<(), Stop> {
+    /// Checks the links, and reconnects those that are broken. An error if one cannot be reconnected; but a link that the
+    /// other side has refused matters only if something is to be sent there.
+    fn maintain_links(&mut self, watch: &Watch<'_>, receivers: &[usize]) -> Result<(), Stop> {
         let Ok(hub) = self.process.hub() else { return Ok(()) };
         if self.looked.elapsed() < LOOK {
             return Ok(());
@@ -224,8 +224,8 @@ impl Streams {
         let inward = inward.iter_mut().filter(|(from, _)| !self.ended.contains_key(from));
         let out = out.iter_mut().map(|(to, link)| (to, link, receivers.contains(to)));
         for (&peer, link, is_needed) in inward.map(|(from, link)| (from, link, false)).chain(out) {
-            let unmended = link.look_after(hub).err();
-            if let Some(cause) = unmended.and_then(|unmended| unmended.cause(is_needed))
+            let error = link.maintain(hub).err();
+            if let Some(cause) = error.and_then(|error| error.cause(is_needed))
                 && (is_needed || !watch.has_left(peer))
             {
                 return Err(Stop::Link { peer, cause });
@@ -235,29 +235,31 @@ impl Streams {
     }
 
     fn name(&self, from: usize, to: usize) -> LinkName {
-        let (group, members) = (self.fate.group.to_string(), &self.fate.members);
+        let (group, members) = (self.state.group.to_string(), &self.state.members);
         LinkName { group, channel: Channel::Mail, from: members[from], to: members[to] }
     }
 
-    /// The link from `from`, if it has come in.
+    /// The link from `from`, if it has arrived.
     fn arrived(&self, from: usize) -> Option<Link> {
         Link::arrived(self.process.hub().ok()?, &self.name(from, self.me))
     }
 
     fn connect(&self, watch: &Watch<'_>, to: usize) -> Result<Link, Stop> {
         let begin = Instant::now();
-        let link = |cause: String| Stop::Link { peer: to, cause };
-        let hub = self.process.hub().map_err(link)?;
-        self.process.look_after(&self.out).map_err(link)?;
+        let hub = self.process.hub().map_err(|error| Stop::link(to, &error))?;
+        self.process.maintain(&self.out).map_err(|error| Stop::link(to, &error))?;
         let name = self.name(self.me, to);
         loop {
             let deadline = begin + watch.timeout;
-            let address = self.process.hub_address(self.fate.members[to], deadline).map_err(Dialled::Failed);
+            let address = self
+                .process
+                .hub_address(self.state.members[to], deadline)
+                .map_err(|error| DialError::Failed(error.to_string()));
             match address.and_then(|address| Link::dialled(hub, address, &name, deadline)) {
                 Ok(link) => return Ok(link),
-                Err(Dialled::Refused(reason)) => return Err(link(reason)),
-                Err(Dialled::Failed(cause)) => match watch.check(begin, Some(to), &|| false) {
-                    Err(Stop::TimedOut) => return Err(link(cause)),
+                Err(DialError::Refused(reason)) => return Err(Stop::link(to, &reason)),
+                Err(DialError::Failed(cause)) => match watch.check(begin, Some(to), &|| false) {
+                    Err(Stop::TimedOut) => return Err(Stop::link(to, &cause)),
                     other => other?,
                 },
             }
@@ -269,7 +271,7 @@ impl Streams {
 impl Drop for Streams {
     fn drop(&mut self) {
         // A group that was given up may have stopped in the middle of a message.
-        if !self.fate.given_up.load(Ordering::Acquire) && !std::thread::panicking() {
+        if !self.state.given_up.load(Ordering::Acquire) && !std::thread::panicking() {
             self.out.say_goodbye();
         }
     }

@@ -1,4 +1,4 @@
-//! Messages in pieces, messages nobody asked for yet, and messages of a group that is no more.
+//! Messages in pieces, messages without a receive, and messages of a group that was given up.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-use super::post_office::PostOffice;
+use super::router::Router;
 use super::slot::{Halt, Slot};
 use super::trickle::Trickle;
 use super::{P2p, Source};
@@ -42,7 +42,7 @@ proptest! {
         let mut streams = Trickle::new(3);
         (streams.from[1], streams.from[2]) = (stream(&sent, 1), stream(&sent, 2));
         streams.pieces = pieces.into();
-        let mut post = PostOffice::over(streams, 0, 3);
+        let mut post = Router::over(streams, 0, 3);
         let (given_up, left) = (AtomicBool::new(false), [const { AtomicBool::new(false) }; 3]);
         let watch = Watch { given_up: &given_up, left: &left, board: None, timeout: Duration::from_secs(5) };
         // Receives of one sender and tag in the order sent, all else in any order.
@@ -61,9 +61,9 @@ proptest! {
     }
 }
 
-/// Receives so many bytes with a tag and says who sent them and whether all are `expected`.
+/// Receives `len` bytes with a tag, checks that all are `expected`, and returns the sender.
 fn receive(
-    post: &mut PostOffice<Trickle>,
+    post: &mut Router<Trickle>,
     (from, tag, len): (Source, u64, usize),
     expected: u8,
 ) -> Result<usize, Halt> {
@@ -83,16 +83,16 @@ fn a_long_message_stays_with_its_sender_until_it_is_received() {
         let mut streams = Trickle::new(3);
         let sent = [(1, 1, 200), (1, 2, 10), (2, 5, 10)];
         (streams.from[1], streams.from[2]) = (stream(&sent, 1), stream(&sent, 2));
-        let mut post = PostOffice::over(streams, 0, 3);
+        let mut post = Router::over(streams, 0, 3);
         post.most_unexpected = limit;
         assert_eq!(receive(&mut post, (Source::Any, 5, 10), 2).unwrap(), 2);
-        assert_eq!(post.streams.from[1].len() >= 200, !is_kept, "nothing is taken of what cannot be kept");
+        assert_eq!(post.streams.from[1].len() >= 200, !is_kept, "nothing is read of what cannot be kept");
         let silent = receive(&mut post, (Source::Rank(2), 6, 10), 2);
         assert!(matches!(silent, Err(Halt::Stop(Stop::TimedOut))), "rank 1 is not to blame: {silent:?}");
         let behind = receive(&mut post, (Source::Rank(1), 2, 10), 1);
         match (&behind, is_kept) {
             (Ok(1), true) => {}
-            (Err(Halt::Misfit { from: 1, what }), false) => {
+            (Err(Halt::BadMessage { from: 1, what }), false) => {
                 assert!(
                     what.contains("200 u8 with tag 1") && what.contains("try receiving them first"),
                     "{what}"
@@ -113,7 +113,7 @@ fn many_short_messages_together_take_no_more_than_one_long_one() {
         let mut sent = vec![(1, 1, 100); 30];
         sent.extend([(1, 1, 0), (1, 2, 10), (2, 5, 10)]);
         (streams.from[1], streams.from[2]) = (stream(&sent, 1), stream(&sent, 2));
-        let mut post = PostOffice::over(streams, 0, 3);
+        let mut post = Router::over(streams, 0, 3);
         post.most_unexpected = limit;
         assert_eq!(receive(&mut post, (Source::Any, 5, 10), 32).unwrap(), 2);
         assert!(post.arriving[1].kept <= limit + 200, "{}", post.arriving[1].kept);
@@ -136,7 +136,7 @@ fn outcomes(
     LocalGroup::outcomes(ranks, &GroupOptions { transport, timeout, ..GroupOptions::default() }, body)
 }
 
-/// Longer than rings and socket buffers, so that its sender feels that it is not taken.
+/// Longer than rings and socket buffers, so that its sender notices that nobody reads it.
 const LONG: usize = 24 << 20;
 
 #[test]
@@ -170,7 +170,7 @@ fn the_sender_of_a_long_message_waits_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_receive_behind_a_long_message_says_what_holds_it_up() {
+fn a_receive_behind_a_long_message_reports_what_blocks_it() {
     for transport in BOTH {
         let begin = Instant::now();
         let outcomes = outcomes(2, (transport, Duration::from_millis(300)), |group| {
@@ -192,7 +192,7 @@ fn a_receive_behind_a_long_message_says_what_holds_it_up() {
 }
 
 #[test]
-fn a_silent_rank_is_named_though_another_holds_itself_up() {
+fn a_silent_rank_is_named_though_another_rank_blocks_itself() {
     for transport in BOTH {
         let outcomes = outcomes(3, (transport, Duration::from_secs(1)), |group| {
             match group.rank() {
@@ -217,9 +217,9 @@ fn a_silent_rank_is_named_though_another_holds_itself_up() {
     }
 }
 
-/// What rank 0 receives from rank 1, of which it hears that it has left, before what rank 1 sends `late`. The link is there
-/// if messages were sent `before`.
-fn receive_after_the_news(before: usize, late: Option<Duration>) -> Result<Duration, CommError> {
+/// Rank 0 learns that rank 1 has left, and then receives what rank 1 sends `late`. The link exists if messages were sent
+/// `before`. Returns how long the receive took.
+fn receive_after_the_leave_event(before: usize, late: Option<Duration>) -> Result<Duration, CommError> {
     let took = std::sync::Mutex::new(Duration::ZERO);
     let mut outcomes = outcomes(2, (Transport::Tcp, Duration::from_secs(30)), |group| {
         let mut data = [0u8];
@@ -235,7 +235,7 @@ fn receive_after_the_news(before: usize, late: Option<Duration>) -> Result<Durat
             return group.send(&[5u8], 0, 2);
         }
         std::thread::sleep(Duration::from_millis(100));
-        group.inner.fate.left[1].store(true, Ordering::Release);
+        group.inner.state.left[1].store(true, Ordering::Release);
         let begin = Instant::now();
         let outcome = group.recv(&mut data, Source::Any, 2);
         *took.lock().unwrap() = begin.elapsed();
@@ -246,21 +246,21 @@ fn receive_after_the_news(before: usize, late: Option<Duration>) -> Result<Durat
 }
 
 #[test]
-fn news_that_a_rank_has_left_may_overtake_its_message() {
+fn the_event_that_a_rank_has_left_may_overtake_its_message() {
     for (before, limit) in [(1, Duration::from_secs(2)), (0, Duration::from_secs(5))] {
-        let took = receive_after_the_news(before, Some(Duration::from_millis(1100))).unwrap();
-        assert!(took > Duration::from_millis(800), "the news came first: {took:?}");
+        let took = receive_after_the_leave_event(before, Some(Duration::from_millis(1100))).unwrap();
+        assert!(took > Duration::from_millis(800), "the event came first: {took:?}");
         let begin = Instant::now();
-        let nothing = receive_after_the_news(before, None);
+        let nothing = receive_after_the_leave_event(before, None);
         assert!(matches!(nothing, Err(CommError::PeerLeft { rank: 1, .. })), "{nothing:?}");
         assert!(begin.elapsed() < limit, "{before} messages before: {:?}", begin.elapsed());
     }
 }
 
-/// What rank 0 receives from rank 1, which sends `late`, when its group is given up after 100 ms.
+/// Rank 0 receives what rank 1 sends `late`; the group is given up after 100 ms.
 fn receive_in_a_lost_group(transport: Transport, late: Duration) -> Result<(), CommError> {
     let mut outcomes = outcomes(2, (transport, Duration::from_secs(30)), move |group| {
-        // So that the link is there.
+        // Makes the link.
         let mut data = [0u8];
         match group.rank() {
             0 => group.recv(&mut data, Source::Rank(1), 1)?,
@@ -273,7 +273,7 @@ fn receive_in_a_lost_group(transport: Transport, late: Duration) -> Result<(), C
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(100));
-                group.inner.fate.give_up(CommError::Store { group: "world".into(), cause: "a test".into() });
+                group.inner.state.give_up(CommError::Store { group: "world".into(), cause: "a test".into() });
             });
             group.recv(&mut data, Source::Rank(1), 2)
         })?;
@@ -292,7 +292,7 @@ fn a_message_on_its_way_still_arrives_in_a_group_that_was_given_up() {
     assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
 }
 
-/// As the links of collectives do: both ends notice within seconds that the other no longer answers.
+/// As for the links of collectives: both ends notice within seconds that the other no longer answers.
 #[test]
 fn links_for_messages_end_when_the_other_side_no_longer_answers() {
     use rustix::net::sockopt::{socket_keepalive, tcp_keepcnt};

@@ -1,4 +1,4 @@
-//! Streams in memory from which bytes come in pieces of any size: for tests and fuzzing of the post office.
+//! Streams in memory that deliver bytes in pieces of any size: for tests and fuzzing of the router.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -6,12 +6,12 @@ use std::time::Instant;
 use super::streams::Carrier;
 use crate::shm::{Stop, Watch};
 
-/// What other ranks have sent, and in what pieces it is found.
+/// What other ranks have sent, and in what pieces it arrives.
 #[derive(Debug, Default)]
 pub(super) struct Trickle {
     /// What is yet to be read from each rank.
     pub(super) from: Vec<VecDeque<u8>>,
-    /// The most that each of the next reads gives; after that all there is.
+    /// The most that each of the next reads returns; after these a read returns all there is.
     pub(super) pieces: VecDeque<usize>,
     /// What was written to each rank.
     pub(super) to: Vec<Vec<u8>>,
@@ -46,7 +46,7 @@ impl Carrier for Trickle {
         None
     }
 
-    /// Nothing more will come unless an empty piece has held something back.
+    /// Nothing more arrives unless a piece of length 0 has held something back.
     fn wait(&mut self, _: &Watch<'_>, _: Instant, senders: &[usize], _: &[usize]) -> Result<(), Stop> {
         if senders.iter().any(|&rank| !self.from[rank].is_empty()) { Ok(()) } else { Err(Stop::TimedOut) }
     }

@@ -1,9 +1,9 @@
-//! All-to-all: pairs of one node pass their cells through shared memory, all other pairs over their links, at the same time.
+//! All-to-all: ranks of one node pass their cells through shared memory, all other pairs over their links, at the same time.
 
 use super::Tiers;
 use crate::element::Element;
-use crate::shm::{Context, Keep, Node, Stop};
-use crate::slices::{Selection, cells, offsets};
+use crate::shm::{Context, Input, Keep, Node, Stop};
+use crate::slices::{Cells, CellsMut, Selection, cells, offsets};
 use crate::tcp::Team;
 
 impl Tiers {
@@ -11,13 +11,15 @@ impl Tiers {
     pub(crate) fn all_to_all<T: Element>(
         &mut self,
         cx: &Context<'_>,
-        (input, sends): (&[T], &[usize]),
-        (output, receives): (&mut [T], &[usize]),
-        evenness: Evenness,
+        sends: Cells<'_, T>,
+        receives: CellsMut<'_, T>,
+        lengths: CellLengths,
     ) -> Result<(), Stop> {
         if let Some(node) = self.one_node() {
-            return turn_inside(node, cx, (input, sends), (output, receives), evenness);
+            return all_to_all_in_node(node, cx, sends, receives, lengths);
         }
+        let Cells { data: input, counts: sends } = sends;
+        let CellsMut { data: output, counts: receives } = receives;
         let (here, everybody) = (self.topology.here(), self.topology.everybody());
         let is_away = |rank: &usize| !here.contains(rank);
         let starts = offsets(sends);
@@ -29,8 +31,10 @@ impl Tiers {
         let input = Selection::new(sends, here.iter().copied()).pick(input);
         Selection::new(receives, here.iter().copied()).fill(output, |output| match &mut self.node {
             Some(node) => {
-                let (input, output) = ((&*input, &*of_here(sends)), (output, &*of_here(receives)));
-                turn_inside(node, cx, input, output, evenness)
+                let (sends, receives) = (of_here(sends), of_here(receives));
+                let sends = Cells { data: &input, counts: &sends };
+                let receives = CellsMut { data: output, counts: &receives };
+                all_to_all_in_node(node, cx, sends, receives, lengths)
             }
             None => {
                 output.copy_from_slice(&input);
@@ -41,7 +45,7 @@ impl Tiers {
         step.finish(takes.filter(|(rank, _)| is_away(rank)))
     }
 
-    /// Compares everybody's lists, without the cells.
+    /// Compares the counts of all ranks, without moving the cells.
     pub(crate) fn compare_cells(
         &mut self,
         cx: &Context<'_>,
@@ -51,35 +55,35 @@ impl Tiers {
         let (me, mine) = (self.fabric.me(), numbers(sends));
         let mut all = vec![0u64; mine.len() * mine.len()];
         self.gather_all(cx, &mine, &mut all, &vec![mine.len(); mine.len()])?;
-        fit(&all, me, receives, |peer| peer)
+        check_counts(&all, me, receives, |peer| peer)
     }
 }
 
 /// All-to-all among the ranks of a node.
-fn turn_inside<T: Element>(
+fn all_to_all_in_node<T: Element>(
     node: &mut Node,
     cx: &Context<'_>,
-    (input, sends): (&[T], &[usize]),
-    (output, receives): (&mut [T], &[usize]),
-    evenness: Evenness,
+    sends: Cells<'_, T>,
+    receives: CellsMut<'_, T>,
+    lengths: CellLengths,
 ) -> Result<(), Stop> {
-    let longest = match evenness {
-        Evenness::Equal => sends[0],
-        Evenness::Lists => longest_cell(node, cx, sends, receives)?,
+    let longest = match lengths {
+        CellLengths::Equal => sends.counts[0],
+        CellLengths::PerRank => longest_cell(node, cx, sends.counts, receives.counts)?,
     };
-    node.all_to_all(cx, (input, sends), (output, receives), longest)
+    node.all_to_all(cx, sends, receives, longest)
 }
 
-/// What the ranks know of the cells of an all-to-all.
+/// What the ranks know about the lengths of the cells of an all-to-all.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Evenness {
+pub(crate) enum CellLengths {
     /// All cells of all ranks are equally long; the fingerprint says so.
     Equal,
-    /// Each rank knows its own lists.
-    Lists,
+    /// Each rank knows only its own counts.
+    PerRank,
 }
 
-/// Compares everybody's lists and returns the longest cell.
+/// Compares the counts of all ranks and returns the length of the longest cell.
 fn longest_cell(
     node: &mut Node,
     cx: &Context<'_>,
@@ -88,8 +92,8 @@ fn longest_cell(
 ) -> Result<usize, Stop> {
     let mine = numbers(sends);
     let mut all = vec![0u64; mine.len() * mine.len()];
-    node.gather(cx, (&mine, None), (Some(&mut all), &vec![mine.len(); mine.len()]), Keep::All)?;
-    fit(&all, node.me(), receives, |peer| node.members()[peer])?;
+    node.gather(cx, Input::private(&mine), Some(&mut all), &vec![mine.len(); mine.len()], Keep::All)?;
+    check_counts(&all, node.me(), receives, |peer| node.members()[peer])?;
     Ok(all.into_iter().max().unwrap_or(0) as usize)
 }
 
@@ -97,8 +101,13 @@ fn numbers(counts: &[usize]) -> Vec<u64> {
     counts.iter().map(|&count| count as u64).collect()
 }
 
-/// Whether the others send what rank `me` expects; `all` are their lists. `rank_of` says which rank the `i`-th of them is.
-fn fit(all: &[u64], me: usize, receives: &[usize], rank_of: impl Fn(usize) -> usize) -> Result<(), Stop> {
+/// An error unless the others send what rank `me` expects. `all` are their counts; `rank_of` maps an index to a rank.
+fn check_counts(
+    all: &[u64],
+    me: usize,
+    receives: &[usize],
+    rank_of: impl Fn(usize) -> usize,
+) -> Result<(), Stop> {
     for (peer, (row, &expected)) in all.chunks(receives.len()).zip(receives).enumerate() {
         let given = row[me];
         if given != expected as u64 {

@@ -1,12 +1,12 @@
 //! Gather and all-gather.
 //!
-//! A gather brings every cell to the root by the way its rank has. In an all-gather the inputs of a node are its **block**:
-//! its ranks collect the block in shared memory, each rail carries a part of it to all other nodes, however the inputs
-//! differ in length, and the ranks there share the parts.
+//! A gather sends every cell to the root. In an all-gather the inputs of a node are its **block**: its ranks collect the
+//! block in shared memory, each rail carries an equal part of it to all other nodes, whatever the lengths of the inputs, and
+//! the ranks there share the parts.
 
 use super::Tiers;
 use crate::element::Element;
-use crate::shm::{Context, Keep, Stop, Symmetric};
+use crate::shm::{Context, Input, Keep, Stop};
 use crate::slices::{Selection, cells, part};
 use crate::tcp::Team;
 
@@ -21,21 +21,21 @@ impl Tiers {
     ) -> Result<(), Stop> {
         let heap = self.heap.find(input);
         if let Some(node) = self.one_node() {
-            return node.gather(cx, (input, heap), (Some(output), counts), Keep::All);
+            return node.gather(cx, Input { data: input, heap }, Some(output), counts, Keep::All);
         }
         if self.topology.is_flat() {
             let everybody = self.topology.everybody();
             return Team::new(&mut self.fabric, &everybody).gather_all(cx, input, output, counts);
         }
         let blocks = Selection::new(counts, self.topology.nodes.iter().flatten().copied());
-        blocks.fill(output, |blocks| self.gather_blocks(cx, (input, heap), blocks, counts))
+        blocks.fill(output, |blocks| self.gather_blocks(cx, Input { data: input, heap }, blocks, counts))
     }
 
     /// Fills the blocks of all nodes, which lie end to end.
     fn gather_blocks<T: Element>(
         &mut self,
         cx: &Context<'_>,
-        (input, heap): (&[T], Option<Symmetric>),
+        input: Input<'_, T>,
         blocks: &mut [T],
         counts: &[usize],
     ) -> Result<(), Stop> {
@@ -44,8 +44,8 @@ impl Tiers {
         let mut blocks: Vec<&mut [T]> = cells(blocks, lens).collect();
         let local: Vec<usize> = self.topology.here().iter().map(|&rank| counts[rank]).collect();
         match &mut self.node {
-            Some(node) => node.gather(cx, (input, heap), (Some(&mut *blocks[here]), &local), Keep::All)?,
-            None => blocks[here].copy_from_slice(input),
+            Some(node) => node.gather(cx, input, Some(&mut *blocks[here]), &local, Keep::All)?,
+            None => blocks[here].copy_from_slice(input.data),
         }
         if let Some(rail) = self.topology.rail() {
             let (mut own, mut takes): (&[T], _) = (&[], Vec::new());
@@ -71,12 +71,13 @@ impl Tiers {
         &mut self,
         cx: &Context<'_>,
         input: &[T],
-        (output, counts): (Option<&mut [T]>, &[usize]),
+        output: Option<&mut [T]>,
+        counts: &[usize],
         root: usize,
     ) -> Result<(), Stop> {
         let output = output.filter(|_| self.fabric.me() == root);
         if let Some(node) = self.one_node() {
-            return node.gather(cx, (input, None), (output, counts), Keep::Only(root));
+            return node.gather(cx, Input::private(input), output, counts, Keep::Only(root));
         }
         let everybody = self.topology.everybody();
         let (home, place) = self.topology.locate(root);
@@ -87,10 +88,10 @@ impl Tiers {
         let local: Vec<usize> = here.iter().map(|&rank| counts[rank]).collect();
         let Some(output) = output else {
             let node = self.node.as_mut().expect("a rank alone on the root's node is the root");
-            return node.gather(cx, (input, None), (None, &local), Keep::Only(place));
+            return node.gather(cx, Input::private(input), None, &local, Keep::Only(place));
         };
         Selection::new(counts, here.iter().copied()).fill(output, |output| match &mut self.node {
-            Some(node) => node.gather(cx, (input, None), (Some(output), &local), Keep::Only(place)),
+            Some(node) => node.gather(cx, Input::private(input), Some(output), &local, Keep::Only(place)),
             None => {
                 output.copy_from_slice(input);
                 Ok(())

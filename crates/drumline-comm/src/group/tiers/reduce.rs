@@ -1,6 +1,6 @@
 //! All-reduce and reduce: inside each node first, then along the rails, then shared inside.
 //!
-//! Inside a node the inputs are combined in rank order, along a rail in the order of nodes: the same on all ranks.
+//! Inside a node the inputs are combined in rank order, along a rail in the order of nodes. This is the same on all ranks.
 
 use super::Tiers;
 use crate::element::Element;
@@ -36,7 +36,7 @@ impl Tiers {
             return Ok(());
         }
         let (outer, rails) = (op.in_two_stages().1, self.topology.rails());
-        self.reduce_inside(cx, data, op)?;
+        self.reduce_in_node(cx, data, op)?;
         if let Some(rail) = self.topology.rail() {
             let mine = part(data.len(), rails, self.topology.place, size_of::<T>());
             Team::new(&mut self.fabric, &rail).all_reduce(cx, &mut data[mine], outer)?;
@@ -87,7 +87,7 @@ impl Tiers {
         }
         let (home, rails) = (self.topology.locate(root).0, self.topology.rails());
         let mut work = data.to_vec();
-        self.reduce_inside(cx, &mut work, op)?;
+        self.reduce_in_node(cx, &mut work, op)?;
         if let Some(rail) = self.topology.rail() {
             let mine = part(work.len(), rails, self.topology.place, size_of::<T>());
             Team::new(&mut self.fabric, &rail).reduce(cx, &mut work[mine], op.in_two_stages().1, home)?;
@@ -105,8 +105,8 @@ impl Tiers {
         Ok(())
     }
 
-    /// The first stage of a reduction in two: this rank's part of `data` becomes the node's reduction.
-    fn reduce_inside<T: Element>(
+    /// The first of two stages: this rank's part of `data` becomes the node's reduction.
+    fn reduce_in_node<T: Element>(
         &mut self,
         cx: &Context<'_>,
         data: &mut [T],
@@ -121,7 +121,7 @@ impl Tiers {
         Ok(())
     }
 
-    /// Divides sums over all ranks by their number, if an average was asked for.
+    /// Divides sums over all ranks by their number, if `op` is an average.
     pub(super) fn finish_average<T: Element>(&self, data: &mut [T], op: ReduceOp) {
         if op == ReduceOp::Avg {
             divide(data, self.topology.nodes.iter().map(Vec::len).sum());

@@ -1,18 +1,18 @@
 //! Reduce-scatter between nodes.
 //!
 //! ```text
-//!            rail 0                rail 1            A rail serves the ranks in its place on each node; its column is
-//!   [ for 0 | for 2 | for 4 ] [ for 1 | for 3 ]      what is meant for them. Each rank reduces its rail's column over its
-//!                                                    node, then each cell over the nodes along the rail, which
-//!   node A: 0 1    node B: 2 3 4                     leaves it where it belongs, or one step in shared memory away.
+//!            rail 0                rail 1            A rail serves the ranks with its index on each node; its column is
+//!   [ for 0 | for 2 | for 4 ] [ for 1 | for 3 ]      the data for them. Each rank reduces its rail's column over its
+//!                                                    node, then each cell over the nodes along the rail. Then the cell
+//!   node A: 0 1    node B: 2 3 4                     is on its rank, or one step through shared memory away.
 //! ```
-//! So only sums leave a node, each to the node that needs it. Order: ranks inside a node, then nodes, as in all-reduce.
+//! So only sums leave a node, each for the node that needs it. Order: ranks inside a node, then nodes, as in all-reduce.
 
 use super::Tiers;
 use crate::element::Element;
 use crate::reduce::{ReduceOp, reduce_alone};
-use crate::shm::{Context, Stop};
-use crate::slices::Selection;
+use crate::shm::{Context, Input, Stop};
+use crate::slices::{Cells, CellsMut, Selection};
 use crate::tcp::Team;
 
 impl Tiers {
@@ -21,33 +21,35 @@ impl Tiers {
         &mut self,
         cx: &Context<'_>,
         input: &[T],
-        (output, counts): (&mut [T], &[usize]),
+        output: &mut [T],
+        counts: &[usize],
         op: ReduceOp,
     ) -> Result<(), Stop> {
         let heap = self.heap.find(input);
         if let Some(node) = self.one_node() {
-            return node.reduce_scatter(cx, (input, heap), (output, counts), op);
+            return node.reduce_scatter(cx, Input { data: input, heap }, output, counts, op);
         }
         if self.topology.is_flat() {
             let everybody = self.topology.everybody();
-            return Team::new(&mut self.fabric, &everybody).reduce_scatter(cx, input, (output, counts), op);
+            return Team::new(&mut self.fabric, &everybody).reduce_scatter(cx, input, output, counts, op);
         }
         if T::WIDENS {
             // Rounded once, after the last node.
             let wide: Vec<T::Wide> = input.iter().map(|x| x.widen()).collect();
             let mut sums = vec![T::zeroed().widen(); output.len()];
-            self.reduce_scatter_by_rails(cx, &wide, (&mut sums, counts), op)?;
+            self.reduce_scatter_by_rails(cx, &wide, &mut sums, counts, op)?;
             output.iter_mut().zip(sums).for_each(|(x, sum)| *x = T::narrow(sum));
             return Ok(());
         }
-        self.reduce_scatter_by_rails(cx, input, (output, counts), op)
+        self.reduce_scatter_by_rails(cx, input, output, counts, op)
     }
 
     fn reduce_scatter_by_rails<T: Element>(
         &mut self,
         cx: &Context<'_>,
         input: &[T],
-        (output, counts): (&mut [T], &[usize]),
+        output: &mut [T],
+        counts: &[usize],
         op: ReduceOp,
     ) -> Result<(), Stop> {
         let column = self.reduce_column(cx, input, counts, op.in_two_stages().0)?;
@@ -58,14 +60,14 @@ impl Tiers {
             let lens: Vec<usize> = (0..rail.len()).map(served).collect();
             sums = vec![T::zeroed(); lens[self.topology.node]];
             let mut team = Team::new(&mut self.fabric, &rail);
-            team.reduce_scatter(cx, &column, (&mut sums, &lens), op.in_two_stages().1)?;
+            team.reduce_scatter(cx, &column, &mut sums, &lens, op.in_two_stages().1)?;
         }
         self.hand_over(cx, &sums, output, counts)?;
         self.finish_average(output, op);
         Ok(())
     }
 
-    /// This rank's rail's column of the node's reduction; nothing on a rank that is on no rail.
+    /// The node's reduction of this rank's rail's column; empty on a rank that is on no rail.
     fn reduce_column<T: Element>(
         &mut self,
         cx: &Context<'_>,
@@ -85,11 +87,11 @@ impl Tiers {
             (0..rails).map(|rail| column(rail).map(|rank| counts[rank]).sum()).collect();
         lens.resize(node.ranks(), 0);
         let mut mine = vec![T::zeroed(); lens[node.me()]];
-        node.reduce_scatter(cx, (&columns, None), (&mut mine, &lens), op)?;
+        node.reduce_scatter(cx, Input::private(&columns), &mut mine, &lens, op)?;
         Ok(mine)
     }
 
-    /// Brings the cells to the ranks that the rails of this node serve.
+    /// Passes the cells on to the ranks that the rails of this node serve.
     fn hand_over<T: Element>(
         &mut self,
         cx: &Context<'_>,
@@ -109,6 +111,7 @@ impl Tiers {
         let mut receives = vec![0; here.len()];
         receives[place % rails] = output.len();
         let longest = here.iter().map(|&rank| counts[rank]).max().unwrap_or(0);
-        node.all_to_all(cx, (sums, &sends), (output, &receives), longest)
+        let sends = Cells { data: sums, counts: &sends };
+        node.all_to_all(cx, sends, CellsMut { data: output, counts: &receives }, longest)
     }
 }

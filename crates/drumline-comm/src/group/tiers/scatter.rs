@@ -1,4 +1,4 @@
-//! Scatter: the root deals out to its node through shared memory, to all others over its links.
+//! Scatter: the root sends to the ranks of its node through shared memory, to all others over its links.
 
 use super::Tiers;
 use crate::element::Element;

@@ -1,12 +1,12 @@
-//! Which ranks are on which node, and the rails that join the nodes. Plain numbers, the same on all ranks.
+//! Which ranks are on which node, and the rails that connect the nodes. Plain numbers, the same on all ranks.
 //!
 //! ```text
-//!   node A            node B           rail 0 joins the first ranks of all nodes, rail 1 the second ones, …
+//!   node A            node B           rail 0 connects the first ranks of all nodes, rail 1 the second ones, …
 //!   [0] ──rail 0──── [2]               A rank works on the part of the data that belongs to its rail, so every byte
 //!   [1] ──rail 1──── [3]               leaves a node once, and all ranks of a node send at the same time.
 //!                    [4]
 //! ```
-//! A node with more ranks than the smallest one has some that are on no rail; they only take part inside.
+//! A node with more ranks than the smallest node has ranks that are on no rail; they take part only inside the node.
 
 /// Which ranks of a group are on which node. Ranks are counted in the group.
 #[derive(Debug, Clone, PartialEq)]
@@ -15,7 +15,7 @@ pub(crate) struct Topology {
     pub(crate) nodes: Vec<Vec<usize>>,
     /// This rank's node.
     pub(crate) node: usize,
-    /// This rank's place there.
+    /// This rank's index there.
     pub(crate) place: usize,
 }
 
@@ -33,7 +33,7 @@ impl Topology {
         Self { nodes, node, place }
     }
 
-    /// Ranks that every node can give: the number of rails.
+    /// The number of rails: as many ranks as every node has.
     pub(super) fn rails(&self) -> usize {
         self.nodes.iter().map(Vec::len).min().unwrap_or(1)
     }
@@ -53,12 +53,12 @@ impl Topology {
         &self.nodes[self.node]
     }
 
-    /// The ranks of `node` that rail `rail` serves: every rank is served by one, also those that are on none.
+    /// The ranks of `node` that rail `rail` serves. Every rank is served by one rail, also a rank that is on none.
     pub(super) fn served(&self, node: usize, rail: usize) -> impl Iterator<Item = usize> + '_ {
         self.nodes[node].iter().copied().skip(rail).step_by(self.rails())
     }
 
-    /// Node and place there of a rank.
+    /// A rank's node, and its index there.
     pub(super) fn locate(&self, rank: usize) -> (usize, usize) {
         locate(&self.nodes, rank)
     }

@@ -1,4 +1,4 @@
-//! A coordinator whose agents are written by hand.
+//! Tests of the coordinator with handwritten reports.
 
 use super::*;
 use crate::membership::message::WorkerFailure;
@@ -7,16 +7,16 @@ fn at(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// A coordinator with agents whose reports are written by hand.
-struct Hand {
+/// A coordinator, and helpers that write the reports of its agents.
+struct Script {
     coordinator: Coordinator,
     now: u64,
     number: u64,
 }
 
-impl Hand {
+impl Script {
     fn new(policy: Policy) -> Self {
-        Hand { coordinator: Coordinator::new(9, policy, at(0)), now: 0, number: 0 }
+        Script { coordinator: Coordinator::new(9, policy, at(0)), now: 0, number: 0 }
     }
 
     fn report(&mut self, id: u128, doing: Doing, fence: u64) -> Report {
@@ -25,9 +25,9 @@ impl Hand {
         Report { agent, number: self.number, doing, fence, leased: true, leaving: false, failure: None }
     }
 
-    fn say(&mut self, id: u128, doing: Doing, fence: u64) -> Vec<(Decision, Reason)> {
+    fn send(&mut self, id: u128, doing: Doing, fence: u64) -> Vec<(Decision, Reason)> {
         let report = self.report(id, doing, fence);
-        self.coordinator.hear(at(self.now), report)
+        self.coordinator.receive_report(at(self.now), report)
     }
 
     /// Rank `id - 1` fails, and the rest of the round stops.
@@ -37,24 +37,24 @@ impl Hand {
         let mut report = self.report(id, Doing::Idle, round);
         report.failure =
             Some(WorkerFailure { round, rank, host: format!("n{id}"), ran_for, what: "exit code 7".into() });
-        let mut decided = self.coordinator.hear(at(self.now), report);
-        all.iter().for_each(|id| decided.extend(self.say(*id, Doing::Idle, round)));
+        let mut decided = self.coordinator.receive_report(at(self.now), report);
+        all.iter().for_each(|id| decided.extend(self.send(*id, Doing::Idle, round)));
         decided
     }
 
-    /// Lets time pass; `talking` agents say the same again and again.
+    /// Lets time pass; the `talking` agents repeat the same report.
     fn pass(&mut self, millis: u64, talking: &[(u128, Doing, u64)]) -> Vec<(Decision, Reason)> {
         let mut decided = Vec::new();
         for _ in 0..millis / 100 {
             self.now += 100;
-            talking.iter().for_each(|(id, doing, fence)| decided.extend(self.say(*id, *doing, *fence)));
+            talking.iter().for_each(|(id, doing, fence)| decided.extend(self.send(*id, *doing, *fence)));
             decided.extend(self.coordinator.tick(at(self.now)));
         }
         decided
     }
 
-    fn wish(&mut self, id: u128) -> Wish {
-        self.coordinator.order(AgentId(id)).unwrap().wish
+    fn instruction(&mut self, id: u128) -> Instruction {
+        self.coordinator.order(AgentId(id)).unwrap().instruction
     }
 }
 
@@ -65,48 +65,48 @@ fn nodes(min_nodes: usize, max_nodes: usize) -> Policy {
 const IDLE: Doing = Doing::Idle;
 
 #[test]
-fn the_most_nodes_begin_at_once_and_the_fewest_after_the_last_call() {
-    let mut full = Hand::new(nodes(1, 2));
-    full.say(1, IDLE, 0);
-    assert!(matches!(full.say(2, IDLE, 0)[..], [(Decision::Form(_), Reason::Complete { nodes: 2 })]));
+fn max_nodes_start_at_once_and_min_nodes_after_the_last_call() {
+    let mut full = Script::new(nodes(1, 2));
+    full.send(1, IDLE, 0);
+    assert!(matches!(full.send(2, IDLE, 0)[..], [(Decision::Form(_), Reason::Complete { nodes: 2 })]));
 
-    let mut few = Hand::new(nodes(1, 2));
+    let mut few = Script::new(nodes(1, 2));
     assert_eq!(few.pass(30_000, &[(1, IDLE, 0)]), [], "the last call lasts 30 s from the first report");
     assert!(matches!(few.pass(100, &[(1, IDLE, 0)])[..], [(Decision::Form(_), _)]));
 }
 
 #[test]
-fn too_few_end_with_the_names_of_those_who_came() {
-    let mut hand = Hand::new(nodes(3, 3));
-    let decided = hand.pass(600_000, &[(1, IDLE, 0), (2, IDLE, 0)]);
+fn too_few_nodes_fail_with_the_names_of_those_that_joined() {
+    let mut script = Script::new(nodes(3, 3));
+    let decided = script.pass(600_000, &[(1, IDLE, 0), (2, IDLE, 0)]);
     let [(Decision::End(Ending::Failure(_)), why)] = &decided[..] else { panic!("{decided:?}") };
-    assert_eq!(why.to_string(), "only 2 of at least 3 nodes came: n1, n2");
+    assert_eq!(why.to_string(), "only 2 of at least 3 nodes joined: n1, n2");
 }
 
 #[test]
-fn a_failure_uses_one_restart_and_begins_again_at_once() {
-    let mut hand = Hand::new(Policy { max_restarts: 1, ..nodes(2, 3) });
-    hand.pass(31_000, &[(1, IDLE, 0), (2, IDLE, 0)]);
-    let decided = hand.fail(2, &[1, 2]);
+fn a_failure_uses_one_restart_and_restarts_at_once() {
+    let mut script = Script::new(Policy { max_restarts: 1, ..nodes(2, 3) });
+    script.pass(31_000, &[(1, IDLE, 0), (2, IDLE, 0)]);
+    let decided = script.fail(2, &[1, 2]);
     assert!(matches!(
         decided[..],
         [(Decision::Close(_), _), (Decision::Regather(_), _), (Decision::Form(_), _)]
     ));
-    assert_eq!(hand.coordinator.state().restarts, 1);
-    let decided = hand.fail(2, &[1, 2]);
+    assert_eq!(script.coordinator.state().restarts, 1);
+    let decided = script.fail(2, &[1, 2]);
     assert!(matches!(decided.last(), Some((Decision::End(_), Reason::OutOfRestarts { .. }))), "{decided:?}");
 }
 
 #[test]
-fn the_same_rank_failing_at_once_again_and_again_ends_the_job() {
-    let mut hand = Hand::new(Policy { max_restarts: 100, ..nodes(2, 2) });
-    hand.pass(100, &[(1, IDLE, 0), (2, IDLE, 0)]);
+fn a_crash_loop_ends_the_job() {
+    let mut script = Script::new(Policy { max_restarts: 100, ..nodes(2, 2) });
+    script.pass(100, &[(1, IDLE, 0), (2, IDLE, 0)]);
     let mut times = 0;
     let why = loop {
         times += 1;
-        let mut decided = hand.fail(2, &[1, 2]);
-        let round = hand.coordinator.state().last_round;
-        decided.extend(hand.pass(10_000, &[(1, IDLE, round), (2, IDLE, round)]));
+        let mut decided = script.fail(2, &[1, 2]);
+        let round = script.coordinator.state().last_round;
+        decided.extend(script.pass(10_000, &[(1, IDLE, round), (2, IDLE, round)]));
         if let Some((_, why)) = decided.into_iter().find(|(decision, _)| matches!(decision, Decision::End(_)))
         {
             break why;
@@ -117,58 +117,58 @@ fn the_same_rank_failing_at_once_again_and_again_ends_the_job() {
 }
 
 #[test]
-fn a_failure_that_follows_from_a_lost_node_uses_no_restart() {
-    let mut hand = Hand::new(nodes(1, 2));
-    hand.pass(100, &[(1, IDLE, 0), (2, IDLE, 0)]);
-    hand.fail(1, &[1]);
-    let decided = hand.pass(9_000, &[(1, IDLE, 1)]);
-    let made: Vec<_> = decided.iter().map(|(decision, _)| decision).collect();
+fn a_failure_caused_by_a_lost_node_uses_no_restart() {
+    let mut script = Script::new(nodes(1, 2));
+    script.pass(100, &[(1, IDLE, 0), (2, IDLE, 0)]);
+    script.fail(1, &[1]);
+    let decided = script.pass(9_000, &[(1, IDLE, 1)]);
+    let decisions: Vec<_> = decided.iter().map(|(decision, _)| decision).collect();
     let [Decision::Evict(_), Decision::Regather(Cause::Lost { host, .. }), Decision::Form(members), ..] =
-        &made[..]
+        &decisions[..]
     else {
         panic!("{decided:?}")
     };
-    assert_eq!((host.as_str(), members.len(), hand.coordinator.state().restarts), ("n2", 1, 0));
+    assert_eq!((host.as_str(), members.len(), script.coordinator.state().restarts), ("n2", 1, 0));
 }
 
 /// Two of two nodes run; the second loses contact, stops its workers, and is back before it is evicted.
-fn fall_out(policy: Policy) -> (Hand, Vec<(Decision, Reason)>) {
-    let mut hand = Hand::new(policy);
-    hand.pass(100, &[(1, IDLE, 0), (2, IDLE, 0)]);
-    hand.say(1, Doing::Running(1), 0);
-    hand.say(2, Doing::Running(1), 0);
-    let mut decided = hand.say(2, IDLE, 1);
-    decided.extend(hand.say(1, IDLE, 1));
-    (hand, decided)
+fn fall_out(policy: Policy) -> (Script, Vec<(Decision, Reason)>) {
+    let mut script = Script::new(policy);
+    script.pass(100, &[(1, IDLE, 0), (2, IDLE, 0)]);
+    script.send(1, Doing::Running(1), 0);
+    script.send(2, Doing::Running(1), 0);
+    let mut decided = script.send(2, IDLE, 1);
+    decided.extend(script.send(1, IDLE, 1));
+    (script, decided)
 }
 
 #[test]
-fn every_restart_of_a_fixed_number_of_nodes_counts() {
+fn with_a_fixed_number_of_nodes_every_restart_counts() {
     let (_, decided) = fall_out(nodes(2, 2));
     let Some((Decision::End(_), why)) = decided.last() else { panic!("{decided:?}") };
     assert!(why.to_string().contains("no contact for longer than --host-timeout"), "{why}");
-    let (hand, decided) = fall_out(Policy { max_restarts: 1, ..nodes(2, 2) });
+    let (script, decided) = fall_out(Policy { max_restarts: 1, ..nodes(2, 2) });
     let Some((Decision::Form(_), _)) = decided.last() else { panic!("{decided:?}") };
-    let Phase::Running { round, .. } = &hand.coordinator.state().phase else { panic!() };
+    let Phase::Running { round, .. } = &script.coordinator.state().phase else { panic!() };
     assert_eq!((round.restarts, &round.after), (1, &Some(Cause::FellOut("n2".into()))));
-    // A change of nodes, where they may change, is none.
-    let (mut hand, decided) = fall_out(nodes(1, 2));
+    // In an elastic job, a change of nodes uses no restart.
+    let (mut script, decided) = fall_out(nodes(1, 2));
     assert!(decided.iter().any(|(decision, _)| matches!(decision, Decision::Regather(_))), "{decided:?}");
-    hand.pass(1_000, &[(1, IDLE, 1), (2, IDLE, 1)]);
-    let Phase::Running { round, .. } = &hand.coordinator.state().phase else { panic!() };
+    script.pass(1_000, &[(1, IDLE, 1), (2, IDLE, 1)]);
+    let Phase::Running { round, .. } = &script.coordinator.state().phase else { panic!() };
     assert_eq!((round.restarts, round.members.len()), (0, 2));
 }
 
 #[test]
-fn a_proved_death_is_not_waited_for_and_a_report_disproves_it() {
-    let mut hand = Hand::new(Policy { max_restarts: 1, ..nodes(2, 2) });
-    hand.pass(100, &[(1, IDLE, 0), (2, IDLE, 0)]);
-    hand.coordinator.hear_of_death(at(hand.now), AgentId(2));
-    hand.say(2, Doing::Running(1), 0);
-    assert_eq!(hand.pass(1_500, &[(1, Doing::Running(1), 0)]), [], "it is alive");
-    hand.coordinator.hear_of_death(at(hand.now), AgentId(2));
-    assert_eq!(hand.pass(900, &[(1, Doing::Running(1), 0)]), [], "its workers may still run");
-    let decided = hand.pass(200, &[(1, Doing::Running(1), 0)]);
+fn a_proved_death_skips_the_host_timeout_and_a_report_disproves_it() {
+    let mut script = Script::new(Policy { max_restarts: 1, ..nodes(2, 2) });
+    script.pass(100, &[(1, IDLE, 0), (2, IDLE, 0)]);
+    script.coordinator.receive_death_proof(at(script.now), AgentId(2));
+    script.send(2, Doing::Running(1), 0);
+    assert_eq!(script.pass(1_500, &[(1, Doing::Running(1), 0)]), [], "it is alive");
+    script.coordinator.receive_death_proof(at(script.now), AgentId(2));
+    assert_eq!(script.pass(900, &[(1, Doing::Running(1), 0)]), [], "its workers may still run");
+    let decided = script.pass(200, &[(1, Doing::Running(1), 0)]);
     let [(Decision::Evict(_), Reason::Died { .. }), (Decision::Close(cause), _), ..] = &decided[..] else {
         panic!("{decided:?}")
     };
@@ -176,21 +176,23 @@ fn a_proved_death_is_not_waited_for_and_a_report_disproves_it() {
 }
 
 #[test]
-fn a_silent_agent_is_waited_for_and_not_taken_into_a_new_round() {
-    let mut hand = Hand::new(nodes(2, 2));
-    hand.say(1, IDLE, 0);
-    assert_eq!(hand.pass(4_500, &[]), []);
-    assert_eq!(hand.say(2, IDLE, 0), [], "the first one is silent");
-    assert!(matches!(hand.say(1, IDLE, 0)[..], [(Decision::Form(_), _)]), "and is back");
+fn a_silent_agent_is_kept_but_not_put_into_a_new_round() {
+    let mut script = Script::new(nodes(2, 2));
+    script.send(1, IDLE, 0);
+    assert_eq!(script.pass(4_500, &[]), []);
+    assert_eq!(script.send(2, IDLE, 0), [], "agent 1 is silent");
+    assert!(matches!(script.send(1, IDLE, 0)[..], [(Decision::Form(_), _)]), "agent 1 is back");
 }
 
 #[test]
 fn nodes_with_another_host_timeout_are_refused() {
-    let mut hand = Hand::new(nodes(2, 2));
-    let mut report = hand.report(2, IDLE, 0);
+    let mut script = Script::new(nodes(2, 2));
+    let mut report = script.report(2, IDLE, 0);
     report.agent.host_timeout = at(5_000);
-    hand.coordinator.hear(at(hand.now), report);
-    let Wish::End(Ending::Failure(why)) = hand.wish(2) else { panic!("{:?}", hand.wish(2)) };
+    script.coordinator.receive_report(at(script.now), report);
+    let Instruction::End(Ending::Failure(why)) = script.instruction(2) else {
+        panic!("{:?}", script.instruction(2))
+    };
     assert_eq!(
         why.to_string(),
         "this node has --host-timeout 5s and the first one 2s; try the same on all nodes"
@@ -198,33 +200,33 @@ fn nodes_with_another_host_timeout_are_refused() {
 }
 
 #[test]
-fn spares_wait_and_late_ones_learn_that_the_job_is_over() {
-    let mut hand = Hand::new(nodes(1, 1));
-    hand.say(1, IDLE, 0);
-    hand.say(2, IDLE, 0);
-    assert!(matches!(hand.wish(2), Wish::Hold { fence: 1, why: Reason::Spare, .. }));
-    hand.say(1, Doing::Done(1), 1);
-    hand.say(3, IDLE, 0);
-    assert_eq!(hand.wish(3), Wish::End(Ending::Success));
-    assert!(!hand.coordinator.may_exit());
-    (1..=3).for_each(|id| drop(hand.say(id, Doing::Over, 1)));
-    assert!(hand.coordinator.may_exit());
+fn spares_wait_and_late_agents_learn_that_the_job_is_over() {
+    let mut script = Script::new(nodes(1, 1));
+    script.send(1, IDLE, 0);
+    script.send(2, IDLE, 0);
+    assert!(matches!(script.instruction(2), Instruction::Hold { fence: 1, why: Reason::Spare, .. }));
+    script.send(1, Doing::Done(1), 1);
+    script.send(3, IDLE, 0);
+    assert_eq!(script.instruction(3), Instruction::End(Ending::Success));
+    assert!(!script.coordinator.may_exit());
+    (1..=3).for_each(|id| drop(script.send(id, Doing::Over, 1)));
+    assert!(script.coordinator.may_exit());
 }
 
 #[test]
 fn workers_that_would_not_stop_end_the_job() {
-    let mut hand = Hand::new(nodes(1, 2));
-    hand.pass(100, &[(1, IDLE, 0), (2, IDLE, 0)]);
-    hand.fail(1, &[]);
-    let decided = hand.pass(52_000, &[(1, IDLE, 1), (2, Doing::Stopping(1), 1)]);
+    let mut script = Script::new(nodes(1, 2));
+    script.pass(100, &[(1, IDLE, 0), (2, IDLE, 0)]);
+    script.fail(1, &[]);
+    let decided = script.pass(52_000, &[(1, IDLE, 1), (2, Doing::Stopping(1), 1)]);
     assert!(matches!(&decided[..], [(Decision::End(_), Reason::WouldNotStop { host, .. })] if host == "n2"));
 }
 
 #[test]
-fn its_own_sleep_is_not_the_silence_of_others() {
-    let mut hand = Hand::new(nodes(1, 1));
-    hand.say(1, IDLE, 0);
-    hand.now += 60_000;
-    assert_eq!(hand.pass(100, &[]), []);
-    assert!(matches!(hand.pass(7_000, &[])[0], (Decision::Evict(_), _)), "the control");
+fn its_own_pause_does_not_count_as_silence_of_others() {
+    let mut script = Script::new(nodes(1, 1));
+    script.send(1, IDLE, 0);
+    script.now += 60_000;
+    assert_eq!(script.pass(100, &[]), []);
+    assert!(matches!(script.pass(7_000, &[])[0], (Decision::Evict(_), _)), "control: real silence evicts");
 }

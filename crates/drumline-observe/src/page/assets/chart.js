@@ -1,20 +1,20 @@
-// A chart of one metric: a line for each run, dashed where it comes from evaluations, and a legend with values.
+// A chart of one metric: a line for each run, dashed for evaluations, and a legend with values.
 //
-// What is drawn where values were many: the mean as a line, and behind it a band from the least to the greatest. With
-// smoothing the line is the smoothed mean, and the mean itself stands behind it; evaluations are few and are never
-// smoothed, nor is what is chosen and not measured. Where a value is no number the line has a gap, and a red mark stands
-// below. The x-axis, the part of it that is shown and the pointer are those of all charts: `view`.
+// If a point represents many values, the mean is a line, and behind it is a band from the least to the greatest. With
+// smoothing the line is the smoothed mean, and the mean itself is drawn behind it. Evaluations are few and are never smoothed,
+// nor is the learning rate, which is chosen and not measured. Where a value is no number the line has a gap, with a red mark
+// below. All charts share the x-axis, the part of it that is shown and the pointer: `view`.
 
-import { element, shape, setText, setClass, setTitle, count, seconds, value } from "/words.js";
+import { element, shape, setText, setClass, setTitle, count, seconds, value } from "/elements.js";
 import { logTicks, nearest, scale, smooth, ticks, timeTicks } from "/scale.js";
 import { makeZoomable } from "/zoom.js";
 
 const HEIGHT = 230;
 const MARGIN = { left: 56, right: 24, top: 8, bottom: 24 };
 const TITLES = new Map([["loss", "Loss"], ["lr", "Learning rate"], ["samples_per_s", "Samples per second"]]);
-/** More points than this need no dots. */
+/** Curves with more points than this have no dots. */
 const MOST_DOTS = 60;
-/** Room for half of one. */
+/** Half the width of a dot. */
 const DOT = 4;
 const CHOSEN = "lr";
 
@@ -36,7 +36,7 @@ export class Chart {
     this.picture = this.root.appendChild(shape("svg", { class: "picture", height: HEIGHT, role: "img" }));
     this.picture.setAttribute("aria-label", `curve of ${name}`);
     this.grid = this.picture.appendChild(shape("g", { class: "grid" }));
-    // An inner picture cuts off what goes beyond its edges.
+    // An inner picture clips what goes beyond its edges.
     this.plot = this.picture.appendChild(shape("svg", { class: "plot" }));
     this.line = this.picture.appendChild(shape("path", { class: "cursor" }));
     this.legend = this.root.appendChild(element("ul", "legend"));
@@ -78,14 +78,14 @@ export class Chart {
     this.drawCursor();
   }
 
-  /** The points that are seen, and one more on each side, so that lines lead out of the picture. */
+  /** The points that are visible, and one more on each side, so that lines lead out of the picture. */
   within(points) {
     if (!this.view.range || points.length === 0) return points;
     const [from, to] = this.view.domain.map((x) => nearest(points, x, (point) => this.view.x(point)));
     return points.slice(Math.max(from - 1, 0), to + 2);
   }
 
-  /** From the means alone: one outlier of a band shall not flatten the rest. */
+  /** From the means alone: one outlier of a band must not flatten the rest. */
   extent(seen) {
     let [low, high] = [Infinity, -Infinity];
     for (const { points } of seen) {
@@ -98,7 +98,7 @@ export class Chart {
     const log = this.log && low > 0 && low <= high;
     if (low > high) [low, high] = [0, 1];
     if (log) return { low: low / 1.1, high: high * 1.1, log };
-    // Speeds are compared by their heights, so they stand on zero.
+    // Speeds are compared by their heights, so the axis begins at zero.
     if (this.name === "samples_per_s" && low > 0) low = 0;
     const room = (high - low || Math.abs(high) || 1) * 0.06;
     return { low: low === 0 ? 0 : low - room, high: high + room, log };
@@ -118,7 +118,7 @@ export class Chart {
     this.grid.replaceChildren(...parts);
   }
 
-  /** Places on the x-axis with their texts. */
+  /** Positions on the x-axis with their texts. */
   ticks(width) {
     const [[first, last], wanted] = [this.view.domain, Math.max(2, width / 90)];
     if (this.view.isTime) return timeTicks(first, last, wanted);
@@ -178,7 +178,7 @@ export class Chart {
     setText(this.at, !isIn ? "" : isTime ? `after ${seconds(cursor)}` : `step ${count(cursor)}`);
   }
 
-  /** The values below the pointer, or those of now. */
+  /** The values at the pointer, or the current ones. */
   drawLegend() {
     while (this.legend.children.length > this.series.length) this.legend.lastChild.remove();
     this.series.forEach(({ label: name, colour, phase, points, recent }, index) => {
@@ -186,7 +186,7 @@ export class Chart {
       setClass(item, `c${colour} ${phase}`);
       setText(item.children[1], phase === "eval" ? `${name} (evaluation)` : name);
       const isNow = this.view.cursor === null;
-      setTitle(item, isNow && phase === "step" && this.name !== CHOSEN ? `${name}: the last 20 steps, by their samples` : name);
+      setTitle(item, isNow && phase === "step" && this.name !== CHOSEN ? `${name}: the last 20 steps, weighted by their samples` : name);
       const at = isNow ? points.length - 1 : nearest(points, this.view.cursor, (point) => this.view.x(point));
       const mean = points[at]?.[1];
       const shown = isNow && mean !== null ? (recent ?? mean) : mean;

@@ -1,8 +1,8 @@
-// What runs were started with: a row for each key, a column for each run that is shown, and a mark where they differ.
+// The configuration of runs: a row for each key, a column for each run that is shown, and a mark where they differ.
 
-import { element, setText } from "/words.js";
+import { element, setText } from "/elements.js";
 
-/** More columns cannot be read. */
+/** More columns would be unreadable. */
 const MOST_RUNS = 6;
 
 export class Configuration {
@@ -52,7 +52,7 @@ export class Configuration {
   }
 }
 
-/** All that a run says of itself, as texts. */
+/** All that a run reports about itself, as texts. */
 function entries({ setup, device, world_size: worldSize, num_nodes: numNodes }) {
   const { config, drumline, libtorch, seed, num_threads: numThreads } = setup;
   const own = { ranks: worldSize, nodes: numNodes, device, threads: numThreads, seed, drumline, libtorch };

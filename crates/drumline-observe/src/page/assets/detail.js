@@ -1,6 +1,6 @@
-// The part of the curves that is zoomed in on, as fine as it was written: the curves of a long run have few points.
+// The zoomed part of the curves in full resolution: the curves of a long run have few points.
 
-/** While the run's end is in sight, it is asked for again after so many milliseconds. */
+/** While the run's end is visible, it is fetched again after this many milliseconds. */
 const PERIOD = 3000;
 
 export class Detail {
@@ -13,19 +13,19 @@ export class Detail {
     this.time = 0;
   }
 
-  /** The finer points of a run's curve, if there are any for what is shown. */
+  /** The finer points of a run's curve, if there are any for the visible part. */
   points(run, key) {
     return this.view.range ? this.known.get(run.id)?.get(key) : undefined;
   }
 
-  /** Asks for what is shown now; what was known is of another part. */
+  /** Fetches the visible part; what was known is of another part. */
   fetch(runs) {
     this.known.clear();
     this.asked += 1;
     this.ask(runs);
   }
 
-  /** Asks again where what is shown still grows. */
+  /** Fetches again if the visible part still grows. */
   refresh(runs) {
     const isOpen = this.view.range !== null && this.view.range[1] >= this.view.extent[1];
     if (isOpen && Date.now() - this.time > PERIOD) this.ask(runs);
@@ -52,7 +52,7 @@ export class Detail {
       if (!reply.ok) return;
       curves = await reply.json();
     } catch {
-      // The coarse curve stays; whether the server is there is said elsewhere.
+      // The coarse curve stays; the page's status shows whether the server answers.
       return;
     }
     if (asked !== this.asked) return;

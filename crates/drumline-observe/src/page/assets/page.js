@@ -1,6 +1,6 @@
 // The page: asks once a second what is new and shows it.
 
-import { element, setClass, setText } from "/words.js";
+import { element, setClass, setText } from "/elements.js";
 import { Cards, apply } from "/runs.js";
 import { Chart } from "/chart.js";
 import { Configuration } from "/config.js";
@@ -9,8 +9,8 @@ import { Ranks } from "/ranks.js";
 import { View } from "/view.js";
 
 const PERIOD = 1000;
-/** A disk of a network may be slow. */
-const PATIENCE = 30000;
+/** A network disk may be slow. */
+const TIMEOUT = 30000;
 const MOST_LINES = 500;
 
 const byId = (id) => document.getElementById(id);
@@ -24,22 +24,22 @@ const cards = new Cards(byId("runs"), { onSelect: select, onShow: showCharts });
 let version = 0;
 let selected = null;
 let logOf = null;
-let isAsking = false;
+let isPolling = false;
 
-/** One question at a time: what is new would come twice. */
+/** One request at a time, or what is new would come twice. */
 async function poll() {
-  if (isAsking) return;
-  isAsking = true;
+  if (isPolling) return;
+  isPolling = true;
   let answer;
   try {
-    const reply = await fetch(`/update?since=${version}`, { signal: AbortSignal.timeout(PATIENCE) });
+    const reply = await fetch(`/update?since=${version}`, { signal: AbortSignal.timeout(TIMEOUT) });
     if (!reply.ok) throw new Error(await reply.text());
     answer = await reply.json();
   } catch (error) {
-    link("gone", version === 0 ? error.message : "drumline watch has ended or cannot be reached: this is what was known");
+    link("gone", version === 0 ? error.message : "drumline watch has ended or cannot be reached: the page shows the last known state");
     return;
   } finally {
-    isAsking = false;
+    isPolling = false;
   }
   version = answer.version;
   apply(runs, answer);
@@ -47,7 +47,7 @@ async function poll() {
   link("live", "live");
 }
 
-/** Again and again, but not while nobody looks. */
+/** Polls again and again, but not while the page is hidden. */
 async function follow() {
   for (;;) {
     if (!document.hidden) await poll();
@@ -76,7 +76,7 @@ function show(answer) {
 }
 
 function notice(answer) {
-  const none = answer.all_running ? "No job of yours runs on this machine. Start one, and it appears here." : "";
+  const none = answer.all_running ? "You have no running job on this machine. Start one, and it appears here." : "";
   const text = answer.trouble ?? (runs.size === 0 ? none : "");
   setText(byId("notice"), text);
   byId("notice").hidden = !text;
@@ -95,7 +95,7 @@ function showSelected() {
   showLog(run);
 }
 
-/** The loss first, the speed last, what the program measures between them. */
+/** The loss first, the speed last, the program's metrics between them. */
 function order(name) {
   const place = ["loss", "", "lr", "samples_per_s"].indexOf(name);
   return `${place < 0 ? 1 : place} ${name}`;
@@ -118,12 +118,12 @@ function showCharts() {
     charts.get(name).show(series, smoothing);
   }
   const roots = sorted.map((name) => charts.get(name).root);
-  const isAsShown = roots.length === byId("charts").children.length && roots.every((root, at) => root === byId("charts").children[at]);
-  if (!isAsShown) byId("charts").replaceChildren(...roots);
+  const isUnchanged = roots.length === byId("charts").children.length && roots.every((root, at) => root === byId("charts").children[at]);
+  if (!isUnchanged) byId("charts").replaceChildren(...roots);
   for (const name of [...charts.keys()].filter((name) => !names.has(name))) charts.delete(name);
 }
 
-/** The same x-axis for all charts; by time only where runs say when their steps ended. */
+/** The same x-axis for all charts; by time only if runs report when their steps ended. */
 function showAxis(shown) {
   const lists = shown.flatMap((run) => [...run.curves.values()].map((curve) => curve.points));
   const hasTimes = lists.some((points) => points.length > 0 && points[points.length - 1][4] !== null);
@@ -155,27 +155,27 @@ function seriesOf(run, name) {
   });
 }
 
-/** Adds what is new, and stays at the end unless somebody reads further up. */
+/** Adds new lines, and stays at the end unless the user has scrolled up. */
 function showLog(run) {
   const [section, box] = [byId("log"), byId("lines")];
   section.hidden = !run || run.lines.length === 0;
   if (!run) return;
   setText(section.querySelector(".of"), runs.size === 1 ? "" : run.name);
   const isAtEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
-  const isAnew = logOf !== run.id || run.logReset;
+  const isNew = logOf !== run.id || run.logReset;
   logOf = run.id;
-  if (isAnew) box.replaceChildren();
-  const lines = isAnew ? run.lines : run.newLines;
+  if (isNew) box.replaceChildren();
+  const lines = isNew ? run.lines : run.newLines;
   run.newLines = [];
   box.append(...lines.map((line) => element("div", level(line), line || " ")));
   while (box.children.length > MOST_LINES) box.firstChild.remove();
-  if (isAnew || isAtEnd) box.scrollTop = box.scrollHeight;
+  if (isNew || isAtEnd) box.scrollTop = box.scrollHeight;
 }
 
 function level(line) {
-  const word = line.match(/\b(ERROR|WARN|WARNING|error:|panicked)\b/)?.[1];
-  if (!word) return "";
-  return word.startsWith("WARN") ? "warn" : "error";
+  const mark = line.match(/\b(ERROR|WARN|WARNING|error:|panicked)\b/)?.[1];
+  if (!mark) return "";
+  return mark.startsWith("WARN") ? "warn" : "error";
 }
 
 byId("smoothing").addEventListener("input", showCharts);

@@ -1,6 +1,6 @@
 // The table of ranks: one row each, and above it a strip with a square for each.
 
-import { element, setText, setClass, setTitle, bytes, count, seconds } from "/words.js";
+import { element, setText, setClass, setTitle, bytes, count, seconds } from "/elements.js";
 import { summary } from "/runs.js";
 
 const SHARES = ["load", "compute", "comm"];
@@ -17,8 +17,8 @@ export class Ranks {
     const ranks = run?.ranks ?? [];
     this.root.hidden = ranks.length === 0;
     setText(this.root.querySelector(".of"), isAlone || !run ? "" : run.name);
-    const words = summary(ranks).map(([, text]) => text).join(", ");
-    setText(this.root.querySelector(".summary"), `${count(ranks.length)} in all${words && `: ${words}`}`);
+    const conditions = summary(ranks).map(([, text]) => text).join(", ");
+    setText(this.root.querySelector(".summary"), `${count(ranks.length)} in total${conditions && `: ${conditions}`}`);
     while (this.rows.length > ranks.length) this.remove();
     ranks.forEach((rank, index) => {
       this.rows[index] ??= this.add();
@@ -74,7 +74,7 @@ function fill({ row, cells, pill, mark, parts, square }, rank) {
 }
 
 function waitsFor({ condition, error, op, op_s: since, waits_for: others, straggler, silent_s: silent }) {
-  if (condition === "failed") return error ?? "failed without a word";
+  if (condition === "failed") return error ?? "failed without an error message";
   if (condition === "lost") return `no sign of life for ${seconds(silent)}${op ? `; last in ${op}` : ""}`;
   if (straggler) return straggler;
   if (!op) return condition === "ended" ? "" : "–";

@@ -1,15 +1,15 @@
-// What is known of the runs, and a card for each: its state, how far it is, and whether its curves are shown.
+// What is known about the runs, and a card for each: its state, its progress, and whether its curves are shown.
 
-import { element, setText, setClass, setTitle, count, seconds, value } from "/words.js";
+import { element, setText, setClass, setTitle, count, seconds, value } from "/elements.js";
 
-/** Lines of the log that are kept, as many as the server keeps. */
+/** Lines of the log that are kept, as many as on the server. */
 const MOST_LINES = 500;
 const NUM_COLOURS = 8;
 const STATES = new Map([
-  ["waiting", "no events yet"], ["silent", "silent"], ["lost", "died without a word"],
+  ["waiting", "no events yet"], ["silent", "silent"], ["lost", "died without a report"],
 ]);
 
-/** Puts what is new into what is known. */
+/** Merges what is new into what is known. */
 export function apply(known, answer) {
   for (const news of answer.runs) {
     const run = known.get(news.id) ?? { id: news.id, colour: news.id % NUM_COLOURS, curves: new Map(), lines: [], shown: true };
@@ -34,7 +34,7 @@ export function apply(known, answer) {
   }
 }
 
-/** The cards of all runs. `onSelect(id)`, `onShow()`: what a click asks for. */
+/** The cards of all runs. `onSelect(id)` and `onShow()` are called on clicks. */
 export class Cards {
   constructor(root, { onSelect, onShow }) {
     this.root = root;
@@ -105,20 +105,20 @@ function fill(card, run, { isSelected, isAlone }) {
   card.trouble.hidden = !trouble;
 }
 
-/** Texts side by side, each whole. */
+/** Several texts next to each other, none of them broken. */
 function setParts(node, parts) {
   while (node.children.length > parts.length) node.lastChild.remove();
   parts.forEach((part, index) => setText(node.children[index] ?? node.appendChild(element("span")), part));
 }
 
-/** Epoch and step as the log counts them, and who works. */
+/** Epoch and step as in the log, and the ranks. */
 function progress(run) {
   if (run.state === "waiting") return [`waiting for ${run.folder}`];
   const { step, epoch, epochs, world_size: worldSize, num_nodes: numNodes, device } = run;
   const parts = [`epoch ${of(epoch + 1, epochs)}`];
   const total = run.total_steps === null ? "" : ` of ${count(run.total_steps)}`;
   if (run.step_in_epoch !== null) {
-    parts.push(`step ${of(run.step_in_epoch, run.steps_per_epoch)}`, `${count(step)}${total} in all`);
+    parts.push(`step ${of(run.step_in_epoch, run.steps_per_epoch)}`, `${count(step)}${total} in total`);
   } else {
     parts.push(`step ${count(step)}${total}`);
   }
@@ -132,13 +132,13 @@ function of(number, total) {
   return total !== null && number <= total ? `${count(number)}/${count(total)}` : count(number);
 }
 
-/** How long it has worked and will, how fast it is, and how good it was at best. */
+/** How long it has worked and will work, its speed, and its best evaluation. */
 function times(run) {
   const { elapsed_s: elapsed, left_s: left, state, best } = run;
   const parts = [];
   if (elapsed !== null) parts.push(`${state === "running" ? "running for" : "ran for"} ${seconds(elapsed)}`);
   if (left !== null && elapsed !== null && state === "running") {
-    parts.push(`ETA ${seconds(left)}, ${seconds(elapsed + left)} in all`);
+    parts.push(`ETA ${seconds(left)}, ${seconds(elapsed + left)} in total`);
   }
   const speed = run.curves.get("step samples_per_s")?.recent;
   if (Number.isFinite(speed)) parts.push(`${count(speed)} samples/s`);
@@ -146,7 +146,7 @@ function times(run) {
   return parts;
 }
 
-/** What is out of the ordinary, as `[kind, text]`. */
+/** What is unusual, as `[kind, text]`. */
 export function summary(ranks) {
   const number = (test) => ranks.filter(test).length;
   const marks = [

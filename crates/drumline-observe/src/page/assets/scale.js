@@ -1,6 +1,6 @@
-// From values to places on a chart, and where its lines stand.
+// From values to positions on a chart, and the positions of its grid lines.
 
-/** Even numbers between two, about `wanted` of them. */
+/** Round numbers between two, about `wanted` of them. */
 export function ticks(low, high, wanted) {
   const span = high - low;
   if (!(span > 0) || !Number.isFinite(span)) return [low];
@@ -9,11 +9,11 @@ export function ticks(low, high, wanted) {
   const step = [1, 2, 5, 10].map((times) => times * power).find((size) => size >= rough);
   const first = Math.ceil(low / step);
   const last = Math.floor(high / step);
-  // Each is made from a whole number, so that 0.1 + 0.2 is 0.3.
+  // Each is computed from a whole number, so that 0.1 + 0.2 is 0.3.
   return Array.from({ length: last - first + 1 }, (_, at) => Number(((first + at) * step).toPrecision(12)));
 }
 
-/** Powers of ten between two, or even numbers where there are less than two. */
+/** Powers of ten between two, or round numbers if there are fewer than two. */
 export function logTicks(low, high) {
   const first = Math.ceil(Math.log10(low));
   const last = Math.floor(Math.log10(high));
@@ -24,10 +24,10 @@ export function logTicks(low, high) {
   return powers;
 }
 
-/** Lengths of time that people count in, in seconds. */
+/** Usual lengths of time, in seconds. */
 const SPANS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800];
 
-/** Even times between two, about `wanted` of them, and how each is written. */
+/** Round times between two, about `wanted` of them, and how each is written. */
 export function timeTicks(low, high, wanted) {
   const span = high - low;
   if (!(span > 0)) return [];
@@ -49,7 +49,7 @@ function clock(time, step, high) {
   return hours % 24 === 0 ? `${hours / 24} d` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
-/** The place of a value: `low` at `from`, `high` at `to`. */
+/** The position of a value: `low` at `from`, `high` at `to`. */
 export function scale({ low, high, from, to, log = false }) {
   const bend = log ? (value) => Math.log10(Math.max(value, low)) : (value) => value;
   const [start, span] = [bend(low), bend(high) - bend(low) || 1];
@@ -58,7 +58,7 @@ export function scale({ low, high, from, to, log = false }) {
   return place;
 }
 
-/** Exponential mean, right from its first value on, in which a small batch counts by its samples; gaps stay gaps. */
+/** Exponential mean, correct from its first value on, weighted by samples, so that a small batch counts less; gaps stay gaps. */
 export function smooth(points, weight) {
   const usual = points.reduce((most, point) => Math.max(most, point[5]), 1);
   let [sum, share] = [0, 0];
@@ -72,7 +72,7 @@ export function smooth(points, weight) {
   });
 }
 
-/** The index of the point that is nearest to a place, which grows along the points. */
+/** The index of the point that is nearest to a position, which grows along the points. */
 export function nearest(points, place, of) {
   let [low, high] = [0, points.length - 1];
   while (low < high) {

@@ -1,4 +1,4 @@
-// What all charts share: which x-axis there is, which part of it is shown, and where the pointer is.
+// What all charts share: the x-axis, which part of it is shown, and where the pointer is.
 
 import { nearest } from "/scale.js";
 
@@ -6,7 +6,7 @@ const STEP = 0;
 const TIME = 4;
 
 export class View {
-  /** `onZoom()`: another axis or part is shown. `onPoint()`: the pointer is elsewhere. */
+  /** `onZoom()`: another axis or part is shown. `onPoint()`: the pointer has moved. */
   constructor({ onZoom, onPoint }) {
     this.axis = "step";
     this.extent = [0, 1];
@@ -20,22 +20,22 @@ export class View {
     return this.axis === "time";
   }
 
-  /** Where a point `[step, mean, least, greatest, seconds, samples]` stands; null if that is not known. */
+  /** The x-value of a point `[step, mean, least, greatest, seconds, samples]`; null if it is not known. */
   x(point) {
     return point[this.isTime ? TIME : STEP];
   }
 
-  /** The points that have a place on this axis. */
+  /** The points that have a position on this axis. */
   placed(points) {
     return this.isTime && points.some((point) => point[TIME] === null) ? points.filter((point) => point[TIME] !== null) : points;
   }
 
-  /** What is shown, from where to where. */
+  /** The visible part of the axis. */
   get domain() {
     return this.range ?? this.extent;
   }
 
-  /** The axis of all of these points, from the first to the last. */
+  /** Fits the axis to all of these points, from the first to the last. */
   fit(lists) {
     let [first, last] = [Infinity, -Infinity];
     for (const points of lists) {
@@ -66,7 +66,7 @@ export class View {
     this.onPoint();
   }
 
-  /** The steps of a curve that the shown part covers, with one more on each side. */
+  /** The steps of a curve in the visible part, with one more on each side. */
   steps(points) {
     const placed = this.placed(points);
     if (placed.length === 0) return null;

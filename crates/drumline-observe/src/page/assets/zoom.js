@@ -1,8 +1,8 @@
-// Dragging over a chart chooses a part of the x-axis; a double click shows all of it again.
+// Dragging over a chart selects a part of the x-axis; a double click shows all of it again.
 
-import { shape } from "/words.js";
+import { shape } from "/elements.js";
 
-/** A shorter way is a click. In pixels. */
+/** A shorter drag is a click. In pixels. */
 const SHORTEST = 6;
 
 /** `area()`: where the plot is, `{x, y, width, height}`. `back(offset)`: the value of the axis there. */

@@ -1,10 +1,11 @@
-//! What PowerSGD keeps for a bucket between steps, and one step with it.
+//! The state of PowerSGD for a bucket, and one step with it.
 //!
 //! ```text
 //!   first    | gradients in full, one after the other | P of each matrix |      reduced in one call
 //!   second   | Q of each matrix |                                               reduced in one call
 //! ```
-//! Both lie in the symmetric heap, column after column: with P and Q row by row, products of four columns take ten times as long.
+//! Both are in the symmetric heap, with P and Q in column-major order: in row-major order products of four columns take
+//! ten times as long.
 
 use drumline_comm::{ProcessGroup, ReduceOp};
 use drumline_torch::{HeapTensor, TorchError};
@@ -18,13 +19,13 @@ use crate::hooks::orthogonal::{orthogonalize, wide};
 /// One gradient as a matrix.
 #[derive(Debug)]
 struct Matrix {
-    /// Which of the bucket's gradients.
+    /// The index of the gradient in the bucket.
     gradient: usize,
     /// Rows and columns.
     sizes: [i64; 2],
     p: Tensor,
     q: Tensor,
-    /// What this rank's gradients have lost so far.
+    /// The error of this rank's compressed gradients so far.
     error: Option<Tensor>,
 }
 
@@ -39,7 +40,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Made by all ranks of the group together.
+    /// All ranks of the group call it together.
     pub(super) fn new(
         bucket: &GradBucket,
         group: &ProcessGroup,
@@ -85,14 +86,14 @@ impl Memory {
         Ok(())
     }
 
-    /// Begins the search anew, in random directions.
+    /// Fills all Q with random numbers.
     pub(super) fn randomize(&mut self, normal: &mut Normal) -> Result<(), TorchError> {
         self.matrices.iter().try_for_each(|matrix| fill(&matrix.q, normal))
     }
 
-    /// Gives new directions where the last step left none: where gradients were zero, or were not numbers. All ranks have the same Q,
-    /// so all do the same.
-    pub(super) fn mend(&mut self, seeds: &mut Seeds) -> Result<(), TorchError> {
+    /// Fills columns of Q with random numbers if the last step left zeros or NaN in them. All ranks have the same Q, so
+    /// all do the same.
+    pub(super) fn replace_zero_columns(&mut self, seeds: &mut Seeds) -> Result<(), TorchError> {
         for Matrix { q, .. } in &self.matrices {
             let squares = q.f_to_kind(wide(q.kind()))?.f_square()?.f_sum_dim_intlist(0, false, None)?;
             let lengths: Vec<f64> = squares.f_to_kind(tch::Kind::Double)?.try_into()?;
@@ -137,7 +138,7 @@ impl Memory {
 }
 
 impl Matrix {
-    /// The gradient with what earlier ones have lost; in the memory of the error, where that is kept.
+    /// The gradient plus the error of earlier ones. With error feedback it is in the memory of the error.
     fn input(&self, bucket: &GradBucket) -> Result<Tensor, TorchError> {
         let gradient = bucket.gradients[self.gradient].f_reshape(self.sizes)?;
         Ok(match &self.error {
@@ -146,13 +147,13 @@ impl Matrix {
         })
     }
 
-    /// Puts P·Qᵀ where the gradient was, and keeps what differs from the input.
+    /// Replaces the gradient by P·Qᵀ, and keeps the difference to the input.
     fn output(&mut self, bucket: &GradBucket) -> Result<(), TorchError> {
         let approximation = self.product(&bucket.gradients[self.gradient])?;
         let Some(error) = &mut self.error else { return Ok(()) };
-        // A step in which a gradient was not a number is one to forget.
-        let is_sound = self.q.f_isfinite()?.f_all()?.f_int64_value(&[])? != 0;
-        let _ = if is_sound { error.f_sub_(&approximation)? } else { error.f_zero_()? };
+        // A step with NaN or infinite gradients resets the error.
+        let is_finite = self.q.f_isfinite()?.f_all()?.f_int64_value(&[])? != 0;
+        let _ = if is_finite { error.f_sub_(&approximation)? } else { error.f_zero_()? };
         Ok(())
     }
 
@@ -167,7 +168,7 @@ impl Matrix {
     }
 }
 
-/// Rows and columns of a gradient as a matrix: its first dimension, and all others together.
+/// Rows and columns of a gradient as a matrix: dim 0, and all others together.
 fn matrix_sizes(gradient: &Tensor) -> [i64; 2] {
     let sizes = gradient.size();
     [sizes.first().copied().unwrap_or(1), sizes.iter().skip(1).product()]

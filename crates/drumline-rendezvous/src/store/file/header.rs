@@ -1,8 +1,8 @@
-//! The beginning of a store file: what it is and whose.
+//! The header of a store file: its format, and the run that it belongs to.
 
 use crate::handshake::this_host;
 use crate::job_key::random_bytes;
-use crate::store::error::StoreError;
+use crate::store::error::{BadFileError, StoreError};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
@@ -28,10 +28,11 @@ impl Header {
         Header { run: run.into(), host: this_host(), pid: std::process::id() }
     }
 
-    /// Makes the file with this header in one step: written beside and then linked, which fails if the name is taken.
+    /// Creates the file with this header atomically: it is written beside and then linked, which fails if the name
+    /// exists.
     pub(super) fn write(&self, path: &Path) -> io::Result<()> {
         if self.run.len() > MAX_RUN {
-            return Err(io::Error::other(format!("the name of a run may have {MAX_RUN} bytes")));
+            return Err(io::Error::other(format!("the name of a run may have at most {MAX_RUN} bytes")));
         }
         let text = serde_json::to_vec(self)?;
         let mut bytes = MAGIC.to_vec();
@@ -50,20 +51,19 @@ impl Header {
         result
     }
 
-    /// Opens a store file; the file, its header, and where the records begin.
+    /// Opens a store file. Returns the file, its header, and where the records begin.
     pub(super) fn read(path: &Path) -> Result<(File, Header, u64), StoreError> {
         let failed = |error| StoreError::io(format!("cannot open {}", path.display()))(error);
-        let bad = |reason: String| StoreError::BadFile { path: path.into(), reason };
+        let bad = |source| StoreError::BadFile { path: path.into(), source };
         let flags = OFlags::NOFOLLOW.bits() as i32;
         let file =
             OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).map_err(failed)?;
         let meta = file.metadata().map_err(failed)?;
-        let us = rustix::process::geteuid().as_raw();
-        if !meta.is_file() || meta.uid() != us || meta.mode() & 0o077 != 0 {
-            let (owner, mode) = (meta.uid(), meta.mode() & 0o7777);
-            return Err(bad(format!(
-                "expected a file of user {us} with mode 0600, got user {owner}, {mode:04o}"
-            )));
+        let expected = rustix::process::geteuid().as_raw();
+        if !meta.is_file() || meta.uid() != expected || meta.mode() & 0o077 != 0 {
+            let owner = meta.uid();
+            let mode = meta.mode() & 0o7777;
+            return Err(bad(BadFileError::NotPrivate { expected, owner, mode }));
         }
         let mut bytes = vec![0; (meta.len() as usize).min(FIXED + 8 * MAX_RUN)];
         file.read_exact_at(&mut bytes, 0).map_err(failed)?;
@@ -71,18 +71,18 @@ impl Header {
         Ok((file, header, end as u64))
     }
 
-    fn parse(bytes: &[u8]) -> Result<(Header, usize), String> {
-        let fixed = bytes.first_chunk::<FIXED>().ok_or("it is too short")?;
+    fn parse(bytes: &[u8]) -> Result<(Header, usize), BadFileError> {
+        let fixed = bytes.first_chunk::<FIXED>().ok_or(BadFileError::Short)?;
         if fixed[..8] != MAGIC {
-            return Err("it does not begin like one".into());
+            return Err(BadFileError::Magic);
         }
-        let version = u16::from_le_bytes([fixed[8], fixed[9]]);
-        if version != VERSION {
-            return Err(format!("it has version {version}, this program knows {VERSION}"));
+        let got = u16::from_le_bytes([fixed[8], fixed[9]]);
+        if got != VERSION {
+            return Err(BadFileError::Version { got, expected: VERSION });
         }
         let end = FIXED + usize::from(u16::from_le_bytes([fixed[10], fixed[11]]));
-        let text = bytes.get(FIXED..end).ok_or("its header is cut off")?;
-        let header = serde_json::from_slice(text).map_err(|error| format!("its header: {error}"))?;
+        let text = bytes.get(FIXED..end).ok_or(BadFileError::Short)?;
+        let header = serde_json::from_slice(text).map_err(|error| BadFileError::Header(error.to_string()))?;
         Ok((header, end))
     }
 }

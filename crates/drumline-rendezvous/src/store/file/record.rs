@@ -1,11 +1,12 @@
-//! One request in a store file: the length of its message, 4 bytes little endian, and the message.
+//! One request in a store file: the length of its message as 4 bytes, little endian, and the message.
 //!
-//! Whoever can write the file is trusted, so nothing is sealed; the number of each record shows that none is missing.
+//! Processes that can write the file are trusted, so records have no MAC. The number of each record shows that none is
+//! missing.
 
 use crate::frame::{Call, Frame, FrameError, MAX_FRAME, encode_call};
 use crate::store::request::Request;
 
-/// Takes the first record off `bytes` if it is all there.
+/// Removes the first record from `bytes`, if it is complete.
 pub(super) fn split<'a>(bytes: &mut &'a [u8]) -> Result<Option<Frame<'a>>, FrameError> {
     let Some((length, rest)) = bytes.split_first_chunk::<4>() else { return Ok(None) };
     let length = u32::from_le_bytes(*length);
@@ -31,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_come_back_and_half_a_record_waits() {
+    fn records_round_trip_and_incomplete_ones_wait() {
         let request = Request::Add { key: "k".into(), delta: 3 };
         let bytes = encode(9, &request);
         for cut in 0..bytes.len() {

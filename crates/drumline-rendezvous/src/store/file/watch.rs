@@ -1,4 +1,4 @@
-//! Being woken when a file changes.
+//! Waits for changes of a file.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
@@ -7,17 +7,17 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::Duration;
 
-/// An inotify watch; where the system grants none, waiting is just a pause.
+/// An inotify watch; if the system grants none, waiting is just a pause.
 #[derive(Debug)]
 pub(super) struct Watch(Option<OwnedFd>);
 
 impl Watch {
-    /// On what is written to a file.
+    /// Watches what is written to a file.
     pub(super) fn file(path: &Path) -> Watch {
         Self::new(path, WatchFlags::MODIFY)
     }
 
-    /// On what appears in a folder.
+    /// Watches for new files in a folder.
     pub(super) fn folder(path: &Path) -> Watch {
         Self::new(path, WatchFlags::CREATE | WatchFlags::MOVED_TO)
     }
@@ -27,11 +27,11 @@ impl Watch {
         Watch(watch.filter(|watch| inotify::add_watch(watch, path, flags).is_ok()))
     }
 
-    /// Returns after a change since the last call, or after `patience`.
-    pub(super) fn wait(&self, patience: Duration) {
-        let Some(watch) = &self.0 else { return std::thread::sleep(patience) };
-        let timeout = Timespec::try_from(patience).ok();
-        let woken = poll(&mut [PollFd::new(watch, PollFlags::IN)], timeout.as_ref());
+    /// Returns after a change since the last call, or after `timeout`.
+    pub(super) fn wait(&self, timeout: Duration) {
+        let Some(watch) = &self.0 else { return std::thread::sleep(timeout) };
+        let limit = Timespec::try_from(timeout).ok();
+        let woken = poll(&mut [PollFd::new(watch, PollFlags::IN)], limit.as_ref());
         if woken.is_ok_and(|count| count > 0) {
             let mut buffer = [const { MaybeUninit::uninit() }; 4096];
             let mut events = inotify::Reader::new(watch, &mut buffer);

@@ -1,17 +1,17 @@
-//! A member's life line: the connection whose end tells the server that the process has died.
+//! A member's life line: the connection whose end shows the server that the process has died.
 //!
 //! ```text
-//!  watch: ping, pong, ping, …  ── broken or silent ─▶ dial as `Resumed` ── let in ─▶ watch
-//!                                                          └─ refused, or nobody listens ─▶ the end
+//!  watch: ping, pong, ping, …  ── broken or silent ─▶ dial as `Resumed` ── admitted ─▶ watch
+//!                                                          └─ refused, or no server ─▶ the end
 //! ```
 //! A network can break a connection while both ends live. The server then waits a moment before it reports the member
-//! as lost, so the break must be noticed here at once, whether or not the program is asking anything. That takes a thread;
-//! its owner is the [`TcpStore`](super::TcpStore), which ends and joins it.
+//! as lost. So the break must be noticed here at once, even if the program sends no request. That takes a thread. The
+//! [`TcpStore`](super::TcpStore) owns it, and ends and joins it.
 //!
-//! A connection that is merely silent is kept until there is a new one: the server's process may just stand still, and
-//! then a goodbye over the old one is heard later.
+//! A silent connection is kept until there is a new one: the server's process may just be frozen, and then it receives
+//! a goodbye over the old one later.
 
-use super::dial::{Dial, Tries};
+use super::dial::{Attempts, Dial};
 use super::silence::Silence;
 use super::wire::{Broken, Wire, wake};
 use crate::client_note::Line;
@@ -22,33 +22,33 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How the life line is to end.
+/// How the life line should end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// With a goodbye: the end of this process is no loss.
+    /// With a goodbye: the end of this process does not count as a loss.
     Goodbye = 1,
     /// Without one.
     Silent = 2,
 }
 
-/// Watches the life line, and makes it again when it breaks.
+/// Watches the life line, and reconnects it when it breaks.
 #[derive(Debug)]
 pub(super) struct LifeLine {
-    reins: Arc<Reins>,
+    control: Arc<LifeLineControl>,
     thread: JoinHandle<()>,
 }
 
-/// By what the owner ends the thread, whatever it waits for.
+/// Lets the owner end the thread, whatever it waits for.
 #[derive(Debug, Default)]
-pub(super) struct Reins {
+pub(super) struct LifeLineControl {
     /// 0, or an [`Ending`].
     ending: AtomicU8,
-    /// The connection that is read from now.
+    /// The connection that the thread reads from.
     stream: Mutex<Option<TcpStream>>,
 }
 
-impl Reins {
-    /// This is the connection that is read from now.
+impl LifeLineControl {
+    /// Sets the connection that the thread reads from.
     pub(super) fn attach(&self, stream: &TcpStream) {
         let mut held = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         *held = stream.try_clone().ok();
@@ -73,83 +73,83 @@ impl Reins {
 }
 
 impl LifeLine {
-    /// Watches `wire` from now on; `dial` is the way to the server.
+    /// Starts watching `wire`; `dial` reconnects to the server.
     pub(super) fn start(wire: Wire, dial: &Dial, silence: Arc<Silence>) -> io::Result<LifeLine> {
-        let reins = Arc::new(Reins::default());
-        wire.attach_to(&reins);
-        let dial = Dial { reins: Some(reins.clone()), ..dial.line(Line::Resumed) };
-        let keeper = Keeper { reins: reins.clone(), dial, silence };
+        let control = Arc::new(LifeLineControl::default());
+        wire.attach_to(&control);
+        let dial = Dial { control: Some(control.clone()), ..dial.line(Line::Resumed) };
+        let watcher = Watcher { control: control.clone(), dial, silence };
         let thread =
-            std::thread::Builder::new().name("drumline-life".into()).spawn(move || keeper.run(wire))?;
-        Ok(LifeLine { reins, thread })
+            std::thread::Builder::new().name("drumline-life".into()).spawn(move || watcher.run(wire))?;
+        Ok(LifeLine { control, thread })
     }
 
-    /// Ends it. Takes no longer than one try at a host that cannot be reached.
+    /// Ends it. This takes no longer than one attempt at an unreachable host.
     pub(super) fn end(self, ending: Ending) {
-        self.reins.end(ending);
+        self.control.end(ending);
         self.thread.thread().unpark();
         let _ = self.thread.join();
     }
 }
 
-/// What the thread has.
-struct Keeper {
-    reins: Arc<Reins>,
+/// The state of the thread.
+struct Watcher {
+    control: Arc<LifeLineControl>,
     dial: Dial,
     silence: Arc<Silence>,
 }
 
-impl Keeper {
+impl Watcher {
     fn run(self, mut wire: Wire) {
         loop {
-            let broken = wire.watch(|| self.silence.broken());
-            if self.reins.is_ending() {
-                return self.part(wire);
+            let broken = wire.watch(|| self.silence.end());
+            if self.control.is_ending() {
+                return self.finish(wire);
             }
             let why = match broken {
                 Broken::Io(error) => error.to_string(),
-                Broken::Silent => "nothing comes from it".to_string(),
+                Broken::Silent => "it is silent".to_string(),
                 Broken::Frame(error) => error.to_string(),
                 Broken::Closed(reason) => reason,
             };
-            self.silence.noticed(Instant::now());
-            match self.dial_again(&why) {
+            self.silence.begin(Instant::now());
+            match self.reconnect(&why) {
                 Some(new) => wire = new,
-                None => return self.part(wire),
+                None => return self.finish(wire),
             }
         }
     }
 
-    /// Tries until there is a new connection; `None` if there will be none, or none is wanted.
-    fn dial_again(&self, why: &str) -> Option<Wire> {
+    /// Retries until there is a new connection; `None` if there will be none, or none is wanted.
+    fn reconnect(&self, why: &str) -> Option<Wire> {
         let member = &self.dial.hello;
-        let mut tries = Tries::new(&self.dial, Instant::now() + FOR_EVER).ok()?;
+        let mut attempts = Attempts::new(&self.dial, Instant::now() + FOREVER).ok()?;
         loop {
-            match tries.round(&self.silence) {
+            match attempts.round(&self.silence) {
                 Ok(Some(wire)) => {
-                    tracing::warn!(%member, why, "the connection to the store was lost, and made again");
+                    tracing::warn!(%member, why, "the connection to the store was lost and restored");
                     return Some(wire);
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    // Whoever asks the store for something next gets the error.
+                    // The next request to the store gets the error.
                     tracing::debug!(%member, why, %error, "the connection to the store was lost");
                     return None;
                 }
             }
-            if self.reins.is_ending() {
+            if self.control.is_ending() {
                 return None;
             }
-            std::thread::park_timeout(tries.pause());
+            std::thread::park_timeout(attempts.pause());
         }
     }
 
-    fn part(&self, mut wire: Wire) {
-        if self.reins.ending.load(Ordering::Acquire) == Ending::Goodbye as u8 {
+    fn finish(&self, mut wire: Wire) {
+        if self.control.ending.load(Ordering::Acquire) == Ending::Goodbye as u8 {
             let _ = wire.say_bye();
         }
     }
 }
 
-/// Each try has its own limit; the thread tries for as long as its owner wants it.
-const FOR_EVER: Duration = crate::worker_env::LONGEST_DURATION;
+/// Each attempt has its own limit; the thread retries as long as its owner wants.
+const FOREVER: Duration = crate::worker_env::LONGEST_DURATION;

@@ -1,4 +1,4 @@
-//! The numbers of a client's requests: which is next, and which is the oldest that has no reply yet.
+//! The numbers of a client's requests: the next one, and the oldest one that has no reply yet.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ struct State {
     open: BTreeSet<u64>,
 }
 
-/// A request that is under way; given up or answered when dropped.
+/// A pending request; it is answered or given up when this is dropped.
 #[derive(Debug)]
 pub(super) struct Number<'a> {
     pub(super) id: u64,
@@ -35,7 +35,7 @@ impl Numbers {
 }
 
 impl Number<'_> {
-    /// The oldest request of the client that is under way, this one or an earlier one.
+    /// The oldest pending request of the client: this one or an earlier one.
     pub(super) fn oldest(&self) -> u64 {
         self.numbers.state().open.first().copied().unwrap_or(self.id)
     }
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_is_the_first_that_is_still_under_way() {
+    fn the_oldest_is_the_first_that_is_still_pending() {
         let numbers = Numbers::default();
         let (one, two, three) = (numbers.next(), numbers.next(), numbers.next());
         assert_eq!([one.id, two.id, three.id], [1, 2, 3]);

@@ -1,13 +1,13 @@
-//! One connection of a store's client: a request out, its reply in.
+//! One connection of a store's client: it sends a request and receives its reply.
 //!
-//! A wait whose deadline passes is called off with `Cancel`, and the one reply it gets is still read: the connection
-//! stays in order and can be used again. Should that reply be late as well, its number tells it from the next.
+//! A wait whose deadline passes is cancelled with `Cancel`, and the one reply it gets is still read. So the connection
+//! stays in order and can be used again. If that reply is late too, its number distinguishes it from the next one.
 //!
 //! A connection can be dead without either end knowing: packets are lost, and after an outage TCP's retransmissions may
 //! come many seconds late. So a reply that does not come soon breaks the connection, and the request is sent again over
-//! a new one. A reply that may rightly take long is waited for with a ping now and then.
+//! a new one. During a long wait, pings show whether the connection is alive.
 
-use super::life_line::Reins;
+use super::life_line::LifeLineControl;
 use crate::frame::{Call, Frame, FrameError, Opener, Sealer, encode_call};
 use crate::handshake::Session;
 use crate::store::request::Reply;
@@ -16,19 +16,19 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Time for the reply to a `Cancel`.
+/// Time limit for the reply to a `Cancel`.
 const GRACE: Duration = Duration::from_millis(500);
-/// Time for a goodbye to leave, for which nobody should have to wait.
+/// Time limit for sending a goodbye, which must not delay the program's end.
 const SEND_BYE: Duration = Duration::from_secs(1);
-/// Silence after which a request that waits for nobody is sent again, the first time; then twice as long each time.
+/// Silence after which a request that does not wait for other ranks is sent again; twice as long after each attempt.
 const RESEND: Duration = Duration::from_millis(1500);
-/// What a slow network carries in a second: large requests have more time.
+/// Bytes per second of a slow network: large requests get more time.
 const SLOW: u64 = 1024 * 1024;
-/// Silence after which a wait asks whether anybody is there, and then silence after which nobody is. Shorter where hosts are
-/// given up soon.
+/// Silence after which a waiting call sends a ping, and then silence after which the connection counts as dead. Shorter
+/// if the host timeout is short.
 const PULSE: Duration = Duration::from_secs(2);
 const CHUNK: usize = 32 * 1024;
-/// A request of its own number, which nobody looks at.
+/// The number of pings, whose replies are not matched to a request.
 const PING: u64 = 0;
 
 #[derive(Debug)]
@@ -44,10 +44,10 @@ pub(super) struct Wire {
 #[derive(Debug)]
 pub(super) enum Broken {
     Io(io::Error),
-    /// Nothing came though something should have.
+    /// Nothing was received in time.
     Silent,
     Frame(FrameError),
-    /// The server ended it and said why.
+    /// The server closed it and said why.
     Closed(String),
 }
 
@@ -60,9 +60,9 @@ impl From<io::Error> for Broken {
     }
 }
 
-/// A request as it is sent, the first time or again.
+/// A request to send, for the first time or again.
 #[derive(Debug)]
-pub(super) struct Ask<'a> {
+pub(super) struct Outgoing<'a> {
     pub(super) id: u64,
     pub(super) oldest: u64,
     pub(super) call: &'a Call,
@@ -70,16 +70,17 @@ pub(super) struct Ask<'a> {
     pub(super) tries: u32,
 }
 
-/// What a wait for bytes has brought.
+/// The result of waiting for bytes.
 #[derive(Debug, PartialEq, Eq)]
-enum Heard {
+enum Received {
     Bytes,
     Nothing,
 }
 
 impl Wire {
     pub(super) fn new(stream: TcpStream, session: &Session) -> Wire {
-        let (sealer, opener) = (Sealer::new(session.outgoing()), Opener::new(session.incoming()));
+        let sealer = Sealer::new(session.outgoing());
+        let opener = Opener::new(session.incoming());
         Wire { stream, sealer, opener, input: Vec::new(), pulse: PULSE.min(host_timeout() / 4) }
     }
 
@@ -88,49 +89,53 @@ impl Wire {
         Ok((self.stream.local_addr()?, self.stream.peer_addr()?))
     }
 
-    /// Whoever holds the reins can [`wake`] whoever waits here.
-    pub(super) fn attach_to(&self, reins: &Reins) {
-        reins.attach(&self.stream);
+    /// Lets the holder of `control` [`wake`] a thread that waits here.
+    pub(super) fn attach_to(&self, control: &LifeLineControl) {
+        control.attach(&self.stream);
     }
 
     /// The reply, or `None` if the deadline passed first.
-    pub(super) fn call(&mut self, ask: &Ask<'_>, deadline: Instant) -> Result<Option<Reply>, Broken> {
-        let Ask { id, oldest, call, tries } = *ask;
+    pub(super) fn call(
+        &mut self,
+        outgoing: &Outgoing<'_>,
+        deadline: Instant,
+    ) -> Result<Option<Reply>, Broken> {
+        let Outgoing { id, oldest, call, tries } = *outgoing;
         let waits = matches!(call, Call::Request(request) if request.waits());
         let began = Instant::now();
         let resend = RESEND * 2u32.saturating_pow(tries.min(8));
-        let sent = self.send(ask, resend)?;
+        let sent = self.send(outgoing, resend)?;
         let silence = resend + Duration::from_secs(sent as u64 / SLOW);
         if !waits {
-            // It has a little time even if the deadline has passed.
-            let reply = self.reply(id, deadline.max(began + GRACE), Quiet::IsTheEnd(silence))?;
+            // It gets a little time even if the deadline has passed.
+            let reply = self.reply(id, deadline.max(began + GRACE), OnSilence::Fail(silence))?;
             return Ok(reply);
         }
-        if let Some(reply) = self.reply(id, deadline, Quiet::Asks(self.pulse))? {
+        if let Some(reply) = self.reply(id, deadline, OnSilence::Ping(self.pulse))? {
             return Ok(Some(reply));
         }
-        self.send(&Ask { id, oldest, call: &Call::Cancel(id), tries }, GRACE)?;
-        match self.reply(id, Instant::now() + GRACE, Quiet::IsTheEnd(GRACE))? {
+        self.send(&Outgoing { id, oldest, call: &Call::Cancel(id), tries }, GRACE)?;
+        match self.reply(id, Instant::now() + GRACE, OnSilence::Fail(GRACE))? {
             Some(Reply::Cancelled) => Ok(None),
             Some(late) => Ok(Some(late)),
             None => Err(Broken::Silent),
         }
     }
 
-    /// Pings now and then, and returns when the connection is of no more use.
-    pub(super) fn watch(&mut self, mut heard: impl FnMut()) -> Broken {
+    /// Pings regularly, and returns when the connection is broken.
+    pub(super) fn watch(&mut self, mut on_reply: impl FnMut()) -> Broken {
         loop {
-            let ping = Ask { id: PING, oldest: 0, call: &Call::Ping, tries: 0 };
+            let ping = Outgoing { id: PING, oldest: 0, call: &Call::Ping, tries: 0 };
             if let Err(broken) = self.send(&ping, self.pulse) {
                 return broken;
             }
-            match self.reply(PING, Instant::now() + self.pulse, Quiet::IsTheEnd(self.pulse)) {
-                Ok(Some(_)) => heard(),
+            match self.reply(PING, Instant::now() + self.pulse, OnSilence::Fail(self.pulse)) {
+                Ok(Some(_)) => on_reply(),
                 Ok(None) => return Broken::Silent,
                 Err(broken) => return broken,
             }
-            // Until the next ping nothing is to come, except the end.
-            match self.reply(u64::MAX, Instant::now() + self.pulse, Quiet::Asks(self.pulse * 2)) {
+            // Until the next ping, only the end of the connection is expected.
+            match self.reply(u64::MAX, Instant::now() + self.pulse, OnSilence::Ping(self.pulse * 2)) {
                 Ok(_) => {}
                 Err(broken) => return broken,
             }
@@ -138,21 +143,21 @@ impl Wire {
     }
 
     pub(super) fn say_bye(&mut self) -> Result<(), Broken> {
-        self.send(&Ask { id: PING, oldest: 0, call: &Call::Bye, tries: 0 }, SEND_BYE).map(drop)
+        self.send(&Outgoing { id: PING, oldest: 0, call: &Call::Bye, tries: 0 }, SEND_BYE).map(drop)
     }
 
-    /// Sends a call; each part of it must be taken by the system within `limit`. The bytes sent.
-    fn send(&mut self, ask: &Ask<'_>, limit: Duration) -> Result<usize, Broken> {
+    /// Sends a call; the system must accept each part of it within `limit`. Returns the number of bytes sent.
+    fn send(&mut self, outgoing: &Outgoing<'_>, limit: Duration) -> Result<usize, Broken> {
         let mut bytes = Vec::new();
-        self.sealer.seal(&mut bytes, |out| encode_call(ask.id, ask.oldest, ask.call, out));
+        self.sealer.seal(&mut bytes, |out| encode_call(outgoing.id, outgoing.oldest, outgoing.call, out));
         self.stream.set_write_timeout(Some(limit))?;
         self.stream.write_all(&bytes)?;
         Ok(bytes.len())
     }
 
-    /// Reads until the reply with this number; earlier ones are late and wanted by nobody.
-    fn reply(&mut self, id: u64, deadline: Instant, quiet: Quiet) -> Result<Option<Reply>, Broken> {
-        let mut asked = false;
+    /// Reads until the reply with this number; earlier ones are late and dropped.
+    fn reply(&mut self, id: u64, deadline: Instant, on_silence: OnSilence) -> Result<Option<Reply>, Broken> {
+        let mut has_pinged = false;
         loop {
             while let Some((number, reply)) = self.next_reply()? {
                 match reply {
@@ -165,15 +170,15 @@ impl Wire {
             if left.is_zero() {
                 return Ok(None);
             }
-            let limit = quiet.limit();
-            match (self.fill(left.min(limit))?, quiet) {
-                (Heard::Bytes, _) => asked = false,
-                (Heard::Nothing, _) if left <= limit => {}
-                (Heard::Nothing, Quiet::IsTheEnd(_)) => return Err(Broken::Silent),
-                (Heard::Nothing, Quiet::Asks(_)) if asked => return Err(Broken::Silent),
-                (Heard::Nothing, Quiet::Asks(_)) => {
-                    self.send(&Ask { id: PING, oldest: 0, call: &Call::Ping, tries: 0 }, limit)?;
-                    asked = true;
+            let limit = on_silence.limit();
+            match (self.fill(left.min(limit))?, on_silence) {
+                (Received::Bytes, _) => has_pinged = false,
+                (Received::Nothing, _) if left <= limit => {}
+                (Received::Nothing, OnSilence::Fail(_)) => return Err(Broken::Silent),
+                (Received::Nothing, OnSilence::Ping(_)) if has_pinged => return Err(Broken::Silent),
+                (Received::Nothing, OnSilence::Ping(_)) => {
+                    self.send(&Outgoing { id: PING, oldest: 0, call: &Call::Ping, tries: 0 }, limit)?;
+                    has_pinged = true;
                 }
             }
         }
@@ -189,43 +194,43 @@ impl Wire {
         Ok(Some(reply))
     }
 
-    /// Reads once, for at most `patience`.
-    fn fill(&mut self, patience: Duration) -> Result<Heard, Broken> {
+    /// Reads once, for at most `timeout`.
+    fn fill(&mut self, timeout: Duration) -> Result<Received, Broken> {
         let mut chunk = [0; CHUNK];
-        self.stream.set_read_timeout(Some(patience))?;
+        self.stream.set_read_timeout(Some(timeout))?;
         match self.stream.read(&mut chunk) {
             Ok(0) => Err(Broken::Io(ErrorKind::UnexpectedEof.into())),
             Ok(len) => {
                 self.input.extend_from_slice(&chunk[..len]);
-                Ok(Heard::Bytes)
+                Ok(Received::Bytes)
             }
             Err(error) => match error.kind() {
-                ErrorKind::WouldBlock | ErrorKind::TimedOut => Ok(Heard::Nothing),
-                ErrorKind::Interrupted => Ok(Heard::Bytes),
+                ErrorKind::WouldBlock | ErrorKind::TimedOut => Ok(Received::Nothing),
+                ErrorKind::Interrupted => Ok(Received::Bytes),
                 _ => Err(Broken::Io(error)),
             },
         }
     }
 }
 
-/// What it means that nothing comes for a while.
+/// What to do when nothing is received for this long.
 #[derive(Debug, Clone, Copy)]
-enum Quiet {
-    /// The connection is dead.
-    IsTheEnd(Duration),
-    /// Nothing yet; a ping shows whether it is dead.
-    Asks(Duration),
+enum OnSilence {
+    /// Treat the connection as dead.
+    Fail(Duration),
+    /// Send a ping first, to find out whether it is dead.
+    Ping(Duration),
 }
 
-impl Quiet {
+impl OnSilence {
     fn limit(self) -> Duration {
         match self {
-            Quiet::IsTheEnd(limit) | Quiet::Asks(limit) => limit,
+            OnSilence::Fail(limit) | OnSilence::Ping(limit) => limit,
         }
     }
 }
 
-/// Ends the wait of whoever reads from the connection; it can still be written to.
+/// Wakes a thread that reads from the connection; it can still be written to.
 pub(super) fn wake(handle: &TcpStream) {
     let _ = handle.shutdown(Shutdown::Read);
 }
@@ -238,9 +243,9 @@ mod tests {
     use crate::handshake::{self, Hello, Refusal, Role};
     use std::sync::mpsc::{Receiver, Sender, channel};
 
-    struct Taker(Sender<TcpStream>);
+    struct Accept(Sender<TcpStream>);
 
-    impl Host for Taker {
+    impl Host for Accept {
         fn admit(&mut self, _: &Hello) -> Result<(), Refusal> {
             Ok(())
         }
@@ -250,10 +255,10 @@ mod tests {
         }
     }
 
-    /// A wire to somebody who takes the connection and never reads from it.
-    fn to_one_who_never_reads() -> (Wire, Receiver<TcpStream>) {
+    /// A wire to a server that accepts the connection and never reads from it.
+    fn to_a_server_that_never_reads() -> (Wire, Receiver<TcpStream>) {
         let (key, (sender, taken)) = (JobKey::random(), channel());
-        let gate = crate::Gate::open("127.0.0.1:0", &key, Taker(sender)).unwrap();
+        let gate = crate::Gate::open("127.0.0.1:0", &key, Accept(sender)).unwrap();
         let mut stream = TcpStream::connect(gate.local_addr()).unwrap();
         let soon = Instant::now() + Duration::from_secs(5);
         let session = handshake::connect(&mut stream, &key, &Hello::new(Role::Store), soon).unwrap();
@@ -266,15 +271,15 @@ mod tests {
     }
 
     #[test]
-    fn a_goodbye_waits_for_nobody_even_if_the_system_has_no_room_for_it() {
-        let (mut wire, taken) = to_one_who_never_reads();
+    fn a_goodbye_is_bounded_even_if_the_send_buffer_is_full() {
+        let (mut wire, taken) = to_a_server_that_never_reads();
         let _silent = taken.recv_timeout(Duration::from_secs(5)).unwrap();
-        let (said, took) = time_of_bye(&mut wire);
-        assert!(said && took < Duration::from_millis(500), "control: room enough, {took:?}");
+        let (is_sent, took) = time_of_bye(&mut wire);
+        assert!(is_sent && took < Duration::from_millis(500), "control: room enough, {took:?}");
         wire.stream.set_nonblocking(true).unwrap();
         while (&wire.stream).write(&[0; CHUNK]).is_ok() {}
         wire.stream.set_nonblocking(false).unwrap();
-        let (said, took) = time_of_bye(&mut wire);
-        assert!(!said && took < SEND_BYE + Duration::from_secs(2), "{took:?}");
+        let (is_sent, took) = time_of_bye(&mut wire);
+        assert!(!is_sent && took < SEND_BYE + Duration::from_secs(2), "{took:?}");
     }
 }

@@ -1,22 +1,23 @@
-// Batch normalisation with what comes after it, on channels that lie side by side (NHWC): a row is a pixel of a sample.
+// Batch normalisation and the operations after it, in channels last (NHWC): a row is a pixel of a sample.
 //
 //   forward    sums of each channel ─▶ mean, scale and shift ─▶ y = act(x * scale + shift [+ other])
 //   backward   sums of the gradient, and of it times the centred x ─▶ dx = g * a + x * b + c
 //
-// Here is what both ways share, that for large tensors and that for small ones. A thread takes 16 bytes: some channels of a row, always the same
-// ones. Sums are taken relative to the first row, so that a large mean costs no digits, and are added up in the same order every time.
+// The kernels for large and for small tensors share this file. A thread processes a vector of 16 bytes: some channels
+// of a row, always the same ones. Sums are relative to the first row, so that a large mean does not lose precision, and
+// are added up in the same order every time.
 
-// What follows the normalisation: nothing, a ReLU, or a sum with another tensor and then a ReLU.
+// The operation after the normalisation: nothing, a ReLU, or a sum with another tensor and then a ReLU.
 enum { PLAIN, RELU, SUM };
 
-// Numbers of each channel, one array after the other.
+// The saved values of each channel, one array after the other.
 struct Channels {
   float *mean, *inverse, *scale, *shift, *a, *b, *c;
   __device__ Channels(float* all, int count)
       : mean(all), inverse(all + count), scale(all + 2 * count), shift(all + 3 * count), a(all + 4 * count), b(all + 5 * count), c(all + 6 * count) {}
 };
 
-// Those of a thread.
+// The values of a thread's channels.
 struct Own {
   float at[N];
   __device__ Own(const float* channels, int column) {
@@ -29,11 +30,11 @@ struct Running {
   long long* batches;
 };
 
-// What is not a number stays it, and lets its gradient through, as libtorch has it: a net that has gone astray must be seen.
+// NaN stays NaN and passes its gradient, as in libtorch, so that a diverged network is visible.
 __device__ inline float relu(float z) { return z <= 0.f ? 0.f : z; }
 __device__ inline bool is_through(float z) { return !(z <= 0.f); }
 
-// What becomes of a channel's sums, taken relative to its first number.
+// Computes the saved values of a channel from its sums, which are relative to its first value.
 struct Norm {
   float mean, inverse, scale, shift, var;
   __device__ Norm(float base, float sum, float squares, float weight, float bias, int rows, float eps) {
@@ -69,10 +70,10 @@ struct Slope {
 };
 
 struct Gradients {
-  // Of y; with a sum that of its other use as well, or null.
+  // The gradient of y; with a sum, also the gradient from its other use, or null.
   const Vec *dy, *dy2;
   const Vec* x;
   const u8* mask;
-  // With a sum, the gradient behind the ReLU, which is what the other tensor gets.
+  // With a sum, the gradient before the ReLU, which is the gradient of the other tensor.
   Vec* g;
 };

@@ -1,5 +1,5 @@
-//! Batch normalisation on a GPU, together with the sum and the ReLU that follow it: two passes forward and two backward, where separate
-//! operations make nine.
+//! Batch normalisation on a GPU, fused with the sum and the ReLU that follow it: two passes forward and two backward,
+//! where separate operations make nine.
 #![allow(unsafe_code)]
 
 use tch::{Device, Kind, Tensor};
@@ -10,54 +10,55 @@ use super::place::{
 use crate::cuda::{Argument, Grid};
 use crate::error::TorchError;
 use crate::function::autograd_function;
-use crate::memory_format::{is_channels_last, laid_out_as};
+use crate::memory_format::{is_channels_last, with_layout_of};
 
 static LARGE: Source = Source::new(&[include_str!("batch_norm.cu"), include_str!("batch_norm_large.cu")]);
 static SMALL: Source = Source::new(&[include_str!("batch_norm.cu"), include_str!("batch_norm_small.cu")]);
 
-/// Threads of a block, as in the source.
+/// Threads per block, as in the source.
 const THREADS: u32 = 256;
-/// Blocks that add up their sums before all do, as in the source.
+/// Blocks that add up their sums in the first round, as in the source.
 const GROUP: u32 = 16;
-/// Rows that a thread can count, with some to spare.
+/// The maximum number of rows: their index fits into 32 bits.
 const MOST_ROWS: i64 = 1 << 30;
-/// Numbers kept for each channel, as in the source.
+/// Values that are saved for each channel, as in the source.
 const PER_CHANNEL: i64 = 7;
-/// Rows that a thread of the kernels for small tensors keeps, as in the source.
+/// Rows that a thread of the kernels for small tensors keeps in registers, as in the source.
 const KEPT: u32 = 8;
-/// More numbers than these are not read column by column.
+/// Tensors with more elements use the kernels for large tensors.
 const SMALL_NUMEL: i64 = 1 << 23;
 
-/// What follows the normalisation.
+/// The activation after the normalisation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
     /// Nothing.
     None,
-    /// Negative numbers become zero.
+    /// ReLU.
     Relu,
 }
 
-/// A layer: its parameters and what it remembers of the batches it has seen.
+/// A layer: its parameters and running statistics.
 #[derive(Debug, Clone, Copy)]
 pub struct BatchNormLayer<'a> {
-    /// What each channel is multiplied with.
+    /// The weight of each channel.
     pub weight: &'a Tensor,
-    /// What is added to it.
+    /// The bias of each channel.
     pub bias: &'a Tensor,
-    /// Means so far.
+    /// The running mean.
     pub running_mean: &'a Tensor,
-    /// Variances so far.
+    /// The running variance.
     pub running_var: &'a Tensor,
-    /// How many batches were seen, if that is counted.
+    /// `num_batches_tracked`, if it is counted.
     pub batches: Option<&'a Tensor>,
-    /// How much a new batch counts.
+    /// The momentum of the running statistics.
     pub momentum: f64,
     /// Added to the variance.
     pub eps: f64,
 }
 
-/// In training: `activation(norm(xs))`. `None` where these kernels do not fit, so that libtorch's operations must do it: tensors of
-/// the processor, channels that do not lie side by side or do not fill 16 bytes, parameters that are not f32.
+/// In training: `activation(norm(xs))`. Returns `None` if these kernels do not support the tensors, so that libtorch is
+/// the fallback: tensors on the CPU, tensors that are not channels last, channels that do not fill 16 bytes, parameters
+/// that are not f32.
 pub fn batch_norm_cuda(
     xs: &Tensor,
     layer: BatchNormLayer<'_>,
@@ -67,8 +68,8 @@ pub fn batch_norm_cuda(
     Ok(run(xs, layer, follows, None)?.and_then(|outputs| outputs.into_iter().next()))
 }
 
-/// The same with a sum before the ReLU: `relu(norm(xs) + other)`, twice. Where two parts of a network go on from it, each takes one, and
-/// their gradients are added up here, in passing.
+/// The same with a sum before the ReLU: `relu(norm(xs) + other)`. Returns it twice: if two branches of a network use
+/// it, each takes one, and the backward kernel adds up their gradients.
 pub fn batch_norm_sum_relu_cuda(
     xs: &Tensor,
     layer: BatchNormLayer<'_>,
@@ -77,7 +78,7 @@ pub fn batch_norm_sum_relu_cuda(
     Ok(run(xs, layer, Follows::SumRelu, Some(other))?.and_then(|outputs| outputs.try_into().ok()))
 }
 
-/// As in the source.
+/// What follows the normalisation, as in the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Follows {
     Nothing,
@@ -86,7 +87,7 @@ enum Follows {
 }
 
 impl Follows {
-    /// How kernels' names end.
+    /// The suffix of the kernels' names.
     fn name(self) -> &'static str {
         match self {
             Self::Nothing => "plain",
@@ -103,13 +104,14 @@ fn run(
     other: Option<&Tensor>,
 ) -> Result<Option<Vec<Tensor>>, TorchError> {
     let Some(shape) = Shape::of(xs, &layer, follows, other) else { return Ok(None) };
-    let way = shape.way()?;
+    let strategy = shape.strategy()?;
     let inputs: Vec<_> = [xs, layer.weight, layer.bias].into_iter().chain(other).collect();
     let num_inputs = inputs.len();
     let outputs = autograd_function(
         &inputs,
         |cx, inputs| {
-            let Made { y, kept, mask } = shape.forward(way, inputs[0], &layer, inputs.get(3).copied())?;
+            let Made { y, kept, mask } =
+                shape.forward(strategy, inputs[0], &layer, inputs.get(3).copied())?;
             for saved in [inputs[0], inputs[1], &kept].into_iter().chain(&mask) {
                 cx.save(saved);
             }
@@ -121,22 +123,22 @@ fn run(
         move |cx, grads| {
             let mut grads = grads.into_iter().flatten();
             let Some(grad) = grads.next() else { return Ok((0..num_inputs).map(|_| None).collect()) };
-            Ok(shape.backward(way, cx.saved(), &grad, grads.next().as_ref())?)
+            Ok(shape.backward(strategy, cx.saved(), &grad, grads.next().as_ref())?)
         },
     );
     outputs.map(Some)
 }
 
-/// What forward leaves.
+/// The results of forward.
 struct Made {
     y: Tensor,
-    /// Numbers of each channel.
+    /// The saved values of each channel.
     kept: Tensor,
-    /// With a sum, a byte for each vector: which of its numbers the ReLU let through.
+    /// With a sum, a byte for each vector: a bit for each element that the ReLU kept.
     mask: Option<Tensor>,
 }
 
-/// What the kernels must know of their tensors.
+/// What the kernels need to know about their tensors.
 #[derive(Debug, Clone, Copy)]
 struct Shape {
     device: usize,
@@ -144,17 +146,17 @@ struct Shape {
     follows: Follows,
     rows: i32,
     channels: i32,
-    /// Threads side by side in a block.
+    /// Threads of a block along the channels.
     lanes: i32,
 }
 
-/// By which kernels.
+/// Which kernels run.
 #[derive(Debug, Clone, Copy)]
-enum Way {
-    /// Two passes, with all of the GPU.
-    Passes,
-    /// Both at once, by clusters of so many blocks with so many threads.
-    Whole { blocks: u32, threads: u32 },
+enum Strategy {
+    /// Two passes, each on the whole GPU.
+    TwoPasses,
+    /// One kernel, with clusters of this many blocks of this many threads.
+    OneKernel { blocks: u32, threads: u32 },
 }
 
 impl Shape {
@@ -193,18 +195,16 @@ impl Shape {
         self.channels as u32 / self.element.per_vector() as u32
     }
 
-    /// Clusters came with the ninth generation.
-    fn way(&self) -> Result<Way, TorchError> {
+    /// Clusters need compute capability 9.
+    fn strategy(&self) -> Result<Strategy, TorchError> {
         let blocks = if generation(self.device)? >= 9 && self.rows > 2 * THREADS as i32 { 8 } else { 1 };
         let threads = if self.rows as u32 > KEPT * blocks * THREADS { 2 * THREADS } else { THREADS };
         let is_small = i64::from(self.rows) * i64::from(self.channels) <= SMALL_NUMEL;
-        Ok(match is_small && self.rows as u32 <= KEPT * blocks * threads {
-            true => Way::Whole { blocks, threads },
-            false => Way::Passes,
-        })
+        let is_whole = is_small && self.rows as u32 <= KEPT * blocks * threads;
+        Ok(if is_whole { Strategy::OneKernel { blocks, threads } } else { Strategy::TwoPasses })
     }
 
-    /// As many blocks as keep the GPU busy, with at least a few rows for each thread.
+    /// As many blocks as fill the GPU, with at least a few rows for each thread.
     fn grid(&self, blocks_each: u32) -> Result<Grid, TorchError> {
         let columns = self.vectors().div_ceil(self.lanes as u32);
         let rows_of_block = u64::from(THREADS / self.lanes as u32) * 2;
@@ -217,7 +217,7 @@ impl Shape {
         Ok(Tensor::f_empty([count], (Kind::Float, Device::Cuda(self.device)))?)
     }
 
-    /// Launches the kernel of this name for what follows.
+    /// Launches the kernel of this name.
     fn launch(
         &self,
         source: &Source,
@@ -226,15 +226,17 @@ impl Shape {
         arguments: &[Argument],
     ) -> Result<(), TorchError> {
         let kernels = source.on(self.device, self.element)?;
-        // SAFETY: each caller lists the arguments as the source does, of tensors whose shapes `of` has checked; memory that is freed
-        // afterwards is used again by the same stream only, after the kernel.
-        unsafe { launch(&kernels, name, (self.device, grid), arguments) }
+        // SAFETY: each caller lists the arguments as in the source, for tensors whose shapes `of` has checked. Memory
+        // that is freed afterwards is reused only by later work on the same stream.
+        unsafe { launch(&kernels, name, self.device, grid, arguments) }
     }
 
-    /// Launches a kernel that does all at once.
+    /// Launches a kernel for small tensors.
     fn launch_whole(
         &self,
-        (name, blocks, threads): (&str, u32, u32),
+        name: &str,
+        blocks: u32,
+        threads: u32,
         arguments: &[Argument],
     ) -> Result<(), TorchError> {
         let grid = Grid { blocks: (self.vectors(), blocks), threads, shared: 0 };
@@ -243,7 +245,7 @@ impl Shape {
 
     fn forward(
         &self,
-        way: Way,
+        strategy: Strategy,
         xs: &Tensor,
         layer: &BatchNormLayer<'_>,
         other: Option<&Tensor>,
@@ -261,12 +263,12 @@ impl Shape {
             [&[layer.weight.into(), layer.bias.into()], &running[..], &[(&kept).into()]].concat();
         let sizes = [rows.into(), channels.into()];
         let factors = [(layer.momentum as f32).into(), (layer.eps as f32).into()];
-        match way {
-            Way::Whole { blocks, threads } => {
+        match strategy {
+            Strategy::OneKernel { blocks, threads } => {
                 let arguments = [&applied[..], &parameters, &sizes, &factors].concat();
-                self.launch_whole(("whole_forward", blocks, threads), &arguments)?;
+                self.launch_whole("whole_forward", blocks, threads, &arguments)?;
             }
-            Way::Passes => {
+            Strategy::TwoPasses => {
                 let grid = self.grid(4)?;
                 let (partial, counters) = (self.partial(grid)?, counters(self.device)?);
                 let shared = [(&partial).into(), (&counters).into()];
@@ -283,15 +285,15 @@ impl Shape {
     /// `again` is the gradient of the second output.
     fn backward(
         &self,
-        way: Way,
+        strategy: Strategy,
         saved: &[Tensor],
         grad: &Tensor,
         again: Option<&Tensor>,
     ) -> Result<Vec<Option<Tensor>>, TorchError> {
         let Self { rows, channels, lanes, .. } = *self;
         let (xs, weight, kept) = (&saved[0], &saved[1], &saved[2]);
-        let grad = laid_out_as(grad, xs)?;
-        let again = again.map(|grad| laid_out_as(grad, xs)).transpose()?;
+        let grad = with_layout_of(grad, xs)?;
+        let again = again.map(|grad| with_layout_of(grad, xs)).transpose()?;
         let (dx, dweight, dbias) = (xs.f_empty_like()?, weight.f_empty_like()?, weight.f_empty_like()?);
         let has_sum = self.follows == Follows::SumRelu;
         let behind = has_sum.then(|| xs.f_empty_like()).transpose()?;
@@ -304,12 +306,12 @@ impl Shape {
         ];
         let parameters = [weight.into(), (&dweight).into(), (&dbias).into(), kept.into()];
         let sizes = [rows.into(), channels.into()];
-        match way {
-            Way::Whole { blocks, threads } => {
+        match strategy {
+            Strategy::OneKernel { blocks, threads } => {
                 let arguments = [&given[..], &[(&dx).into()], &parameters, &sizes].concat();
-                self.launch_whole(("whole_backward", blocks, threads), &arguments)?;
+                self.launch_whole("whole_backward", blocks, threads, &arguments)?;
             }
-            Way::Passes => {
+            Strategy::TwoPasses => {
                 let grid = self.grid(2)?;
                 let (partial, counters) = (self.partial(grid)?, counters(self.device)?);
                 let shared = [(&partial).into(), (&counters).into()];
@@ -324,7 +326,7 @@ impl Shape {
         Ok([dx, dweight, dbias].into_iter().chain(behind).map(Some).collect())
     }
 
-    /// Room for the sums of each block and of each group of them.
+    /// Memory for the sums of each block and of each group of blocks.
     fn partial(&self, grid: Grid) -> Result<Tensor, TorchError> {
         let width = i64::from(self.lanes) * self.element.per_vector();
         let (columns, high) = grid.blocks;

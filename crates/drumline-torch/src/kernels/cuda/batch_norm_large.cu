@@ -1,16 +1,17 @@
-// Large tensors, in two passes each way, in each of which the whole GPU goes through all rows.
+// Batch normalisation of large tensors, in two passes forward and two backward. In each pass the whole GPU reads all
+// rows.
 //
 //   forward    stats: sums; the last block makes of them what apply needs      apply: y
 //   backward   sums: the same of the gradients                                 input: dx
 //
-// A thread asks for some rows before it uses the first. A block is `lanes` columns wide and 256 / lanes rows high.
+// A thread loads several rows before it uses the first. A block is `lanes` vectors wide and 256 / lanes rows high.
 
 const int THREADS = 256;
 const int AT_ONCE = 4;
-// Blocks that add up their sums before all do.
+// Blocks that add up their sums in the first round.
 const int GROUP = 16;
 
-// Adds up two sums of each channel over the block's rows: `totals` has those of the block's first kind, then those of the second.
+// Adds up two sums of each channel over the block's rows: `totals` has the first sums of all channels, then the second.
 __device__ void total_of_block(const float (&first)[N], const float (&second)[N], int lanes, float* totals) {
   __shared__ float kept[2][THREADS * N];
   int lane = threadIdx.x % lanes, row = threadIdx.x / lanes, rows = THREADS / lanes, width = lanes * N;
@@ -19,7 +20,7 @@ __device__ void total_of_block(const float (&first)[N], const float (&second)[N]
     kept[1][row * width + lane * N + i] = second[i];
   }
   __syncthreads();
-  // Halves are added to halves until few rows are left.
+  // A tree reduction until few rows are left.
   int left = rows;
   for (; left * width > THREADS && left > 1; left /= 2) {
     for (int place = threadIdx.x; place < left / 2 * width; place += THREADS) {
@@ -36,7 +37,7 @@ __device__ void total_of_block(const float (&first)[N], const float (&second)[N]
   __syncthreads();
 }
 
-// Whether this block is the last of so many that come here. What the others have written is then there to be read.
+// Whether this block is the last of `count` blocks to arrive. What the others have written is then visible.
 __device__ bool is_last(unsigned* counter, unsigned count) {
   __shared__ bool last;
   __threadfence();
@@ -49,7 +50,7 @@ __device__ bool is_last(unsigned* counter, unsigned count) {
   return last;
 }
 
-// Adds up `count` lists of sums that lie one after the other, as many at a time as there are threads.
+// Adds up `count` consecutive lists of sums, as many at a time as there are threads.
 __device__ void add_lists(const float4* lists, int count, int quads, float* totals) {
   __shared__ float4 shares[THREADS];
   int quad = threadIdx.x % quads, side = THREADS / quads;
@@ -76,8 +77,8 @@ __device__ void write_list(const float* totals, float4* list, int quads) {
   for (int quad = threadIdx.x; quad < quads; quad += THREADS) list[quad] = ((const float4*)totals)[quad];
 }
 
-// The same over all blocks of these channels, in two rounds, so that no block has to read many sums; true in the last one, whose `totals` then are
-// those of all.
+// The same over all blocks of these channels, in two rounds, so that no block reads many sums. Returns true in the last
+// block, whose `totals` are then those of all blocks.
 __device__ bool total(const float (&first)[N], const float (&second)[N], int lanes, float* partial, unsigned* counter, float* totals) {
   total_of_block(first, second, lanes, totals);
   int quads = 2 * lanes * N / 4, groups = (gridDim.y + GROUP - 1) / GROUP, group = blockIdx.y / GROUP;
@@ -94,7 +95,7 @@ __device__ bool total(const float (&first)[N], const float (&second)[N], int lan
   return true;
 }
 
-// Where a block's threads are in the tensor.
+// The position of a block's threads in the tensor.
 struct Place {
   int vectors, column, first, step;
   bool in;
@@ -138,7 +139,7 @@ __device__ void finish_stats(const T* x, const float* weight, const float* bias,
   }
 }
 
-// With a sum a bit is kept for each number: whether the ReLU let it through.
+// With a sum, a bit is saved for each element: whether the ReLU kept it.
 template <int MODE>
 __device__ void apply(const Vec* __restrict__ x, const Vec* __restrict__ other, Vec* __restrict__ y, u8* __restrict__ mask, const float* all,
                       int rows, int channels, int lanes) {
@@ -225,7 +226,7 @@ __device__ void finish_sums(const float* weight, float* dweight, float* dbias, c
   }
 }
 
-// With a sum `dy` is `g`, masked already.
+// With a sum, `dy` is `g`, which is already masked.
 template <int MODE>
 __device__ void input(const Vec* __restrict__ dy, const Vec* __restrict__ x, Vec* __restrict__ dx, const float* all, int rows, int channels,
                       int lanes) {

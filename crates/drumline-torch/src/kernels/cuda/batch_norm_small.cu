@@ -1,5 +1,6 @@
-// The same for small tensors, in one kernel each way: a cluster of blocks has all rows of a vector's channels, and each thread keeps its rows, up
-// to eight, from the sums to the result. Blocks of a cluster read each other's sums.
+// Batch normalisation of small tensors, in one kernel forward and one backward. A cluster of blocks has all rows of a
+// vector of channels, and each thread keeps its rows, up to eight, in registers. Blocks of a cluster read each other's
+// sums.
 
 const int KEPT = 8;
 
@@ -10,7 +11,7 @@ __device__ inline void meet() {
 #endif
 }
 
-// What lies at the same place in another block of the cluster.
+// The same address in another block of the cluster.
 __device__ inline float of_block(const float* place, int block) {
   float found = 0;
 #if __CUDA_ARCH__ >= 900
@@ -21,7 +22,8 @@ __device__ inline float of_block(const float* place, int block) {
   return found;
 }
 
-// Adds up a warp's numbers, 2N of each thread: in each round the halves of the warp take half of what is left. Returns the total of the `index`th.
+// Adds up 2N values of each thread over a warp. In each round each half of the warp takes half of the remaining values.
+// Returns the total of the `index`th value.
 __device__ float total_of_warp(float (&v)[2 * N], int& index) {
   int lane = threadIdx.x % 32, mask = 16;
   index = 0;
@@ -40,7 +42,7 @@ __device__ float total_of_warp(float (&v)[2 * N], int& index) {
   return v[0];
 }
 
-// Over all rows: the totals of 2N numbers, the same in all threads of the cluster.
+// The totals of 2N values over all rows, the same in all threads of the cluster.
 template <int BLOCKS>
 __device__ void total_of_cluster(float (&v)[2 * N]) {
   __shared__ float of_warps[32][2 * N], own[2 * N], all[2 * N];
@@ -61,7 +63,7 @@ __device__ void total_of_cluster(float (&v)[2 * N]) {
       for (int block = 0; block < BLOCKS; ++block) sum += of_block(&own[threadIdx.x], block);
       all[threadIdx.x] = sum;
     }
-    // Nobody leaves while others read.
+    // No block ends while others read its memory.
     meet();
   } else {
     __syncthreads();

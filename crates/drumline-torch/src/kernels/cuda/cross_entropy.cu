@@ -1,15 +1,15 @@
-// The cross-entropy of rows of logits. Forward reads them once and leaves each row's loss and the logarithm of its sum of exponentials; backward
-// writes the gradient over them. Columns from `valid` on do not count.
+// The cross-entropy of rows of logits. Forward reads them once and writes each row's loss and the logarithm of its sum
+// of exponentials; backward overwrites them with their gradient. Columns from `valid` on are ignored.
 
 const int THREADS = 512;
 const int AT_ONCE = 4;
 
-// The greatest so far, and the sum of exp(x - greatest).
+// The maximum so far, and the sum of exp(x - maximum).
 struct Sum { float max, sum; };
 
 __device__ inline Sum join(Sum a, Sum b) {
   float max = fmaxf(a.max, b.max);
-  // Where nothing has been seen the greatest is minus infinity, and the sum zero.
+  // At the beginning the maximum is minus infinity, and the sum is zero.
   if (max == -INFINITY) return a;
   return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
 }
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     long long right = classes[blockIdx.x];
     float log = all.max + logf(all.sum);
     logs[blockIdx.x] = log;
-    // A class that there is not gives no number, so that nobody takes it for one.
+    // A target class out of range makes the loss NaN.
     losses[blockIdx.x] = right >= 0 && right < valid ? log - to_float(row[right]) : NOT_A_NUMBER;
   }
 }

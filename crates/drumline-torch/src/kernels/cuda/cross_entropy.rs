@@ -1,4 +1,5 @@
-//! The loss of a language model's head on a GPU: products, then two passes over the logits, of which the second leaves their gradient in their place.
+//! The last layer of a language model and its loss on a GPU: a matrix product, then two passes over the logits. The
+//! second pass overwrites the logits with their gradient.
 #![allow(unsafe_code)]
 
 use tch::{Device, Kind, Tensor};
@@ -11,20 +12,21 @@ use crate::function::autograd_function;
 
 static SOURCE: Source = Source::new(&[include_str!("cross_entropy.cu")]);
 
-/// Of a block, as in the source.
+/// Threads per block, as in the source.
 const THREADS: u32 = 512;
 
-/// The classes of rows: which is right, and how many there are.
+/// The target classes of rows.
 #[derive(Debug, Clone, Copy)]
 pub struct RightClasses<'a> {
-    /// One for each row, of kind Int64.
+    /// The target class of each row, of kind Int64.
     pub classes: &'a Tensor,
-    /// Rows of the weight from this one on are no classes.
+    /// The number of classes; further rows of the weight are padding.
     pub valid: i64,
 }
 
-/// The sum of the cross-entropies of `states · weightᵀ`: states are rows × size, weight classes × size. Logits are kept in the type of the products, and
-/// gone after one backward. A class that there is not makes it NaN. `None` where the kernels do not fit, so that libtorch's operations must do it.
+/// The sum of the cross-entropies of `states · weightᵀ`, with states of rows × size and a weight of classes × size.
+/// Logits have the type of the product, and one backward consumes them. A target class out of range makes the loss NaN.
+/// Returns `None` if the kernels do not support the tensors, so that libtorch is the fallback.
 pub fn linear_cross_entropy_cuda(
     states: &Tensor,
     weight: &Tensor,
@@ -33,7 +35,7 @@ pub fn linear_cross_entropy_cuda(
     let Some(head) = Head::of(states, weight, &right)? else { return Ok(None) };
     let kinds = [states.kind(), weight.kind()];
     let classes = right.classes.shallow_clone();
-    let mut is_spent = false;
+    let mut is_consumed = false;
     let outputs = autograd_function(
         &[states, weight],
         |cx, inputs| {
@@ -51,8 +53,8 @@ pub fn linear_cross_entropy_cuda(
             let (Some(by_sum), [states, weight, logits, logs, classes]) = (&grads[0], cx.saved()) else {
                 return Ok(vec![None, None]);
             };
-            if std::mem::replace(&mut is_spent, true) {
-                return Err("the logits are gone after the first backward; try a new forward".into());
+            if std::mem::replace(&mut is_consumed, true) {
+                return Err("the first backward has overwritten the logits; try a new forward".into());
             }
             head.gradients(logits, classes, [logs, &by_sum.f_to_kind(Kind::Float)?])?;
             let of_states = || logits.f_mm(weight)?.f_to_kind(kinds[0]);
@@ -70,7 +72,7 @@ pub fn linear_cross_entropy_cuda(
 struct Head {
     device: usize,
     element: Element,
-    /// Of the products.
+    /// The type of the product.
     kind: Kind,
     rows: i64,
     count: i64,
@@ -108,7 +110,7 @@ impl Head {
         Ok((losses, logs))
     }
 
-    /// Makes of the logits their gradient.
+    /// Overwrites the logits with their gradient.
     fn gradients(
         &self,
         logits: &Tensor,
@@ -122,7 +124,7 @@ impl Head {
         let kernels = SOURCE.on(self.device, self.element)?;
         let grid = Grid { blocks: (self.rows as u32, 1), threads: THREADS, shared: 0 };
         let sizes = [(self.count as i32).into(), (self.valid as i32).into()];
-        // SAFETY: the arguments are listed as in the source, of tensors whose shapes `of` has checked.
-        unsafe { launch(&kernels, name, (self.device, grid), &[tensors, &sizes].concat()) }
+        // SAFETY: the arguments are listed as in the source, for tensors whose shapes `of` has checked.
+        unsafe { launch(&kernels, name, self.device, grid, &[tensors, &sizes].concat()) }
     }
 }

@@ -1,9 +1,10 @@
-// Layer normalisation, alone or of a sum: s = x + branch + bias, y = (s - mean) / deviation * weight + shift. WIDTH threads take a row, a vector of it
-// each, and then the next; what belongs to columns stays in their registers. GROUPS of them, up to four, make a block. x and s may be f32 while the rest is short.
+// Layer normalisation, alone or of a sum: s = x + branch + bias, y = (s - mean) / deviation * weight + shift. WIDTH
+// threads process a row, one vector each, and then the next row. Values of columns stay in their registers. A block has
+// GROUPS such groups of threads, up to four. x and s may be f32 while the rest has 16 bits.
 
 __device__ inline float2 operator+(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
 
-// Waits for the threads of the same row. A block has few barriers, and each must be known by its number when this is compiled.
+// Waits for the threads of the same row. A block has few barriers, and their numbers must be compile-time constants.
 __device__ inline void wait_for_row(int group) {
 #define WAIT(number) asm volatile("bar.sync " #number ", %0;" ::"n"(WIDTH) : "memory")
   if (GROUPS == 1) return __syncthreads();
@@ -13,7 +14,8 @@ __device__ inline void wait_for_row(int group) {
   if (GROUPS > 3 && group == 3) WAIT(4);
 }
 
-// Adds up two numbers over a row's threads. `turn` changes from call to call: who is late still reads the last one's places.
+// Adds up two numbers over a row's threads. `turn` alternates between calls, because late threads still read the places
+// of the last call.
 __device__ float2 total(float2 own, int& turn) {
 #pragma unroll
   for (int mask = 16; mask; mask /= 2) own = own + make_float2(__shfl_xor_sync(~0u, own.x, mask), __shfl_xor_sync(~0u, own.y, mask));
@@ -46,7 +48,7 @@ __device__ inline void write(T* to, int vector, const Floats& values) {
 
 struct alignas(16) Quad { float at[4]; };
 
-// Of f32, where that is not `T`.
+// The same for f32, if that is not `T`.
 struct Long { float value; };
 
 __device__ inline Floats read(const Long* from, int vector) {
@@ -109,13 +111,13 @@ __device__ void forward(const S* __restrict__ x, const T* __restrict__ branch, c
   }
 }
 
-// Adds up what the groups of a block have for each column, and leaves it for `columns_total`.
+// Adds up the columns of the groups of a block, for `columns_total`.
 __device__ void leave(const Floats& own, int size, float* partial) {
   __shared__ float sums[WIDTH * N];
   int vector = threadIdx.x % WIDTH;
   for (int group = 0; group < GROUPS; ++group) {
     for (int i = 0; i < N && threadIdx.x / WIDTH == group; ++i) {
-      // Threads side by side, so that banks are not shared.
+      // Neighbouring threads use different banks.
       float& place = sums[i * WIDTH + vector];
       place = group == 0 ? own.at[i] : place + own.at[i];
     }
@@ -125,7 +127,8 @@ __device__ void leave(const Floats& own, int size, float* partial) {
   __syncthreads();
 }
 
-// `branch_grad` is that of x in short, where x is long; null otherwise. `partial` has three rows of columns for each block: of weight, shift and branch's bias.
+// `branch_grad` is the gradient of x in 16 bits if x is f32; null otherwise. `partial` has three rows of columns for
+// each block: for weight, shift and the branch's bias.
 template <class S>
 __device__ void backward(const T* __restrict__ dy, const S* __restrict__ dsum, const S* __restrict__ sum, const float2* __restrict__ stats,
                          const float* weight, S* __restrict__ dx, T* __restrict__ branch_grad, float* partial, int rows, int size) {

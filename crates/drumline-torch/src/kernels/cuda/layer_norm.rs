@@ -1,4 +1,4 @@
-//! Layer normalisation on a GPU, alone or of a sum, in one pass each way: what goes past a block of a transformer, and what goes into the next.
+//! Layer normalisation on a GPU, alone or fused with the residual sum before it, in one pass forward and one backward.
 #![allow(unsafe_code)]
 
 use tch::{Device, Kind, Tensor};
@@ -11,33 +11,34 @@ use crate::function::autograd_function;
 
 static SOURCE: Source = Source::new(&[include_str!("layer_norm.cu")]);
 
-/// Threads that a block should have, unless a row needs more.
+/// Threads per block, unless a row needs more.
 const THREADS: i64 = 256;
-/// Threads that it can have.
+/// The maximum of threads per block.
 const MOST_THREADS: i64 = 1024;
 
 /// A layer's parameters.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerNormLayer<'a> {
-    /// What each column is multiplied with.
+    /// The weight of each column.
     pub weight: &'a Tensor,
-    /// What is added to it.
+    /// The bias of each column.
     pub bias: &'a Tensor,
     /// Added to the variance.
     pub eps: f64,
 }
 
-/// What is added before the norm: a branch of the network, without the bias of its last layer, and that.
+/// The end of a residual branch: its output without the bias of its last layer, and that bias.
 #[derive(Debug, Clone, Copy)]
 pub struct BranchEnd<'a> {
-    /// As large as what it is added to.
+    /// The branch's output without bias, with the shape of what it is added to.
     pub branch: &'a Tensor,
-    /// One number for each column.
+    /// The bias, one value for each column.
     pub bias: &'a Tensor,
 }
 
-/// The norm of rows. Under autocast it comes out in the short type, which is what products make of it anyway. `None` where the kernels do not fit, so that
-/// libtorch's operations must do it: tensors of the processor or with gaps, rows of more than 8192 numbers (4096 of f32), parameters that are not f32.
+/// The layer norm of rows. With autocast the result is in 16 bits, because matrix products would cast it anyway.
+/// Returns `None` if the kernels do not support the tensors, so that libtorch is the fallback: tensors on the CPU or
+/// with gaps, rows of more than 8192 elements (4096 of f32), parameters that are not f32.
 pub fn layer_norm_cuda(xs: &Tensor, layer: LayerNormLayer<'_>) -> Result<Option<Tensor>, TorchError> {
     let Some(norm) = Norm::of(xs, &layer, None)? else { return Ok(None) };
     let outputs = autograd_function(
@@ -59,7 +60,7 @@ pub fn layer_norm_cuda(xs: &Tensor, layer: LayerNormLayer<'_>) -> Result<Option<
     Ok(outputs.into_iter().next())
 }
 
-/// The sum of `xs` and the end of a branch, and the norm of that. `None` as [`layer_norm_cuda`].
+/// The sum of `xs` and the end of a branch, and the norm of that sum. Returns `None` like [`layer_norm_cuda`].
 pub fn sum_layer_norm_cuda(
     xs: &Tensor,
     end: BranchEnd<'_>,
@@ -86,26 +87,26 @@ pub fn sum_layer_norm_cuda(
     Ok(outputs.try_into().ok())
 }
 
-/// Whether [`sum_layer_norm_cuda`] takes `xs` with the product that a branch ends in.
+/// Whether [`sum_layer_norm_cuda`] supports `xs` together with the matrix product at the end of a branch.
 pub fn sums_with_layer_norm_cuda(xs: &Tensor, layer: LayerNormLayer<'_>) -> Result<bool, TorchError> {
     Ok(Norm::of(xs, &layer, None)?.is_some())
 }
 
-/// Gradients: those of columns are of weight, bias and the branch's bias.
+/// Gradients. Those of columns are for weight, bias and the branch's bias.
 struct Graded {
     of_x: Tensor,
     of_branch: Tensor,
     of_columns: [Tensor; 3],
 }
 
-/// What the kernels must know of their tensors.
+/// What the kernels need to know about their tensors.
 #[derive(Debug, Clone, Copy)]
 struct Norm {
     device: usize,
-    /// Of what is read by products.
+    /// The type of the result, which matrix products read.
     element: Element,
     kind: Kind,
-    /// Whether the sum is in f32 while the rest is not.
+    /// Whether the sum is in f32 and the rest is not.
     is_long: bool,
     rows: i64,
     size: i64,
@@ -148,13 +149,13 @@ impl Norm {
         }))
     }
 
-    /// Threads of a row, and rows of a block.
+    /// Threads per row, and rows per block.
     fn block(&self) -> (i64, i64) {
         let width = (self.size / self.element.per_vector() + 31) / 32 * 32;
         (width, (THREADS / width).clamp(1, 4))
     }
 
-    /// As many blocks as run at the same time, with so many threads on each multiprocessor.
+    /// As many blocks as run at the same time with this many threads on each multiprocessor.
     fn grid(&self, threads_each: u32) -> Result<Grid, TorchError> {
         let (width, groups) = self.block();
         let threads = (width * groups) as u32;
@@ -166,8 +167,8 @@ impl Norm {
     fn launch(&self, name: &str, grid: Grid, arguments: &[Argument]) -> Result<(), TorchError> {
         let (width, groups) = self.block();
         let kernels = SOURCE.with(self.device, self.element, &[("WIDTH", width), ("GROUPS", groups)])?;
-        // SAFETY: each caller lists the arguments as the source does, of tensors whose shapes `of` has checked.
-        unsafe { launch(&kernels, name, (self.device, grid), arguments) }
+        // SAFETY: each caller lists the arguments as in the source, for tensors whose shapes `of` has checked.
+        unsafe { launch(&kernels, name, self.device, grid, arguments) }
     }
 
     fn name(&self, name: &str) -> String {
@@ -182,7 +183,7 @@ impl Norm {
         [(self.rows as i32).into(), (self.size as i32).into()]
     }
 
-    /// The norm, and each row's mean and inverse deviation.
+    /// The norm, and each row's mean and inverse standard deviation.
     fn forward(
         &self,
         xs: &Tensor,
@@ -204,7 +205,7 @@ impl Norm {
         Ok((y, stats))
     }
 
-    /// `by_y` is the gradient of the norm, `by_sum` that of the sum by those who go on from it.
+    /// `by_y` is the gradient of the norm, `by_sum` the gradient of the sum from its other uses.
     fn backward(
         &self,
         saved: &[Tensor],

@@ -1,7 +1,7 @@
-// A step on f32 copies by gradients of type T, and the outcome rounded to T, in one pass over memory.
+// Steps f32 master weights by gradients of type T, and rounds the results to T, in one pass over memory.
 //
-// A launch takes so many tensors, each in blocks of so many elements. LISTED, PER_BLOCK and THREADS are given when this is compiled; T has
-// sixteen bits, so that a thread has N = 8 numbers at a time.
+// A launch processes up to LISTED tensors, each in blocks of PER_BLOCK elements. LISTED, PER_BLOCK and THREADS are
+// defined when this is compiled. T has 16 bits, so that a thread processes N = 8 elements at a time.
 
 struct Tensors {
   float* master[LISTED];
@@ -45,7 +45,7 @@ __device__ inline void write(float* to, const float (&from)[N]) {
   }
 }
 
-// Calls `change(weight, gradient, first, second)` for each element; slots that are null are left alone.
+// Calls `change(weight, gradient, first, second)` for each element; slots that are null are skipped.
 template <typename Change>
 __device__ inline void each(const Tensors& all, const Part& part, Change change) {
   float* master = all.master[part.tensor];
@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) adam_step(const Tensors al
   });
 }
 
-// Counts a step that was not left out; a thread for each tensor.
+// Counts a step that was not skipped; one thread for each tensor.
 extern "C" __global__ void count_step(const Tensors all, const float* found_inf) {
   if (threadIdx.x < all.listed && !(found_inf != nullptr && *found_inf == 1)) {
     *all.step[threadIdx.x] += 1;

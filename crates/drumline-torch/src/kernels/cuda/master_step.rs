@@ -1,5 +1,5 @@
-//! Steps of optimizers on f32 copies of parameters in fewer bits: gradients are read as they came, and the outcome is rounded into the parameters, in one pass
-//! over memory where libtorch's kernels make three.
+//! Optimizer steps on f32 master weights of 16-bit parameters: one pass over memory reads 16-bit gradients, steps the
+//! f32 copies and rounds them into the parameters. libtorch's kernels make three passes.
 #![allow(unsafe_code)]
 
 use tch::{Device, Kind, Tensor};
@@ -8,37 +8,37 @@ use super::place::{Element, Source, is_aligned, pointer};
 use crate::cuda::{Argument, Grid};
 use crate::error::TorchError;
 use crate::fused::{Lr, is_dense};
-use crate::grad::written;
-use crate::memory_format::lies_as;
+use crate::grad::mark_written;
+use crate::memory_format::has_layout_of;
 
 static SOURCE: Source = Source::new(&[include_str!("master_step.cu")]);
 
 const THREADS: u32 = 256;
-/// Elements of a tensor that a block takes.
+/// Elements of a tensor per block.
 const PER_BLOCK: i64 = 8192;
-/// Tensors of a launch: what is told of them fits into a kernel's arguments.
+/// Tensors per launch: their pointers and sizes fit into a kernel's arguments.
 const LISTED: usize = 48;
 
-/// A parameter in fewer bits, its gradient and its f32 copy, with what the optimizer keeps for that.
+/// A 16-bit parameter, its gradient and its f32 copy, with the optimizer's state of the copy.
 #[derive(Debug)]
 pub(crate) struct Rounded<'a> {
     pub(crate) parameter: &'a Tensor,
     pub(crate) grad: &'a Tensor,
     pub(crate) master: &'a Tensor,
-    /// By the rule's slots.
+    /// The state tensors, in the order of the rule's slots.
     pub(crate) kept: &'a [Tensor],
 }
 
-/// How to step.
+/// The optimizer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Rule {
-    /// Keeps a buffer, unless the momentum is zero.
+    /// Keeps a momentum buffer, unless the momentum is zero.
     Sgd { momentum: f64, nesterov: bool },
-    /// Keeps the number of steps, on the device, and the means of gradients and of their squares.
+    /// Keeps the number of steps, on the device, and the running means of gradients and of their squares.
     Adam { betas: (f64, f64), eps: f64, decoupled: bool },
 }
 
-/// A step of some parameters by one rule.
+/// A step of parameters by one rule.
 #[derive(Debug)]
 pub(crate) struct MasterStep<'a> {
     pub(crate) tensors: Vec<Rounded<'a>>,
@@ -46,11 +46,11 @@ pub(crate) struct MasterStep<'a> {
     pub(crate) lr: Lr<'a>,
     pub(crate) weight_decay: f64,
     pub(crate) maximize: bool,
-    /// Where it is 1 nothing changes.
+    /// If it is 1, the step changes nothing.
     pub(crate) found_inf: Option<&'a Tensor>,
 }
 
-/// A step that kernels can make.
+/// A step that our kernels support.
 #[derive(Debug)]
 pub(crate) struct CheckedStep<'a> {
     step: MasterStep<'a>,
@@ -58,7 +58,7 @@ pub(crate) struct CheckedStep<'a> {
     element: Element,
 }
 
-/// Laid out as `Tensors` in the source.
+/// The layout is that of `Tensors` in the source.
 #[repr(C)]
 struct Lists {
     pointers: [[u64; LISTED]; 6],
@@ -68,7 +68,7 @@ struct Lists {
 }
 
 impl<'a> Rounded<'a> {
-    /// The number of steps, and the tensors that are as the copy is.
+    /// The number of steps, and the state tensors with the shape of the copy.
     fn slots(&self, rule: Rule) -> Option<(Option<&'a Tensor>, &'a [Tensor])> {
         match (rule, self.kept) {
             (Rule::Sgd { momentum, .. }, kept) => {
@@ -79,14 +79,14 @@ impl<'a> Rounded<'a> {
         }
     }
 
-    /// Whether all of it is of one size, lies on one GPU and in the same order, where vectors can be read.
+    /// Whether all tensors have the same size, GPU and memory layout, and are aligned for vector reads.
     fn fits(&self, rule: Rule, place: (Kind, Device)) -> bool {
         let size = self.parameter.size();
         let is_there = |tensor: &Tensor, kind: Kind| {
             (tensor.kind(), tensor.device()) == (kind, place.1)
                 && is_dense(tensor).is_ok_and(|dense| dense)
                 && tensor.size() == size
-                && lies_as(tensor, self.parameter)
+                && has_layout_of(tensor, self.parameter)
                 && is_aligned(tensor)
         };
         let Some((step, means)) = self.slots(rule) else { return false };
@@ -99,7 +99,7 @@ impl<'a> Rounded<'a> {
 }
 
 impl<'a> MasterStep<'a> {
-    /// The step, if kernels can make it; where not, libtorch's must.
+    /// The step, if our kernels support it; otherwise libtorch is the fallback.
     pub(crate) fn checked(self) -> Option<CheckedStep<'a>> {
         let first = self.tensors.first()?.parameter;
         let Device::Cuda(device) = first.device() else { return None };
@@ -144,7 +144,8 @@ impl CheckedStep<'_> {
             let (lists, blocks) = Lists::of(some, *rule);
             let launch = |name: &str, blocks: u32, arguments: &[Argument]| {
                 let grid = Grid { blocks: (blocks, 1), threads: THREADS, shared: 0 };
-                // SAFETY: the arguments are listed as in the source; the tensors of each list were found to be of one size and on this GPU.
+                // SAFETY: the arguments are listed as in the source; the tensors of each list were found to be of one
+                // size and on this GPU.
                 unsafe { kernels.get(name)?.launch_with(*device, grid, &lists, arguments) }
             };
             if blocks > 0 {
@@ -154,12 +155,12 @@ impl CheckedStep<'_> {
                 launch("count_step", 1, &[pointer(*found_inf)])?;
             }
         }
-        tensors.iter().try_for_each(|one| written(one.parameter).and_then(|()| written(one.master)))
+        tensors.iter().try_for_each(|one| mark_written(one.parameter).and_then(|()| mark_written(one.master)))
     }
 }
 
 impl Lists {
-    /// What a launch is told of its tensors, and how many blocks they take.
+    /// The argument of a launch, and the number of its blocks.
     fn of(tensors: &[Rounded<'_>], rule: Rule) -> (Self, u32) {
         let mut lists = Self {
             pointers: [[0; LISTED]; 6],

@@ -1,9 +1,9 @@
-// The greatest of each window of 3 x 3 pixels, two apart, with one pixel of padding, on channels that lie side by side (NHWC). Forward leaves which
-// of the nine it was; backward looks from each pixel at the windows that it is in, up to four.
+// Max pooling with a 3 x 3 window, stride 2 and padding 1, in channels last (NHWC). Forward saves which of the nine
+// pixels was the maximum; backward visits for each pixel the windows that contain it, up to four.
 
 const int EDGE = 3, STRIDE = 2, PADDING = 1;
 
-// A thread's pixel and its 16 bytes of channels.
+// A thread's pixel and its vector of channels.
 struct Pixel {
   int column, x, y;
   size_t image;
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (y < 0 || y >= height || x < 0 || x >= width) continue;
     for (int i = 0; i < N; ++i) {
       float value = to_float(seen[k].at[i]);
-      // As libtorch: what is not a number wins.
+      // As in libtorch, NaN is the maximum.
       if (value > best[i] || isnan(value)) best[i] = value, found.at[i] = k;
     }
   }
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(256)
   if (thread >= threads) return;
   Pixel at(thread, vectors, height, width);
   float sum[N] = {};
-  // The first window that reaches this pixel, in each direction; the next may do so, too.
+  // The first window that contains this pixel, in each direction; the next one may contain it, too.
   int y = (at.y + PADDING - EDGE + STRIDE) / STRIDE, x = (at.x + PADDING - EDGE + STRIDE) / STRIDE;
 #pragma unroll
   for (int k = 0; k < 4; ++k) {

@@ -1,4 +1,5 @@
-//! The greatest of 3 × 3 pixels, two apart, as ResNets begin with: forward remembers a byte for each, where libtorch remembers eight.
+//! Max pooling of 3 × 3 pixels with stride 2, as at the beginning of ResNets. Forward saves a byte per output, where
+//! libtorch saves eight.
 #![allow(unsafe_code)]
 
 use tch::{Device, Kind, Tensor};
@@ -13,8 +14,9 @@ static SOURCE: Source = Source::new(&[include_str!("max_pool.cu")]);
 
 const THREADS: u32 = 256;
 
-/// The greatest of each window of 3 × 3 pixels, two apart, with one pixel of padding. `None` where the kernels do not fit, so that libtorch must
-/// do it: tensors of the processor, channels that do not lie side by side or do not fill 16 bytes.
+/// Max pooling with a 3 × 3 window, stride 2 and padding 1. Returns `None` if the kernels do not support the tensor, so
+/// that libtorch is the fallback: tensors on the CPU, tensors that are not channels last, channels that do not fill 16
+/// bytes.
 pub fn max_pool_cuda(xs: &Tensor) -> Result<Option<Tensor>, TorchError> {
     let Some(pool) = Pool::of(xs) else { return Ok(None) };
     let outputs = autograd_function(
@@ -65,7 +67,7 @@ impl Pool {
         Ok(made.f_permute([0, 3, 1, 2])?)
     }
 
-    /// What is pooled, and which of each nine it was.
+    /// The result, and which of the nine pixels each value came from.
     fn forward(&self, xs: &Tensor) -> Result<(Tensor, Tensor), TorchError> {
         let (y, which) = (self.empty(self.halved(), self.kind)?, self.empty(self.halved(), Kind::Uint8)?);
         self.launch("max_pool", self.halved(), [xs.into(), (&y).into(), (&which).into()])?;
@@ -79,7 +81,7 @@ impl Pool {
         Ok(dx)
     }
 
-    /// A thread for each vector of a tensor of this size.
+    /// Launches a thread for each vector of a tensor of this size.
     fn launch(&self, name: &str, over: [i64; 4], tensors: [Argument; 3]) -> Result<(), TorchError> {
         let kernels = SOURCE.on(self.device, self.element)?;
         let vectors = self.size[1] / self.element.per_vector();
@@ -90,7 +92,7 @@ impl Pool {
         let arguments = [&tensors[..], &[threads.into()], &sizes].concat();
         let blocks = (threads as u64).div_ceil(u64::from(THREADS)) as u32;
         let grid = Grid { blocks: (blocks, 1), threads: THREADS, shared: 0 };
-        // SAFETY: the arguments are listed as in the source, and the tensors are of these sizes.
-        unsafe { launch(&kernels, name, (self.device, grid), &arguments) }
+        // SAFETY: the arguments are listed as in the source, and the tensors have these sizes.
+        unsafe { launch(&kernels, name, self.device, grid, &arguments) }
     }
 }

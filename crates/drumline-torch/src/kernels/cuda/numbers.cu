@@ -1,4 +1,4 @@
-// What all kernels begin with. ELEMENT, the type of a tensor's elements, is given when they are compiled.
+// The beginning of all kernel sources. ELEMENT, the element type, is defined when they are compiled.
 
 #define INFINITY __int_as_float(0x7f800000)
 #define NOT_A_NUMBER __int_as_float(0x7fffffff)
@@ -18,8 +18,8 @@ __device__ inline void from_float(float& to, float x) { to = x; }
 
 typedef ELEMENT T;
 
-// What a thread reads or writes at once: 16 bytes.
+// The vector that a thread reads or writes at once: 16 bytes.
 const int N = 16 / sizeof(T);
 struct alignas(16) Vec { T at[N]; };
-// A byte for each number of it.
+// A byte for each element of a vector.
 struct alignas(N) Bytes { u8 at[N]; };

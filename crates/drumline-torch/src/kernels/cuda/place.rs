@@ -1,4 +1,4 @@
-//! Where kernels run: compiled once for each GPU and type of elements, and counters that blocks of a stream's kernels share.
+//! What kernels need to run: sources compiled once for each GPU and element type, and counters that blocks share.
 #![allow(unsafe_code)]
 
 use std::collections::HashMap;
@@ -9,10 +9,10 @@ use tch::{Device, Kind, Tensor};
 use crate::cuda::{Argument, Grid, Kernels, Properties, Stream};
 use crate::error::TorchError;
 
-/// Counters of a stream: kernels leave them at zero.
+/// Counters per stream. Kernels reset them to zero.
 const COUNTERS: i64 = 4096;
 
-/// The type of a tensor's elements, of those that kernels are made for.
+/// The element types that kernels support.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Element {
     Bf16,
@@ -21,7 +21,7 @@ pub(super) enum Element {
 }
 
 impl Element {
-    /// Where kernels for it can be compiled: those of bfloat16 need the eighth generation.
+    /// The element type, if kernels for it can be compiled. bfloat16 needs compute capability 8.
     pub(super) fn on(device: usize, kind: Kind) -> Option<Self> {
         let element = match kind {
             Kind::BFloat16 => Self::Bf16,
@@ -33,12 +33,12 @@ impl Element {
         (Kernels::can_be_compiled() && (element != Self::Bf16 || generation >= 8)).then_some(element)
     }
 
-    /// How many of them a thread reads at once.
+    /// How many elements a thread reads at once.
     pub(super) fn per_vector(self) -> i64 {
         if self == Self::F32 { 4 } else { 8 }
     }
 
-    /// In the sources.
+    /// Its name in the sources.
     fn name(self) -> &'static str {
         match self {
             Self::Bf16 => "bf16",
@@ -48,12 +48,12 @@ impl Element {
     }
 }
 
-/// Whether vectors can be read from where the tensor begins.
+/// Whether the tensor is aligned for vector reads.
 pub(super) fn is_aligned(tensor: &Tensor) -> bool {
     (tensor.data_ptr() as usize).is_multiple_of(16)
 }
 
-/// Whether a tensor is of this type, there, of this size, without gaps, and begins where vectors can be read.
+/// Whether a tensor has this type, device and size, is contiguous, and is aligned for vector reads.
 pub(super) fn is_plain(tensor: &Tensor, place: (Kind, Device), size: &[i64]) -> bool {
     (tensor.kind(), tensor.device()) == place
         && tensor.size() == size
@@ -61,17 +61,17 @@ pub(super) fn is_plain(tensor: &Tensor, place: (Kind, Device), size: &[i64]) -> 
         && is_aligned(tensor)
 }
 
-/// Kernels by the GPU and what the source began with.
+/// Kernels by GPU and by the constants at the beginning of the source.
 type Compiled = HashMap<(usize, String), Arc<Kernels>>;
 
-/// A source, compiled for a GPU and a type of elements when it is first used.
+/// A source, compiled for a GPU and an element type when it is first used.
 pub(super) struct Source {
     parts: &'static [&'static str],
     compiled: LazyLock<Mutex<Compiled>>,
 }
 
 impl Source {
-    /// Of parts that follow each other.
+    /// A source of several parts, in order.
     pub(super) const fn new(parts: &'static [&'static str]) -> Self {
         Self { parts, compiled: LazyLock::new(Mutex::default) }
     }
@@ -80,7 +80,7 @@ impl Source {
         self.with(device, element, &[])
     }
 
-    /// With constants that the source knows by their names.
+    /// Compiles with constants, which the source uses by name.
     pub(super) fn with(
         &self,
         device: usize,
@@ -107,29 +107,30 @@ impl Source {
 pub(super) unsafe fn launch(
     kernels: &Kernels,
     name: &str,
-    (device, grid): (usize, Grid),
+    device: usize,
+    grid: Grid,
     arguments: &[Argument],
 ) -> Result<(), TorchError> {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller's promise.
     unsafe { kernels.get(name)?.launch(device, grid, arguments) }
 }
 
-/// A tensor's memory, or null.
+/// The address of a tensor's memory, or null.
 pub(super) fn pointer(tensor: Option<&Tensor>) -> Argument {
     tensor.map_or_else(|| std::ptr::null_mut::<u8>().into(), Argument::from)
 }
 
-/// A GPU's number of its generation: 9 for Hopper.
+/// The major compute capability of a GPU: 9 for Hopper.
 pub(super) fn generation(device: usize) -> Result<i32, TorchError> {
     Ok(properties(device)?.0)
 }
 
-/// How many multiprocessors a GPU has.
+/// The number of multiprocessors of a GPU.
 pub(super) fn multiprocessors(device: usize) -> Result<u32, TorchError> {
     Ok(properties(device)?.1)
 }
 
-/// Generation and multiprocessors, asked for once.
+/// Compute capability and multiprocessors, cached.
 fn properties(device: usize) -> Result<(i32, u32), TorchError> {
     static KNOWN: LazyLock<Mutex<HashMap<usize, (i32, u32)>>> = LazyLock::new(Mutex::default);
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -142,13 +143,13 @@ fn properties(device: usize) -> Result<(i32, u32), TorchError> {
     Ok(found)
 }
 
-/// Zeros that the kernels of the current stream use one after the other.
+/// Counters for the kernels of the current stream, which are zero between kernels.
 pub(super) fn counters(device: usize) -> Result<Tensor, TorchError> {
     static KNOWN: LazyLock<Mutex<HashMap<Stream, Tensor>>> = LazyLock::new(Mutex::default);
     let stream = Stream::current(device)?;
     let zeros = || Ok(Tensor::f_zeros([COUNTERS], (Kind::Int, Device::Cuda(device)))?);
     if stream.is_recording()? {
-        // They are the recording's, and zero only when that is launched.
+        // They belong to the recording, and become zero only when it is launched.
         return zeros();
     }
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);

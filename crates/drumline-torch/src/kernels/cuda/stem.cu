@@ -1,11 +1,12 @@
-// A convolution of 7 x 7 pixels, two apart, with a padding of 3, as one of 4 x 4 pixels on images of half the size: the four pixels of a square
-// become channels of one. Three channels, which tensor cores cannot use, become twelve, and four of zeros.
+// A convolution of 7 x 7 pixels with stride 2 and padding 3, as one of 4 x 4 pixels on images of half the size: the
+// four pixels of a square become channels of one pixel. Three channels, too few for tensor cores, become twelve, and
+// four of zeros.
 //
 //   row 2y + i - 3 of the image, i = 0 … 6   is   row y + a of the squares, two of zeros before them, and p within it: i + 1 = 2a + p
 
 const int CHANNELS = 3, FOLDED = 16, EDGE = 7, HALF = 4, BEFORE = 2;
 
-// Where a weight goes, or -1 for those that are zero.
+// The folded position of a weight, or -1 for weights that are zero.
 __device__ inline int channel_of(int folded, int& p, int& q) {
   p = folded / CHANNELS / 2, q = folded / CHANNELS % 2;
   return folded < 4 * CHANNELS ? folded % CHANNELS : -1;
@@ -13,7 +14,7 @@ __device__ inline int channel_of(int folded, int& p, int& q) {
 
 struct Strides { int image, channel, row, column; };
 
-// A thread makes one pixel of all folded channels.
+// A thread writes all folded channels of one pixel.
 template <class From>
 __device__ void fold(const From* __restrict__ images, Vec* __restrict__ to, Strides by, int count, int height, int width) {
   int out_height = height / 2 + 3, out_width = width / 2 + 3;
@@ -41,7 +42,7 @@ __device__ void fold(const From* __restrict__ images, Vec* __restrict__ to, Stri
 FOLD(fold_same, T)
 FOLD(fold_float, float)
 
-// Of outputs x 3 x 7 x 7, by their strides, to outputs x 4 x 4 x 16.
+// Folds outputs x 3 x 7 x 7, with any strides, to outputs x 4 x 4 x 16.
 template <class From>
 __device__ void fold_weight(const From* weight, T* to, Strides by, int outputs) {
   int thread = blockIdx.x * blockDim.x + threadIdx.x;
@@ -53,7 +54,7 @@ __device__ void fold_weight(const From* weight, T* to, Strides by, int outputs) 
   from_float(to[thread], is_in ? to_float(weight[output * by.image + channel * by.channel + row * by.row + column * by.column]) : 0.f);
 }
 
-// And back, for the gradient.
+// The inverse, for the gradient.
 template <class To>
 __device__ void unfold_weight(const T* folded, To* to, Strides by, int outputs) {
   int thread = blockIdx.x * blockDim.x + threadIdx.x;

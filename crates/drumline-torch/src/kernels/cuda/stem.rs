@@ -1,5 +1,5 @@
-//! The first convolution of a ResNet: 7 × 7 pixels, two apart, on images of three channels, of which tensor cores can use none. Folded to one of
-//! 4 × 4 pixels on twelve channels, which computes the same.
+//! The first convolution of a ResNet: 7 × 7 pixels with stride 2 on three channels, which is too few channels for
+//! tensor cores. It is folded to a convolution of 4 × 4 pixels on twelve channels, which computes the same.
 #![allow(unsafe_code)]
 
 use tch::{Device, Kind, Tensor};
@@ -14,13 +14,14 @@ use crate::function::autograd_function;
 static SOURCE: Source = Source::new(&[include_str!("stem.cu")]);
 
 const THREADS: u32 = 256;
-/// Of the folded convolution, as in the source.
+/// Channels of the folded convolution, as in the source.
 const FOLDED: i64 = 16;
 const EDGE: i64 = 4;
 const MOST_NUMEL: i64 = 1 << 30;
 
-/// `images` convolved with `weight`, outputs × 3 × 7 × 7, two pixels apart and with a padding of 3. `None` where it does not fit, so that libtorch must do
-/// it: not in 16 bits on a GPU, images of odd sizes or with gradients.
+/// The convolution of `images` with `weight` (outputs × 3 × 7 × 7), with stride 2 and padding 3. Returns `None` if the
+/// kernels do not support the tensors, so that libtorch is the fallback: tensors that are not in 16 bits on a GPU,
+/// images of odd sizes, images that require gradients.
 pub fn conv_stem_cuda(images: &Tensor, weight: &Tensor) -> Result<Option<Tensor>, TorchError> {
     let Some(stem) = Stem::of(images, weight)? else { return Ok(None) };
     let outputs = autograd_function(
@@ -44,11 +45,11 @@ pub fn conv_stem_cuda(images: &Tensor, weight: &Tensor) -> Result<Option<Tensor>
     Ok(outputs.into_iter().next())
 }
 
-/// What the kernels must know.
+/// What the kernels need to know.
 #[derive(Debug, Clone, Copy)]
 struct Stem {
     device: usize,
-    /// Of the products.
+    /// The type in which the convolution is computed.
     kind: Kind,
     element: Element,
 }
@@ -77,7 +78,7 @@ impl Stem {
         Ok(element.map(|element| Self { device, kind, element }))
     }
 
-    /// Images of half the size, with zeros around them.
+    /// Folds images to half the size, with padding.
     fn folded(&self, images: &Tensor) -> Result<Tensor, TorchError> {
         let size = images.size();
         let [count, height, width] = [size[0], size[2], size[3]];
@@ -85,7 +86,7 @@ impl Stem {
         let to = self.channels_last([count, FOLDED, rows, columns])?;
         let sizes = [count, height, width].map(|extent| Argument::from(extent as i32));
         let arguments = [&[images.into(), (&to).into()], &strides(images)[..], &sizes].concat();
-        self.launch(self.name("fold", images), count * rows * columns, &arguments)?;
+        self.launch(&self.name("fold", images), count * rows * columns, &arguments)?;
         Ok(to)
     }
 
@@ -94,17 +95,17 @@ impl Stem {
         let to = self.channels_last([outputs, FOLDED, EDGE, EDGE])?;
         let arguments =
             [&[weight.into(), (&to).into()], &strides(weight)[..], &[(outputs as i32).into()]].concat();
-        self.launch(self.name("fold_weight", weight), outputs * FOLDED * EDGE * EDGE, &arguments)?;
+        self.launch(&self.name("fold_weight", weight), outputs * FOLDED * EDGE * EDGE, &arguments)?;
         Ok(to)
     }
 
-    /// The gradient of the weight, laid out as that.
+    /// The gradient of the weight, with the weight's layout.
     fn unfolded(&self, grad: &Tensor, weight: &Tensor) -> Result<Tensor, TorchError> {
         let (outputs, to) = (weight.size()[0], weight.f_empty_like()?);
         let grad = crate::memory_format::channels_last(grad)?;
         let arguments =
             [&[(&grad).into(), (&to).into()], &strides(&to)[..], &[(outputs as i32).into()]].concat();
-        self.launch(self.name("unfold_weight", weight), weight.numel() as i64, &arguments)?;
+        self.launch(&self.name("unfold_weight", weight), weight.numel() as i64, &arguments)?;
         Ok(to)
     }
 
@@ -114,21 +115,21 @@ impl Stem {
         Ok(Tensor::f_empty([count, height, width, channels], place)?.f_permute([0, 3, 1, 2])?)
     }
 
-    /// The kernel for a tensor of the type of the products, or f32.
+    /// The name of the kernel for a tensor in 16 bits, or in f32.
     fn name(&self, name: &str, tensor: &Tensor) -> String {
         format!("{name}_{}", if tensor.kind() == self.kind { "same" } else { "float" })
     }
 
-    fn launch(&self, name: String, threads: i64, arguments: &[Argument]) -> Result<(), TorchError> {
+    fn launch(&self, name: &str, threads: i64, arguments: &[Argument]) -> Result<(), TorchError> {
         let kernels = SOURCE.on(self.device, self.element)?;
         let blocks = (threads as u64).div_ceil(u64::from(THREADS)) as u32;
         let grid = Grid { blocks: (blocks, 1), threads: THREADS, shared: 0 };
-        // SAFETY: each caller lists the arguments as the source does, of tensors of the sizes that it counts on.
-        unsafe { launch(&kernels, &name, (self.device, grid), arguments) }
+        // SAFETY: each caller lists the arguments as in the source, for tensors of the sizes that it expects.
+        unsafe { launch(&kernels, name, self.device, grid, arguments) }
     }
 }
 
-/// In elements.
+/// The strides of a tensor, in elements.
 fn strides(tensor: &Tensor) -> Vec<Argument> {
     tensor.stride().iter().map(|stride| Argument::from(*stride as i32)).collect()
 }

@@ -1,10 +1,10 @@
-//! CIFAR's files: read as they are, and refused when they are not.
+//! Reading of CIFAR's files, and errors for damaged ones.
 
 use std::fs;
 
 use super::*;
 
-/// Files with the given numbers of images; image i of a file has label i % classes and pixels that differ.
+/// Writes files with the given numbers of images. Image i of a file has label i % classes and its own pixels.
 fn write(dir: &Path, kind: CifarKind, split: Split, counts: &[usize]) {
     for (file, count) in kind.files(split).iter().zip(counts) {
         let record = |i: usize| {
@@ -22,7 +22,7 @@ fn refused(dir: &Path) -> String {
 }
 
 #[test]
-fn images_labels_and_names_are_those_of_the_files() {
+fn images_labels_and_names_match_the_files() {
     for (kind, split, counts) in [
         (CifarKind::Cifar10, Split::Train, &[3, 3, 2, 2, 2][..]),
         (CifarKind::Cifar10, Split::Test, &[12]),
@@ -62,7 +62,7 @@ fn the_folder_of_the_archive_is_found() {
 }
 
 #[test]
-fn augmentation_depends_on_the_seed_alone() {
+fn augmentation_depends_only_on_the_seed() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), CifarKind::Cifar10, Split::Test, &[40]);
     let data = Cifar::open(folder.path(), Split::Test, Transform::cifar_train()).unwrap();

@@ -1,13 +1,13 @@
-//! Causal attention: each place sees those up to its own.
+//! Causal self-attention: each place attends to itself and earlier places.
 
 use tch::nn::Path;
 use tch::{Kind, Tensor};
 
-use super::cache::Kept;
+use super::cache::LayerCache;
 use super::conv1d::Conv1d;
 use super::{GptOptions, STDEV};
 
-/// The layer; queries, keys and values come from one product.
+/// The layer. One product computes queries, keys and values.
 #[derive(Debug)]
 pub(super) struct Attention {
     c_attn: Conv1d,
@@ -15,7 +15,7 @@ pub(super) struct Attention {
     n_head: i64,
 }
 
-/// Queries, keys and values, each texts × heads × places × head's size.
+/// Queries, keys and values, each `[texts, heads, places, head size]`.
 type Heads = [Tensor; 3];
 
 impl Attention {
@@ -26,7 +26,7 @@ impl Attention {
         Self { c_attn, c_proj, n_head }
     }
 
-    /// What each place sees, which `c_proj` ends; `p` is the dropout of the weights.
+    /// The attention output before `c_proj`. `p` is the dropout of the attention weights.
     pub(super) fn seen(&self, xs: &Tensor, p: f64) -> Tensor {
         let [queries, keys, values] = self.heads(xs);
         let seen = Tensor::scaled_dot_product_attention::<Tensor>(
@@ -35,16 +35,16 @@ impl Attention {
         joined(&seen)
     }
 
-    /// The last layer.
+    /// The output projection.
     pub(super) fn c_proj(&self) -> &Conv1d {
         &self.c_proj
     }
 
-    /// Of places that follow those that were kept.
-    pub(super) fn next(&self, xs: &Tensor, kept: &mut Kept) -> Tensor {
+    /// The output for places that follow those in the cache.
+    pub(super) fn next(&self, xs: &Tensor, cache: &mut LayerCache) -> Tensor {
         let [queries, keys, values] = self.heads(xs);
-        let before = kept.len();
-        let (keys, values) = kept.extended(&keys, &values);
+        let before = cache.len();
+        let (keys, values) = cache.extended(&keys, &values);
         let new = queries.size()[2];
         let mask = (new > 1).then(|| {
             let all = (Kind::Bool, queries.device());
@@ -58,13 +58,13 @@ impl Attention {
     fn heads(&self, xs: &Tensor) -> Heads {
         let all = self.c_attn.forward(xs);
         let size = all.size();
-        // Cut once, so that the gradients are put together once.
+        // Split in one operation, so that backward joins the gradients once.
         let parts = all.split(size[2] / 3, 2);
         [0, 1, 2].map(|part: usize| parts[part].view([size[0], size[1], self.n_head, -1]).transpose(1, 2))
     }
 }
 
-/// Heads side by side: texts × places × size.
+/// Joins the heads: `[texts, places, size]`.
 fn joined(heads: &Tensor) -> Tensor {
     heads.transpose(1, 2).flatten(2, 3)
 }

@@ -1,4 +1,4 @@
-//! A block: attention, then two dense layers, each added to what goes in, behind a norm of its own.
+//! A block: self-attention, then a feed-forward network, each with a norm before it and a residual connection.
 
 use drumline_torch::{
     BranchEnd, TorchError, layer_norm_cuda, sum_layer_norm_cuda, sums_with_layer_norm_cuda,
@@ -7,13 +7,12 @@ use tch::Tensor;
 use tch::nn::Path;
 
 use super::attention::Attention;
-use super::cache::Kept;
+use super::cache::LayerCache;
 use super::conv1d::Conv1d;
 use super::{GptOptions, STDEV};
 use crate::models::dropout::sum_with_dropout;
 use crate::models::transformer::LayerNorm;
 
-/// The block.
 #[derive(Debug)]
 pub(super) struct Block {
     ln_1: LayerNorm,
@@ -26,7 +25,8 @@ pub(super) struct Block {
 impl Block {
     pub(super) fn new(path: &Path<'_>, options: &GptOptions) -> Self {
         let &GptOptions { n_embd, n_layer, .. } = options;
-        // Twice in each layer something is added up: the sum should not grow with their number.
+        // Each layer adds to the residual stream twice. The initial weights are scaled so that its variance does not
+        // grow with depth.
         let stdev_back = STDEV / ((2 * n_layer) as f64).sqrt();
         let mlp = path / "mlp";
         Self {
@@ -38,7 +38,8 @@ impl Block {
         }
     }
 
-    /// From what goes past the block and its norm to the same of the `next` one; `p` is the probability of dropout.
+    /// Maps this block's residual stream and norm to those of the next block, whose first norm is `next`. `p` is the
+    /// probability of dropout.
     pub(super) fn forward(&self, xs: Normed, next: &LayerNorm, p: f64) -> Normed {
         let seen = self.attn.seen(&xs.normed, p);
         let xs = xs.plus(self.attn.c_proj(), &seen, &self.ln_2, p);
@@ -46,14 +47,14 @@ impl Block {
         xs.plus(&self.c_proj, &hidden, next, p)
     }
 
-    /// The norm before it.
+    /// The norm before attention.
     pub(super) fn first_norm(&self) -> &LayerNorm {
         &self.ln_1
     }
 
-    /// Of places that follow those that were kept.
-    pub(super) fn next(&self, xs: &Tensor, kept: &mut Kept) -> Tensor {
-        let xs = xs + self.attn.next(&self.ln_1.forward(xs), kept);
+    /// The output for places that follow those in the cache.
+    pub(super) fn next(&self, xs: &Tensor, cache: &mut LayerCache) -> Tensor {
+        let xs = xs + self.attn.next(&self.ln_1.forward(xs), cache);
         &xs + self.mlp(&xs)
     }
 
@@ -62,7 +63,7 @@ impl Block {
     }
 }
 
-/// What goes past a block, and its norm, which goes into it.
+/// The residual stream, and its norm, which is a sublayer's input.
 #[derive(Debug)]
 pub(super) struct Normed {
     past: Tensor,
@@ -71,17 +72,17 @@ pub(super) struct Normed {
 
 impl Normed {
     pub(super) fn new(past: Tensor, norm: &LayerNorm) -> Self {
-        let normed = told(layer_norm_cuda(&past, norm.layer())).unwrap_or_else(|| norm.forward(&past));
+        let normed = expect_ok(layer_norm_cuda(&past, norm.layer())).unwrap_or_else(|| norm.forward(&past));
         Self { past, normed }
     }
 
-    /// With the end of a branch added: what its last layer makes of `inputs`.
+    /// Adds the output of a sublayer, whose last layer is applied to `inputs`, to the residual stream.
     fn plus(self, last: &Conv1d, inputs: &Tensor, norm: &LayerNorm, p: f64) -> Self {
         let Self { past, .. } = self;
-        if p == 0.0 && told(sums_with_layer_norm_cuda(&past, norm.layer())) {
+        if p == 0.0 && expect_ok(sums_with_layer_norm_cuda(&past, norm.layer())) {
             let branch = last.product(inputs);
             let end = BranchEnd { branch: &branch, bias: last.bias() };
-            return match told(sum_layer_norm_cuda(&past, end, norm.layer())) {
+            return match expect_ok(sum_layer_norm_cuda(&past, end, norm.layer())) {
                 Some([past, normed]) => Self { past, normed },
                 None => Self::new(past + branch + last.bias(), norm),
             };
@@ -90,7 +91,7 @@ impl Normed {
     }
 }
 
-/// A model's parts return no errors; those of tch panic as well, and the trainer tells it.
-fn told<R>(made: Result<R, TorchError>) -> R {
+/// Unwraps a result: a module cannot return an error. tch's modules panic too, and the trainer reports the panic.
+fn expect_ok<R>(made: Result<R, TorchError>) -> R {
     made.unwrap_or_else(|error| panic!("layer norm: {error}"))
 }

@@ -1,49 +1,49 @@
-//! Keys and values of the places that a text has so far, so that each new token costs one place.
+//! The cache of keys and values, so that each new token computes only its own place.
 
 use tch::Tensor;
 
-/// Places that are added at a time: memory is not moved for each.
+/// The number of places by which the capacity grows, so that memory is not copied for each token.
 const ROOM: i64 = 64;
 
 /// The cache of all blocks.
 #[derive(Debug)]
 pub struct KvCache {
-    layers: Vec<Kept>,
+    layers: Vec<LayerCache>,
 }
 
 impl KvCache {
     pub(super) fn new(layers: usize) -> Self {
-        Self { layers: (0..layers).map(|_| Kept::default()).collect() }
+        Self { layers: (0..layers).map(|_| LayerCache::default()).collect() }
     }
 
-    /// Places that it has.
+    /// The number of cached places.
     pub fn len(&self) -> i64 {
-        self.layers.first().map_or(0, Kept::len)
+        self.layers.first().map_or(0, LayerCache::len)
     }
 
-    /// Whether it has none.
+    /// Whether the cache is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    pub(super) fn layers(&mut self) -> &mut [Kept] {
+    pub(super) fn layers(&mut self) -> &mut [LayerCache] {
         &mut self.layers
     }
 }
 
-/// That of one block: texts × heads × room × head's size, of which `len` places are taken.
+/// The cache of one block: `[texts, heads, capacity, head size]`, of which the first `len` places are used.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct LayerCache {
     memory: Option<[Tensor; 2]>,
     len: i64,
 }
 
-impl Kept {
+impl LayerCache {
     pub(super) fn len(&self) -> i64 {
         self.len
     }
 
-    /// All keys and values, with these behind them.
+    /// Appends keys and values, and returns all of them.
     pub(super) fn extended(&mut self, keys: &Tensor, values: &Tensor) -> (Tensor, Tensor) {
         let new = keys.size()[2];
         let all = self.len + new;

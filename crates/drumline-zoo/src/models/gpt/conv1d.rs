@@ -1,9 +1,8 @@
-//! Hugging Face's `Conv1D`: a linear layer whose weight is inputs × outputs.
+//! Hugging Face's `Conv1D`: a linear layer whose weight is `[inputs, outputs]`.
 
 use tch::Tensor;
 use tch::nn::{Init, Path};
 
-/// The layer.
 #[derive(Debug)]
 pub(super) struct Conv1d {
     weight: Tensor,
@@ -11,20 +10,20 @@ pub(super) struct Conv1d {
 }
 
 impl Conv1d {
-    /// Weights begin with a deviation of `stdev`, biases at zero.
+    /// Creates the layer. Weights are normal with standard deviation `stdev`, biases zero.
     pub(super) fn new(path: Path<'_>, (inputs, outputs): (i64, i64), stdev: f64) -> Self {
         let weight = path.var("weight", &[inputs, outputs], Init::Randn { mean: 0.0, stdev });
         Self { weight, bias: path.zeros("bias", &[outputs]) }
     }
 
-    /// Of texts × places × inputs.
+    /// Applies the layer to `[texts, places, inputs]`.
     pub(super) fn forward(&self, xs: &Tensor) -> Tensor {
         let size = xs.size();
-        // One product with the bias in it, as GPUs have it.
+        // One product that includes the bias, which is faster on GPUs.
         self.bias.addmm(&xs.flatten(0, 1), &self.weight).view([size[0], size[1], -1])
     }
 
-    /// The same without the bias, for those who add it in passing.
+    /// The product without the bias, for callers that add it in a fused operation.
     pub(super) fn product(&self, xs: &Tensor) -> Tensor {
         let size = xs.size();
         xs.flatten(0, 1).mm(&self.weight).view([size[0], size[1], -1])

@@ -1,13 +1,15 @@
-//! The head: logits by the embedding's own rows, and the loss of the next token without all logits at once.
+//! The head: logits from the embedding matrix, and the loss of the next token without materialising all logits.
 //!
 //! ```text
-//!   states, in chunks of rows ─▶ logits of the chunk ─┬▶ loss, added up
-//!                                                     └▶ softmax − right token ─┬▶ · weight: gradient of the chunk's states
-//!                                                                               └▶ ᵀ · states: added to the gradient of the weight
+//!   states, in chunks of rows ─▶ logits of the chunk ─┬▶ loss: summed
+//!                                                     └▶ softmax − target ─┬▶ · weight: gradient of the chunk's states
+//!                                                                          └▶ ᵀ · states: added to weight's gradient
 //! ```
-//! Logits of 16 texts of 1024 places would be 3.3 GB, and so would their gradient. In chunks both are made in forward, one chunk after the
-//! other, and backward only multiplies what is kept by the gradient of the sum: as many products as without chunks. On a GPU, without chunks, kernels of ours keep
-//! the logits in 16 bits and write the gradient over them: faster, but with all of them there, so chunks that were asked for are chunks.
+//! The logits of 16 texts of 1024 places would need 3.3 GB, and so would their gradient. With chunks, both are computed
+//! in the forward pass, one chunk after the other, and backward only multiplies the saved gradients by the gradient of
+//! the sum. The number of products is the same as without chunks. On a GPU without chunks, our kernels store the logits
+//! in 16 bits and overwrite them with the gradient: that is faster, but all logits exist at once. So the number of
+//! chunks that was asked for is used.
 
 use drumline_torch::{
     RightClasses, SmoothedLabels, TorchError, autograd_function, linear_cross_entropy_cuda,
@@ -15,20 +17,20 @@ use drumline_torch::{
 };
 use tch::{Kind, Tensor, no_grad};
 
-/// The logit of a row that nobody has trained: far below all others, and a number in 16 bits, too.
+/// The logit of padding rows: far below all others, and finite in 16 bits.
 const NEVER: f64 = -3e4;
 
-/// The head, tied to the embedding.
+/// The head, whose weight is the embedding.
 #[derive(Debug)]
 pub(super) struct Head {
     weight: Tensor,
     vocab_size: i64,
-    /// Keeps added rows from being predicted.
+    /// A bias that keeps padding rows from being predicted.
     bias: Option<Tensor>,
 }
 
 impl Head {
-    /// Rows of `weight` from `vocab_size` on are never predicted.
+    /// Creates the head. Rows of `weight` from `vocab_size` on are padding.
     pub(super) fn new(weight: &Tensor, vocab_size: i64) -> Self {
         let rows = weight.size()[0];
         let bias = (rows > vocab_size).then(|| {
@@ -43,7 +45,7 @@ impl Head {
         states.linear(&self.weight, self.bias.as_ref())
     }
 
-    /// The sum of the losses of rows of states.
+    /// The sum of the losses over rows of states.
     pub(super) fn loss(&self, states: &Tensor, targets: &Tensor, chunks: i64) -> Result<Tensor, TorchError> {
         if chunks > 1 {
             return linear_cross_entropy(states, (&self.weight, self.bias.as_ref()), targets, chunks);
@@ -57,8 +59,8 @@ impl Head {
     }
 }
 
-/// The sum of the cross-entropies of `states · weightᵀ + bias` and the right classes, in so many chunks of rows: states are rows × size, weight
-/// classes × size, targets one for each row. Gradients flow to states and weight.
+/// The sum of the cross-entropies of `states · weightᵀ + bias`, computed in `chunks` chunks of rows. States are `[rows,
+/// size]`, the weight is `[classes, size]`, and targets are `[rows]`. Gradients flow to states and weight.
 ///
 /// ```
 /// use drumline_zoo::models::gpt::linear_cross_entropy;
@@ -100,16 +102,16 @@ pub fn linear_cross_entropy(
     Ok(outputs?.swap_remove(0))
 }
 
-/// What goes in, in the type that products are computed in.
+/// The inputs, in the data type of the products.
 struct Parts {
     chunks: Vec<(Tensor, Tensor)>,
     weight: Tensor,
     bias: Option<Tensor>,
-    /// Of states and weight as they came.
+    /// The original data types of states and weight.
     kinds: (Kind, Kind),
 }
 
-/// The loss, and its gradients.
+/// The loss and its gradients.
 struct Graded {
     loss: Tensor,
     states: Tensor,
@@ -123,7 +125,7 @@ impl Parts {
         targets: &Tensor,
         chunks: i64,
     ) -> Result<Self, TorchError> {
-        // Autocast may want fewer bits: what a product comes out in. The weight is cast once, not for each chunk.
+        // Autocast may use fewer bits for products. The weight is cast once, not for each chunk.
         let kind = states.f_narrow(0, 0, 1)?.f_mm(&weight.f_narrow(0, 0, 1)?.f_tr()?)?.kind();
         let (low, targets) = (states.f_to_kind(kind)?, targets.f_view([-1, 1])?);
         let chunks = low.f_chunk(chunks, 0)?.into_iter().zip(targets.f_chunk(chunks, 0)?).collect();
@@ -131,7 +133,7 @@ impl Parts {
         Ok(Self { chunks, weight: weight.f_to_kind(kind)?, bias, kinds: (states.kind(), weight.kind()) })
     }
 
-    /// Logarithms of probabilities, rows × classes.
+    /// Log probabilities `[rows, classes]`.
     fn log_probs(&self, states: &Tensor) -> Result<Tensor, TorchError> {
         Ok(states.f_linear(&self.weight, self.bias.as_ref())?.f_log_softmax(-1, Kind::Float)?)
     }
@@ -147,13 +149,16 @@ impl Parts {
     fn graded(&self) -> Result<Graded, TorchError> {
         let (device, chunks) = (self.weight.device(), self.chunks.len());
         if self.weight.kind() == Kind::Half && chunks > 1 {
-            return Err(TorchError::Unfit(format!(
-                "the gradients of a loss in {chunks} chunks come before it is scaled, and may be too small or too large for Half; \
-                 try one chunk (MODEL.LOSS_CHUNKS 1), or BFloat16"
-            )));
+            return Err(TorchError::Kind {
+                what: format!("the weight of a loss in {chunks} chunks"),
+                expected: "BFloat16 or Float, because the gradients of chunks are computed before the loss is scaled, \
+                           and may underflow or overflow in Half; try one chunk (MODEL.LOSS_CHUNKS 1), or BFloat16"
+                    .to_owned(),
+                got: "Half".to_owned(),
+            });
         }
         let mut loss = Tensor::f_zeros([0i64; 0], (Kind::Float, device))?;
-        // Sums of sums in f32, or each would be rounded to a few bits.
+        // Sums over chunks are accumulated in f32, or each would be rounded to a few bits.
         let mut of_weight: Option<Tensor> = None;
         let mut of_states = Vec::with_capacity(self.chunks.len());
         for (states, targets) in &self.chunks {

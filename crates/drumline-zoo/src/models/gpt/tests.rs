@@ -1,4 +1,4 @@
-//! What holds of the model whatever its weights; `tests/it/gpt.rs` holds it against PyTorch.
+//! Properties that hold for any weights. `tests/it/gpt.rs` compares the model with PyTorch.
 
 use drumline_torch::{autocast, grad, parameters};
 use tch::nn::VarStore;
@@ -10,7 +10,7 @@ fn small() -> GptOptions {
     GptOptions { n_layer: 2, n_head: 2, n_embd: 16, n_positions: 12, vocab_size: 29, ..Default::default() }
 }
 
-/// With weights by formula: what is drawn depends on the tests that run beside this one.
+/// Builds a model whose weights come from a formula, because other tests draw random numbers at the same time.
 fn made(options: &GptOptions) -> (VarStore, Gpt) {
     let store = VarStore::new(Device::Cpu);
     let model = Gpt::new(&store.root(), options).unwrap();
@@ -32,7 +32,7 @@ fn batch(seed: i64) -> (Tensor, Tensor) {
 }
 
 #[test]
-fn what_cannot_be_built_is_told() {
+fn invalid_options_are_refused() {
     let refused = |change: fn(&mut GptOptions)| {
         let mut options = small();
         change(&mut options);
@@ -48,7 +48,7 @@ fn what_cannot_be_built_is_told() {
 }
 
 #[test]
-fn sizes_and_first_weights_are_gpt2s() {
+fn sizes_and_initial_weights_are_those_of_gpt2() {
     let options = GptOptions { vocab_multiple: 64, ..GptOptions::default() };
     assert_eq!((options.padded_vocab(), GptOptions::default().padded_vocab()), (50304, 50257));
     let store = VarStore::new(Device::Cpu);
@@ -133,13 +133,13 @@ fn chunks_in_fp16_are_refused_where_gradients_would_be_lost() {
         let targets = Tensor::zeros([8], (Kind::Int64, Device::Cpu));
         linear_cross_entropy(&states, (&weight, None), &targets, chunks)
     };
-    let told = half(2).unwrap_err().to_string();
-    assert!(told.contains("a loss in 2 chunks") && told.contains("try one chunk"), "{told}");
+    let message = half(2).unwrap_err().to_string();
+    assert!(message.contains("a loss in 2 chunks") && message.contains("try one chunk"), "{message}");
     assert!(half(1).is_ok() && no_grad(|| half(2)).is_ok());
 }
 
 #[test]
-fn chunks_in_evaluations_give_the_loss_alone() {
+fn chunks_in_evaluations_compute_only_the_loss() {
     let (_store, model) = made(&GptOptions { loss_chunks: 3, ..small() });
     let (_other, plain) = made(&small());
     let (tokens, targets) = batch(1);
@@ -149,7 +149,7 @@ fn chunks_in_evaluations_give_the_loss_alone() {
 }
 
 #[test]
-fn added_rows_are_never_predicted_and_change_nothing() {
+fn padding_rows_are_never_predicted_and_have_no_effect() {
     let options = GptOptions { vocab_multiple: 64, ..small() };
     let (_store, model) = made(&options);
     let (tokens, targets) = batch(2);
@@ -168,7 +168,7 @@ fn added_rows_are_never_predicted_and_change_nothing() {
 }
 
 #[test]
-fn later_tokens_change_nothing_and_dropout_drops() {
+fn later_tokens_have_no_effect_and_dropout_has_one() {
     let (_store, model) = made(&GptOptions { dropout: 0.3, ..small() });
     let (tokens, targets) = batch(3);
     let part = model.logits(&tokens.narrow(1, 0, 5));

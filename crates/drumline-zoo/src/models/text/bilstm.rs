@@ -1,24 +1,23 @@
-//! A recurrent net in both directions, under the names of PyTorch's `nn.LSTM`.
+//! A bidirectional LSTM with the tensor names of PyTorch's `nn.LSTM`.
 //!
 //! Sentences are packed, longest first, so that neither direction sees padding.
 
 use tch::nn::{Init, Path};
 use tch::{Device, Tensor};
 
-/// The net.
 #[derive(Debug)]
 pub(super) struct BiLstm {
-    /// Of each layer and direction: weights of input and of state, and their biases.
+    /// For each layer and direction: the input and hidden weights, and their biases.
     params: Vec<Tensor>,
     n_layers: i64,
     d_hidden: i64,
 }
 
-/// What comes out; the states of both directions are side by side.
+/// The outputs. The states of both directions are concatenated.
 pub(super) struct States {
-    /// Of all words: sentences × places × size. Zero at padding.
+    /// The states of all words `[sentences, places, size]`; zero at padding.
     pub(super) words: Tensor,
-    /// Of the last layer's last step in each direction: sentences × size.
+    /// The last states of the last layer in each direction `[sentences, size]`.
     pub(super) last: Tensor,
 }
 
@@ -38,7 +37,7 @@ impl BiLstm {
         Self { params, n_layers, d_hidden }
     }
 
-    /// `xs` are sentences × places × size; `p` is the dropout between layers.
+    /// `xs` is `[sentences, places, size]`; `p` is the dropout between layers.
     pub(super) fn forward(&self, xs: &Tensor, lengths: &Tensor, p: f64) -> States {
         let (sorted, order) = lengths.sort(0, true);
         let back = order.argsort(0, false);

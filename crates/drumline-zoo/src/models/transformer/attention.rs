@@ -1,9 +1,10 @@
-//! Attention of several heads, under the names of PyTorch's `nn.MultiheadAttention`.
+//! Multi-head attention with the tensor names of PyTorch's `nn.MultiheadAttention`.
 //!
 //! ```text
 //!   xs ─▶ in_proj: queries | keys | values ─▶ heads apart ─▶ softmax(q·k + mask)·v ─▶ heads together ─▶ out_proj
 //! ```
-//! Queries may come from elsewhere than keys and values, and these may be kept from one call to the next: `decode` does both.
+//! Queries may come from another sequence than keys and values (cross-attention), and keys and values may be cached
+//! between calls. `decode` uses both.
 
 use tch::nn::Path;
 use tch::{Kind, Tensor};
@@ -12,22 +13,22 @@ use super::linear::Linear;
 use super::rows::Rows;
 use crate::models::dropout::dropout;
 
-/// Which keys a query may see.
+/// Which keys a query attends to.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Mask<'a> {
-    /// All.
+    /// All keys.
     None,
-    /// Those up to its own place.
+    /// Keys up to the query's own place.
     Causal,
-    /// What is added to the scores, of shape batch × 1 × 1 × keys: that of [`padding_mask`].
+    /// A tensor that is added to the scores `[batch, 1, 1, keys]`; see [`padding_mask`].
     Added(&'a Tensor),
 }
 
-/// Added to the scores of what is hidden.
+/// The value that is added to the scores of hidden keys.
 const HIDDEN: f64 = f64::NEG_INFINITY;
 
-/// The places of `tokens` that are padding. The first is always seen: an empty sentence is one word of padding, whatever stands beside it in
-/// the batch.
+/// Which places of `tokens` are padding. The first place is never hidden, so an empty sentence counts as one padding
+/// word, and its result does not depend on the rest of the batch.
 pub(crate) fn hidden(tokens: &Tensor, pad: i64) -> Tensor {
     let hidden = tokens.eq(pad);
     if tokens.size()[1] > 0 {
@@ -36,27 +37,26 @@ pub(crate) fn hidden(tokens: &Tensor, pad: i64) -> Tensor {
     hidden
 }
 
-/// What is added to the scores of keys, of which some are hidden.
+/// The tensor that is added to the scores, with -∞ for hidden keys.
 pub(crate) fn padding_mask(hidden: &Tensor, kind: Kind) -> Tensor {
     let added = Tensor::zeros(hidden.size(), (kind, hidden.device())).masked_fill_(hidden, HIDDEN);
     added.unsqueeze(1).unsqueeze(1)
 }
 
-/// Keys and values of batch × heads × places × head's size.
+/// Keys and values `[batch, heads, places, head size]`.
 #[derive(Debug)]
 pub(crate) struct KeysValues {
     pub(crate) keys: Tensor,
     pub(crate) values: Tensor,
 }
 
-/// What a layer of the decoder sees of the source.
+/// The source that a decoder layer attends to.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Source<'a> {
     pub(crate) kept: &'a KeysValues,
     pub(crate) mask: &'a Tensor,
 }
 
-/// The layer.
 #[derive(Debug)]
 pub(crate) struct Attention {
     in_proj: Linear,
@@ -73,59 +73,70 @@ impl Attention {
         Self { in_proj, out_proj: Linear::new(&path / "out_proj", d_model, d_model), n_head }
     }
 
-    /// Attention of the rows `xs` to those of the same sentence.
+    /// Self-attention: rows `xs` attend to the rows of their sentence.
     pub(crate) fn within(&self, xs: &Tensor, rows: &Rows, mask: Mask<'_>, p: f64) -> Tensor {
         let (queries, kept) = self.project(xs, rows);
         self.join(&attend(&queries, &kept, mask, p), rows)
     }
 
-    /// Attention of the rows `xs` to what [`keys_values`](Self::keys_values) made.
+    /// Cross-attention: rows `xs` attend to the result of [`keys_values`](Self::keys_values).
     pub(crate) fn across(&self, xs: &Tensor, rows: &Rows, source: Source<'_>, p: f64) -> Tensor {
         let queries = self.split(&rows.unpack(&self.part(xs, 0, 1)));
         self.join(&attend(&queries, source.kept, Mask::Added(source.mask), p), rows)
     }
 
-    /// One more place for each row of `xs`, after the places that `past` keeps of it.
+    /// Self-attention for one more place in each row of `xs`. `past` appends to the cached places and returns all of
+    /// them.
     pub(crate) fn within_next(&self, xs: &Tensor, past: impl FnOnce(KeysValues) -> KeysValues) -> Tensor {
         let rows = Rows::all(xs.size()[0], 1);
         let (queries, new) = self.project(xs, &rows);
         self.join(&attend(&queries, &past(new), Mask::None, 0.0), &rows)
     }
 
-    /// Queries, and keys and values, of the same places.
+    /// The queries, keys and values of the same places.
     fn project(&self, xs: &Tensor, rows: &Rows) -> (Tensor, KeysValues) {
         let parts = rows.unpack(&self.in_proj.forward(xs)).chunk(3, -1);
         let [queries, keys, values] = [0, 1, 2].map(|part| self.split(&parts[part]));
         (queries, KeysValues { keys, values })
     }
 
-    /// Of the rows `xs` of a source.
+    /// The keys and values of source rows `xs`.
     pub(crate) fn keys_values(&self, xs: &Tensor, rows: &Rows) -> KeysValues {
         let parts = rows.unpack(&self.part(xs, 1, 2)).chunk(2, -1);
         KeysValues { keys: self.split(&parts[0]), values: self.split(&parts[1]) }
     }
 
-    /// Some of the three parts of the first projection.
+    /// `count` of the three parts of the input projection, starting with `first`.
     fn part(&self, xs: &Tensor, first: i64, count: i64) -> Tensor {
         let d_model = self.in_proj.weight.size()[1];
         let rows = |tensor: &Tensor| tensor.narrow(0, first * d_model, count * d_model);
         xs.linear(&rows(&self.in_proj.weight), Some(rows(&self.in_proj.bias)))
     }
 
-    /// batch × places × size becomes batch × heads × places × head's size.
     fn split(&self, xs: &Tensor) -> Tensor {
-        let size = xs.size();
-        xs.view([size[0], size[1], self.n_head, size[2] / self.n_head]).transpose(1, 2)
+        split(xs, self.n_head)
     }
 
-    /// The way back, and the last projection.
+    /// Joins the heads and applies the output projection.
     fn join(&self, heads: &Tensor, rows: &Rows) -> Tensor {
-        self.out_proj.forward(&rows.pack(&heads.transpose(1, 2).flatten(2, 3)))
+        self.out_proj.forward(&joined(heads, rows))
     }
 }
 
-/// `p` is the dropout of the weights. libtorch's fused kernel knows none on a CPU, and its way around is slower than this one.
-fn attend(queries: &Tensor, kept: &KeysValues, mask: Mask<'_>, p: f64) -> Tensor {
+/// Splits heads: `[batch, places, size]` becomes `[batch, heads, places, head size]`.
+pub(crate) fn split(xs: &Tensor, n_head: i64) -> Tensor {
+    let size = xs.size();
+    xs.view([size[0], size[1], n_head, size[2] / n_head]).transpose(1, 2)
+}
+
+/// Joins heads to `[rows, size]`.
+pub(crate) fn joined(heads: &Tensor, rows: &Rows) -> Tensor {
+    rows.pack(&heads.transpose(1, 2).flatten(2, 3))
+}
+
+/// Scaled dot-product attention; `p` is the dropout of the attention weights. libtorch's fused kernel does not support
+/// dropout on a CPU, and its fallback is slower than this one.
+pub(crate) fn attend(queries: &Tensor, kept: &KeysValues, mask: Mask<'_>, p: f64) -> Tensor {
     let KeysValues { keys, values } = kept;
     let added = match mask {
         Mask::Added(added) => Some(added.to_kind(queries.kind())),

@@ -1,18 +1,18 @@
-//! Words as vectors: a row of a table, scaled, plus the sine and cosine waves that tell places apart.
+//! Word embeddings: a table row, scaled, plus sinusoidal position encodings.
 
 use tch::nn::{Init, Path};
 use tch::{Kind, Tensor, no_grad};
 
 use crate::models::dropout::dropout;
 
-/// A table of vectors; that of padding begins at zero and is not learnt from the input.
+/// An embedding table. The row of padding is initialised to zero and gets no gradient.
 #[derive(Debug)]
 pub(crate) struct Embedding {
     pub(crate) weight: Tensor,
     pad: i64,
 }
 
-/// How large, and which of them is padding.
+/// The size of the table, and the padding id.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EmbeddingShape {
     pub(crate) vocab: i64,
@@ -21,7 +21,7 @@ pub(crate) struct EmbeddingShape {
 }
 
 impl Embedding {
-    /// The numbers begin with a deviation of `stdev`.
+    /// Creates the table. Weights are normal with standard deviation `stdev`.
     pub(crate) fn new(path: Path<'_>, shape: EmbeddingShape, stdev: f64) -> Self {
         let EmbeddingShape { vocab, size, pad } = shape;
         let weight = path.var("weight", &[vocab, size], Init::Randn { mean: 0.0, stdev });
@@ -29,17 +29,17 @@ impl Embedding {
         Self { weight, pad }
     }
 
-    /// The same table for another use.
+    /// A second handle to the same table.
     pub(crate) fn shared(&self) -> Self {
         Self { weight: self.weight.shallow_clone(), pad: self.pad }
     }
 
-    /// Plain rows of the table.
+    /// The rows of tokens, unscaled.
     pub(crate) fn rows(&self, tokens: &Tensor) -> Tensor {
         Tensor::embedding(&self.weight, tokens, self.pad, false, false)
     }
 
-    /// Rows times √size plus the waves of their places, of which `first` is the first; `tokens` are batch × places.
+    /// Rows times √size, plus the position encodings from place `first` on. `tokens` is `[batch, places]`.
     pub(crate) fn placed(&self, tokens: &Tensor, first: i64, p: f64) -> Tensor {
         let rows = self.rows(tokens);
         let size = rows.size();
@@ -48,7 +48,8 @@ impl Embedding {
     }
 }
 
-/// Place × size: sines at even elements, cosines at odd ones, with wave lengths from 2π to 20000π.
+/// The position encodings `[places, size]`: sines at even elements, cosines at odd ones, with wavelengths from 2π to
+/// 20000π.
 fn waves(first: i64, places: i64, like: &Tensor) -> Tensor {
     let size = like.size()[2];
     let options = (Kind::Float, like.device());
@@ -66,7 +67,7 @@ mod tests {
     use tch::nn::VarStore;
 
     #[test]
-    fn waves_are_as_in_the_paper_and_go_on_from_any_place() {
+    fn position_encodings_match_the_paper_from_any_place() {
         let like = Tensor::zeros([1, 1, 5], (Kind::Float, Device::Cpu));
         let all = waves(0, 40, &like);
         for (place, element) in [(0i64, 0i64), (0, 1), (7, 2), (39, 3), (39, 4)] {

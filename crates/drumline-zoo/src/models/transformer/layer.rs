@@ -1,4 +1,5 @@
-//! Layers of encoder and decoder, under the names of PyTorch's `nn.TransformerEncoderLayer` and `nn.TransformerDecoderLayer`.
+//! Encoder and decoder layers with the tensor names of PyTorch's `nn.TransformerEncoderLayer` and
+//! `nn.TransformerDecoderLayer`.
 
 use tch::Tensor;
 use tch::nn::Path;
@@ -11,14 +12,14 @@ use crate::models::dropout::{relu_dropout, sum_with_dropout};
 /// Where the norms are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum NormPlace {
-    /// After each sum, as in "Attention is all you need".
+    /// Post-norm: after each residual sum, as in "Attention is all you need".
     #[default]
     After,
-    /// Before each part, and once more at the end: deeper models train without a long warm-up.
+    /// Pre-norm: before each sublayer, and once at the end. Deeper models train without a long warm-up.
     Before,
 }
 
-/// Sizes of a layer.
+/// The sizes of a layer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LayerShape {
     pub(crate) d_model: i64,
@@ -27,7 +28,7 @@ pub(crate) struct LayerShape {
     pub(crate) norm: NormPlace,
 }
 
-/// A part of a layer is added to what goes into it, with a norm before or after.
+/// A residual connection around a sublayer, with a norm before or after it.
 #[derive(Debug)]
 struct Residual {
     norm: LayerNorm,
@@ -66,7 +67,7 @@ impl FeedForward {
     }
 }
 
-/// A layer of the encoder.
+/// An encoder layer.
 #[derive(Debug)]
 pub(crate) struct EncoderLayer {
     self_attn: Attention,
@@ -89,7 +90,7 @@ impl EncoderLayer {
     }
 }
 
-/// A layer of the decoder.
+/// A decoder layer.
 #[derive(Debug)]
 pub(crate) struct DecoderLayer {
     pub(crate) self_attn: Attention,
@@ -109,7 +110,7 @@ impl DecoderLayer {
         }
     }
 
-    /// All rows at once, each of which sees those of its sentence before it.
+    /// Computes all rows at once. Each row attends to the earlier rows of its sentence.
     pub(crate) fn forward(&self, xs: &Tensor, rows: &Rows, source: Source<'_>, p: f64) -> Tensor {
         let xs = self.norms[0].around(xs, p, |xs| self.self_attn.within(xs, rows, Mask::Causal, p));
         self.after_self(&xs, rows, source, p)
@@ -120,8 +121,8 @@ impl DecoderLayer {
         self.norms[2].around(&xs, p, |xs| self.feed_forward.forward(xs, p))
     }
 
-    /// The next place of each row; `xs` are rows × size, as many rows for each sentence of the source. `past` adds the new place to
-    /// those before it and gives all of them.
+    /// Computes the next place of each row. `xs` is `[rows, size]`, with the same number of rows for each source
+    /// sentence. `past` appends the new place to the cached ones and returns all of them.
     pub(crate) fn next(
         &self,
         xs: &Tensor,
@@ -129,7 +130,8 @@ impl DecoderLayer {
         past: impl FnOnce(KeysValues) -> KeysValues,
     ) -> Tensor {
         let xs = self.norms[0].around(xs, 0.0, |xs| self.self_attn.within_next(xs, past));
-        // The rows of a sentence see the same source: they are the places of one attention, and nothing is repeated.
+        // The rows of a sentence attend to the same source, so they are treated as places of one attention, and the
+        // source is not repeated.
         let sentences = source.mask.size()[0];
         self.after_self(&xs, &Rows::all(sentences, xs.size()[0] / sentences), source, 0.0)
     }

@@ -1,10 +1,10 @@
-//! Linear layers and layer norms, with the first weights of PyTorch's `nn.Transformer`: Xavier's, biases at zero.
+//! Linear layers and layer norms. The default initial weights are those of PyTorch's `nn.Transformer`: Xavier uniform,
+//! biases zero.
 
 use drumline_torch::LayerNormLayer;
 use tch::Tensor;
 use tch::nn::{Init, Path};
 
-/// A linear layer.
 #[derive(Debug)]
 pub(crate) struct Linear {
     pub(crate) weight: Tensor,
@@ -13,7 +13,11 @@ pub(crate) struct Linear {
 
 impl Linear {
     pub(crate) fn new(path: Path<'_>, inputs: i64, outputs: i64) -> Self {
-        let weight = path.var("weight", &[outputs, inputs], Self::xavier(inputs, outputs));
+        Self::with_init(path, inputs, outputs, Self::xavier(inputs, outputs))
+    }
+
+    pub(crate) fn with_init(path: Path<'_>, inputs: i64, outputs: i64, init: Init) -> Self {
+        let weight = path.var("weight", &[outputs, inputs], init);
         Self { weight, bias: path.zeros("bias", &[outputs]) }
     }
 
@@ -27,7 +31,7 @@ impl Linear {
     }
 }
 
-/// Added to the variance.
+/// The default epsilon.
 const EPS: f64 = 1e-5;
 
 /// A layer norm over the last dimension.
@@ -35,19 +39,24 @@ const EPS: f64 = 1e-5;
 pub(crate) struct LayerNorm {
     weight: Tensor,
     bias: Tensor,
+    eps: f64,
 }
 
 impl LayerNorm {
     pub(crate) fn new(path: Path<'_>, d_model: i64) -> Self {
-        Self { weight: path.ones("weight", &[d_model]), bias: path.zeros("bias", &[d_model]) }
+        Self::with_eps(path, d_model, EPS)
+    }
+
+    pub(crate) fn with_eps(path: Path<'_>, d_model: i64, eps: f64) -> Self {
+        Self { weight: path.ones("weight", &[d_model]), bias: path.zeros("bias", &[d_model]), eps }
     }
 
     pub(crate) fn forward(&self, xs: &Tensor) -> Tensor {
-        xs.layer_norm(self.weight.size(), Some(&self.weight), Some(&self.bias), EPS, false)
+        xs.layer_norm(self.weight.size(), Some(&self.weight), Some(&self.bias), self.eps, false)
     }
 
-    /// As the kernels of ours take it.
+    /// The parameters in the form that our kernels take.
     pub(crate) fn layer(&self) -> LayerNormLayer<'_> {
-        LayerNormLayer { weight: &self.weight, bias: &self.bias, eps: EPS }
+        LayerNormLayer { weight: &self.weight, bias: &self.bias, eps: self.eps }
     }
 }

@@ -1,18 +1,18 @@
 //! Batches of sentences and their translations.
 
-use drumline::TorchError;
+use drumline::torch::TorchError;
 use drumline::trainer::{Batch, Supervised};
 use drumline_text::Vocabulary;
 use tch::{Device, Tensor};
 
-/// Ids that stand for no word. The default is that of [`Vocabulary`], and NJUNMT's.
+/// The ids of special tokens. The defaults are those of [`Vocabulary`] and NJUNMT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Specials {
-    /// Fills sentences up.
+    /// Padding.
     pub pad: i64,
-    /// Ends a sentence.
+    /// End of a sentence.
     pub eos: i64,
-    /// Begins one.
+    /// Begin of a sentence.
     pub bos: i64,
 }
 
@@ -22,9 +22,9 @@ impl Default for Specials {
     }
 }
 
-/// A batch of pairs. Its targets are the words of all translations in one row, without padding, and a [`Transformer`](super::Transformer) gives the
-/// logits of just these, so that none are computed for padding. With [`CrossEntropy`](drumline::trainer::CrossEntropy) the loss is label-smoothed
-/// and counted by words.
+/// A batch of pairs. Its targets are the words of all translations in one row, without padding. A
+/// [`Transformer`](super::Transformer) computes the logits of these words only. With
+/// [`CrossEntropy`](drumline::trainer::CrossEntropy), the loss is label-smoothed and counted by words.
 ///
 /// ```
 /// use drumline::trainer::{CrossEntropy, Loss, Mode, Model};
@@ -37,7 +37,9 @@ impl Default for Specials {
 ///
 /// let store = VarStore::new(Device::Cpu);
 /// let (d_word_vec, d_model, src_vocab, tgt_vocab) = (8, 8, 13, 13);
-/// let small = TransformerOptions { n_layers: 1, n_head: 2, d_word_vec, d_model, d_inner_hid: 16, src_vocab, tgt_vocab, ..Default::default() };
+/// let small = TransformerOptions {
+///     n_layers: 1, n_head: 2, d_word_vec, d_model, d_inner_hid: 16, src_vocab, tgt_vocab, ..Default::default()
+/// };
 /// let model = Transformer::new(&store.root(), &small)?;
 /// let loss = CrossEntropy { label_smoothing: 0.1, ..Default::default() };
 /// let logits = model.forward_batch(&batch, Mode::Train)?;
@@ -48,18 +50,18 @@ impl Default for Specials {
 /// ```
 #[derive(Debug)]
 pub struct Pairs {
-    /// Source sentences.
+    /// The source sentences, padded.
     pub source: Tensor,
-    /// Target sentences, begun: what the decoder is given.
+    /// The decoder's input: target sentences with the begin token, padded.
     pub target_in: Tensor,
-    /// What it should say: the words of all target sentences, ended, one after the other.
+    /// The targets: the words of all target sentences with the end token, one after the other.
     pub words: Tensor,
-    /// The place of each word in the flattened `target_in`, after which it comes.
+    /// For each target word, the index in the flattened `target_in` at which it is predicted.
     pub places: Tensor,
 }
 
 impl Pairs {
-    /// Fills sentences up to the longest and begins and ends those of the target. Sources stay as they are.
+    /// Pads sentences to the longest, and adds begin and end tokens to the targets. Sources get no extra token.
     pub fn new(sources: &[Vec<i64>], targets: &[Vec<i64>], specials: Specials) -> Self {
         let Specials { pad, eos, bos } = specials;
         let begun: Vec<_> = targets.iter().map(|words| [&[bos], &words[..]].concat()).collect();
@@ -77,7 +79,7 @@ impl Pairs {
     }
 }
 
-/// Sentences as one tensor, filled up to the longest.
+/// Pads sentences to one tensor `[sentences, longest]`.
 ///
 /// ```
 /// use drumline_zoo::models::transformer::padded;

@@ -1,15 +1,16 @@
-//! Sentences without their padding.
+//! Batches of sentences without padding.
 //!
 //! ```text
 //!   a b c        unpack            a b c ·
 //!   d            ◀─────▶  pack     d · · ·       rows × size, and batch × places × size
 //! ```
-//! All that a layer does to a word by itself is done to rows; only attention needs sentences side by side. So nothing is spent on padding but there.
+//! Operations on single words run on rows; only attention needs padded sentences. So only attention spends work on
+//! padding.
 
 use drumline_torch::autograd_function;
 use tch::{Device, Kind, Tensor};
 
-/// Why a function of these closures can be made: neither fails, and one tensor becomes one.
+/// Why the custom function cannot fail: neither closure fails, and one tensor becomes one.
 const ONE_OUTPUT: &str = "a tensor of rows becomes another";
 
 /// Which places of a batch are rows.
@@ -17,15 +18,15 @@ const ONE_OUTPUT: &str = "a tensor of rows becomes another";
 pub(crate) struct Rows {
     batch: i64,
     places: i64,
-    /// `None`: all.
-    kept: Option<Kept>,
+    /// `None` if all places are rows.
+    without_padding: Option<WithoutPadding>,
 }
 
 #[derive(Debug)]
-struct Kept {
-    /// The place of each row in the flattened batch, in rising order.
+struct WithoutPadding {
+    /// The place of each row in the flattened batch, ascending.
     places: Tensor,
-    /// The row of each place; that of padding is any.
+    /// The row of each place; any row for padding.
     rows: Tensor,
     /// The places of padding.
     padding: Tensor,
@@ -34,10 +35,11 @@ struct Kept {
 impl Rows {
     /// Every place is a row.
     pub(crate) fn all(batch: i64, places: i64) -> Self {
-        Self { batch, places, kept: None }
+        Self { batch, places, without_padding: None }
     }
 
-    /// The places that `hidden`, batch × places, does not hide. On a GPU it would have to be waited for, and all places are rows.
+    /// The places that `hidden` `[batch, places]` does not hide. On a GPU, all places are rows: counting them would
+    /// block the host.
     pub(crate) fn seen(hidden: &Tensor) -> Self {
         let size = hidden.size();
         let all = Self::all(size[0], size[1]);
@@ -48,7 +50,7 @@ impl Rows {
         all.keeping(hidden.logical_not().nonzero().squeeze_dim(1), &hidden)
     }
 
-    /// Those at `places`, in rising order, of a batch of `like`'s shape; on a GPU all.
+    /// The rows at `places` (ascending) of a batch with the shape of `like`. On a GPU, all places are rows.
     pub(crate) fn at(places: &Tensor, like: &Tensor) -> Self {
         let size = like.size();
         let all = Self::all(size[0], size[1]);
@@ -59,9 +61,9 @@ impl Rows {
         all.keeping(places.shallow_clone(), &hidden)
     }
 
-    /// Of rows × size those at `places`, which [`at`](Self::at) was given.
+    /// Selects the rows at `places` from `[rows, size]`, for places that were passed to [`at`](Self::at).
     pub(crate) fn at_places(&self, xs: Tensor, places: &Tensor) -> Tensor {
-        match self.kept {
+        match self.without_padding {
             Some(_) => xs,
             None => xs.index_select(0, places),
         }
@@ -72,16 +74,17 @@ impl Rows {
         if count == self.batch * self.places || count == 0 {
             return self;
         }
-        // How many rows begin before the end of a place, less one: its own row, or for padding that of a word before it.
+        // The cumulative number of rows minus one: a word's own row, or the row of an earlier word for padding.
         let rows = hidden.logical_not().cumsum(0, Kind::Int64) - 1;
-        let kept = Kept { places, rows: rows.clamp_min(0), padding: hidden.nonzero().squeeze_dim(1) };
-        Self { kept: Some(kept), ..self }
+        let without_padding =
+            WithoutPadding { places, rows: rows.clamp_min(0), padding: hidden.nonzero().squeeze_dim(1) };
+        Self { without_padding: Some(without_padding), ..self }
     }
 
-    /// batch × places × size becomes rows × size.
+    /// `[batch, places, size]` becomes `[rows, size]`.
     pub(crate) fn pack(&self, xs: &Tensor) -> Tensor {
         let flat = xs.flatten(0, 1);
-        let Some(Kept { places, rows, padding }) = &self.kept else { return flat };
+        let Some(WithoutPadding { places, rows, padding }) = &self.without_padding else { return flat };
         let (places, rows, padding) = (places.shallow_clone(), rows.shallow_clone(), padding.shallow_clone());
         let packed = autograd_function(
             &[&flat],
@@ -94,15 +97,15 @@ impl Rows {
         packed.expect(ONE_OUTPUT).swap_remove(0)
     }
 
-    /// The way back. What stands at padding is another word's.
+    /// The inverse of `pack`. Padding gets the values of other words.
     pub(crate) fn unpack(&self, xs: &Tensor) -> Tensor {
         let shape = [self.batch, self.places, xs.size()[1]];
-        let Some(Kept { places, rows, .. }) = &self.kept else { return xs.view(shape) };
+        let Some(WithoutPadding { places, rows, .. }) = &self.without_padding else { return xs.view(shape) };
         let (places, rows) = (places.shallow_clone(), rows.shallow_clone());
         let unpacked = autograd_function(
             &[xs],
             |_, inputs| Ok(vec![inputs[0].index_select(0, &rows)]),
-            // Nobody sees padding, so its gradient is zero.
+            // Padding is never read, so its gradient is zero.
             move |_, grads| Ok(vec![grads[0].as_ref().map(|grad| grad.index_select(0, &places))]),
         );
         unpacked.expect(ONE_OUTPUT).swap_remove(0).view(shape)
@@ -114,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_go_there_and_back_with_their_gradients() {
+    fn packing_round_trips_words_and_gradients() {
         let hidden = Tensor::from_slice(&[false, false, true, false, true, true]).view([2, 3]);
         let places = Tensor::from_slice(&[0i64, 1, 3]);
         for rows in [Rows::seen(&hidden), Rows::at(&places, &hidden)] {

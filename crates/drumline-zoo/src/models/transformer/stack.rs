@@ -1,4 +1,4 @@
-//! A stack of layers: the encoder, and the decoder.
+//! Stacks of layers: the encoder and the decoder.
 
 use tch::Tensor;
 use tch::nn::Path;
@@ -8,19 +8,19 @@ use super::layer::{DecoderLayer, EncoderLayer, LayerShape, NormPlace};
 use super::linear::LayerNorm;
 use super::rows::Rows;
 
-/// Source sentences as the decoder sees them.
+/// Encoded source sentences for the decoder.
 #[derive(Debug)]
 pub struct Memory {
-    /// batch × places × `d_model`; what stands at padding has no meaning.
+    /// The states `[batch, places, d_model]`; those at padding have no meaning.
     pub states: Tensor,
-    /// What is added to the attention to each place: 0, or minus infinity where there is padding; batch × 1 × 1 × places.
+    /// The attention mask `[batch, 1, 1, places]`: 0, or -∞ at padding.
     pub mask: Tensor,
 }
 
-/// The same without what stands at padding.
+/// Encoded source sentences without padding.
 #[derive(Debug)]
 pub(crate) struct Encoded {
-    /// rows × `d_model`.
+    /// The states `[rows, d_model]`.
     states: Tensor,
     rows: Rows,
     mask: Tensor,
@@ -45,7 +45,7 @@ impl Encoder {
         Self { layers: layers.collect(), norm: last_norm(path, shape) }
     }
 
-    /// `xs` are the vectors of `tokens`, of which `pad` is hidden.
+    /// `xs` are the embedded `tokens`, of which `pad` is hidden.
     pub(crate) fn forward(&self, xs: &Tensor, tokens: &Tensor, pad: i64, p: f64) -> Encoded {
         let hidden = hidden(tokens, pad);
         let (rows, mask) = (Rows::seen(&hidden), padding_mask(&hidden, xs.kind()));
@@ -68,7 +68,7 @@ impl DecoderStack {
         Self { layers: layers.collect(), norm: last_norm(path, shape) }
     }
 
-    /// `xs` are rows × size.
+    /// `xs` is `[rows, size]`.
     pub(crate) fn forward(&self, mut xs: Tensor, rows: &Rows, source: &Encoded, p: f64) -> Tensor {
         for layer in &self.layers {
             let kept = layer.multihead_attn.keys_values(&source.states, &source.rows);
@@ -77,14 +77,14 @@ impl DecoderStack {
         ended(xs, &self.norm)
     }
 
-    /// Keys and values of the source, for each layer.
+    /// The source keys and values for each layer.
     pub(crate) fn keys_values(&self, memory: &Memory) -> Vec<KeysValues> {
         let (states, size) = (memory.states.flatten(0, 1), memory.states.size());
         let rows = Rows::all(size[0], size[1]);
         self.layers.iter().map(|layer| layer.multihead_attn.keys_values(&states, &rows)).collect()
     }
 
-    /// The next place of each row, as [`DecoderLayer::next`]; `past` is told the layer.
+    /// Computes the next place of each row, like [`DecoderLayer::next`]. `past` also gets the layer's index.
     pub(crate) fn next(
         &self,
         mut xs: Tensor,

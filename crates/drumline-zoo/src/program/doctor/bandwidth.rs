@@ -1,20 +1,21 @@
-//! How fast bytes move between the host's memory and a GPU's, within the GPU's, and from GPU to GPU; between GPUs also whether they arrive unchanged.
+//! Measures bandwidths: between host memory and a GPU, within a GPU, and between GPUs. Copies between GPUs are also
+//! checked for changed bytes.
 
 use std::time::Instant;
 
-use drumline::TorchError;
+use drumline::torch::TorchError;
 use drumline_torch::cuda;
 use tch::{Device, Kind, Tensor};
 
 use super::report::{Bandwidth, Between};
 
-/// Enough that the start of a copy does not count.
+/// Large enough that the latency of a copy does not matter.
 const BYTES: i64 = 256 << 20;
 
-/// Copies of each kind; the fastest counts.
+/// The number of copies of each kind; the fastest counts.
 pub(super) const ROUNDS: usize = 5;
 
-/// All ways between the host and one GPU.
+/// Measures both directions between the host and one GPU, and copies within the GPU.
 pub(super) fn measure(gpu: usize) -> Result<Vec<Bandwidth>, TorchError> {
     let bytes = |device| Tensor::f_zeros([BYTES], (Kind::Uint8, device));
     let (on_gpu, other, pageable) =
@@ -34,7 +35,7 @@ pub(super) fn measure(gpu: usize) -> Result<Vec<Bandwidth>, TorchError> {
     ways.into_iter().map(way).collect()
 }
 
-/// From each of so many GPUs to each other.
+/// Measures copies between all pairs of `count` GPUs.
 pub(super) fn between(count: usize) -> Result<Vec<Between>, TorchError> {
     let pairs = (0..count).flat_map(|from| (0..count).map(move |to| (from, to)));
     pairs.filter(|(from, to)| from != to).map(|(from, to)| one_way(from, to)).collect()
@@ -44,30 +45,30 @@ fn one_way(from: usize, to: usize) -> Result<Between, TorchError> {
     let (source, expected) = (pattern(BYTES, Device::Cuda(from))?, pattern(BYTES, Device::Cuda(to))?);
     let mut target = Tensor::f_zeros([BYTES], (Kind::Uint8, Device::Cuda(to)))?;
     cuda::synchronize(from)?;
-    // libtorch copies on a stream of the source.
+    // libtorch copies on a stream of the source GPU.
     let copied = || cuda::copy_async(&mut target, &source).and_then(|()| cuda::synchronize(from));
     let seconds = best_time(to, copied)?;
     let wrong_bytes = wrong_bytes(&target, &expected)?;
     Ok(Between { from, to, gb_per_s: BYTES as f64 / seconds / 1e9, wrong_bytes })
 }
 
-/// Bytes that differ from place to place, also from one MiB to the next; made on the device itself.
+/// A pattern of bytes that differ from position to position and from one MiB to the next, computed on the device.
 fn pattern(bytes: i64, device: Device) -> Result<Tensor, TorchError> {
     const BLOCK: i64 = 1 << 20;
     let numbers = |len| Tensor::f_arange(len, (Kind::Int, device));
     let within = numbers(BLOCK)?.f_remainder(251)?.f_unsqueeze(0)?;
     let blocks = numbers(bytes / BLOCK)?.f_mul_scalar(7)?.f_unsqueeze(1)?;
     let blocks = blocks.f_remainder(251)?.f_to_kind(Kind::Uint8)?;
-    // In bytes, which run over: a number of four bytes for each would be a GiB.
+    // Computed in bytes with overflow: 32-bit numbers would take 1 GiB.
     Ok(within.f_to_kind(Kind::Uint8)?.f_add(&blocks)?.f_flatten(0, -1)?)
 }
 
-/// How many differ, on the device of both.
+/// The number of bytes that differ, counted on the device.
 fn wrong_bytes(got: &Tensor, expected: &Tensor) -> Result<u64, TorchError> {
     Ok(got.f_ne_tensor(expected)?.f_sum(Kind::Int64)?.f_int64_value(&[])? as u64)
 }
 
-/// Seconds of the fastest of some rounds, waited for.
+/// Seconds of the fastest of several rounds, including synchronisation.
 pub(super) fn best_time(
     gpu: usize,
     mut body: impl FnMut() -> Result<(), TorchError>,
@@ -88,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_byte_of_a_pattern_counts() {
+    fn a_change_of_any_byte_is_detected() {
         let expected = pattern(4 << 20, Device::Cpu).unwrap();
         assert_eq!((expected.size(), expected.kind()), (vec![4 << 20], Kind::Uint8));
         let got = expected.copy();
@@ -97,7 +98,7 @@ mod tests {
             let _ = got.narrow(0, place, 1).f_add_scalar_(1).unwrap();
         }
         assert_eq!(wrong_bytes(&got, &expected).unwrap(), 3);
-        // Whole blocks that change places, and zeros, are seen as well.
+        // Swapped blocks and zeros are detected too.
         let moved = Tensor::cat(&[expected.narrow(0, 1 << 20, 1 << 20), expected.narrow(0, 0, 1 << 20)], 0);
         assert!(wrong_bytes(&moved, &expected.narrow(0, 0, 2 << 20)).unwrap() > 1 << 20);
         assert!(wrong_bytes(&expected.zeros_like(), &expected).unwrap() > 4 * 1_000_000);

@@ -1,25 +1,25 @@
-//! What stands against the use of GPUs, over all ranks: each cause once, with the hosts or ranks that have it.
+//! Finds the problems of all ranks. Each cause is listed once, with the hosts or ranks that have it.
 
 use super::report::{Found, Rank, Software};
 
-/// What is wrong on ranks, how their versions differ from those of rank 0, and hosts that have another number of GPUs.
+/// The problems that ranks report, version differences from rank 0, and hosts with another number of GPUs.
 pub(super) fn problems(ranks: &[Rank]) -> Vec<String> {
     let Some(first) = ranks.first() else { return Vec::new() };
-    let mut told: Vec<(String, Vec<&Rank>)> = Vec::new();
+    let mut found: Vec<(String, Vec<&Rank>)> = Vec::new();
     for rank in ranks {
         let differences = differences(&first.software, &rank.software);
         let all = rank.software.problems().into_iter().chain(differences).chain(other_count(first, rank));
         for problem in all {
-            match told.iter_mut().find(|(known, _)| *known == problem) {
+            match found.iter_mut().find(|(known, _)| *known == problem) {
                 Some((_, of)) => of.push(rank),
-                None => told.push((problem, vec![rank])),
+                None => found.push((problem, vec![rank])),
             }
         }
     }
-    told.into_iter().map(|(problem, of)| named(&of, ranks) + &problem).collect()
+    found.into_iter().map(|(problem, of)| named(&of, ranks) + &problem).collect()
 }
 
-/// Only of what both have: a version that is missing is a problem of its own.
+/// Compares only versions that both have: a missing version is already a problem of its own.
 fn differences(first: &Software, other: &Software) -> Vec<String> {
     let own = |version: &String| Found::Version(version.clone());
     let parts = |of: &Software| {
@@ -27,16 +27,17 @@ fn differences(first: &Software, other: &Software) -> Vec<String> {
     };
     let names = ["drumline", "libtorch", "driver", "libraries", "NCCL"];
     let pairs = parts(first).into_iter().zip(parts(other));
-    let told = names.into_iter().zip(pairs).filter_map(|(name, pair)| match pair {
+    let differences = names.into_iter().zip(pairs).filter_map(|(name, pair)| match pair {
         (Found::Version(first), Found::Version(other)) if first != other => {
             Some(format!("{name} {other}, rank 0 has {first}; try the same versions on all hosts"))
         }
         _ => None,
     });
-    told.collect()
+    differences.collect()
 }
 
-/// A GPU that has failed is no longer there. Ranks of one host may be given GPUs of their own.
+/// A GPU that has failed disappears, so hosts with different counts are a problem. Ranks of the same host may be
+/// assigned different GPUs.
 fn other_count(first: &Rank, rank: &Rank) -> Option<String> {
     let (expected, found) = (first.num_gpus, rank.num_gpus);
     let differs = rank.host != first.host && expected != found && expected > 0 && found > 0;
@@ -44,27 +45,23 @@ fn other_count(first: &Rank, rank: &Rank) -> Option<String> {
     differs.then(|| format!("GPUs that it sees: {found}, rank 0 sees {expected}; {advice}"))
 }
 
-/// Whose it is, to be put before what it is: nothing where there is only one host and all its ranks have it.
+/// A prefix that names the ranks or hosts of a problem. It is empty if there is only one host and all of its ranks have
+/// the problem.
 fn named(of: &[&Rank], ranks: &[Rank]) -> String {
     let is_one_host = ranks.iter().all(|rank| rank.host == ranks[0].host);
-    match of.len() == ranks.len() {
-        true if is_one_host => String::new(),
-        true => "all hosts: ".into(),
-        false => {
-            let mut names: Vec<String> = of.iter().map(|rank| holder(rank, of, ranks)).collect();
-            names.dedup();
-            names.join(", ") + ": "
-        }
+    if of.len() == ranks.len() {
+        return if is_one_host { String::new() } else { "all hosts: ".into() };
     }
+    let mut names: Vec<String> = of.iter().map(|rank| holder(rank, of, ranks)).collect();
+    names.dedup();
+    names.join(", ") + ": "
 }
 
-/// The host, if all its ranks have it.
+/// The host's name if all its ranks have the problem, otherwise the rank.
 fn holder(rank: &Rank, of: &[&Rank], ranks: &[Rank]) -> String {
     let here = of.iter().filter(|other| other.host == rank.host).count();
-    match ranks.iter().filter(|other| other.host == rank.host).count() == here {
-        true => rank.host.clone(),
-        false => format!("rank {} ({})", rank.rank, rank.host),
-    }
+    let all = ranks.iter().filter(|other| other.host == rank.host).count();
+    if all == here { rank.host.clone() } else { format!("rank {} ({})", rank.rank, rank.host) }
 }
 
 #[cfg(test)]
@@ -72,7 +69,7 @@ mod tests {
     use super::super::report::tests::{rank, software};
     use super::*;
 
-    /// Two ranks on each of two hosts, changed.
+    /// Two ranks on each of two hosts, modified by `change`.
     fn four(change: impl Fn(&mut Rank)) -> Vec<String> {
         let mut ranks: Vec<_> = (0..4).map(|number| rank(number, software("2.28.9"))).collect();
         ranks[2..].iter_mut().for_each(|rank| rank.host = "node2".into());
@@ -81,13 +78,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_told_where_all_is_well() {
+    fn equal_ranks_have_no_problems() {
         assert_eq!(four(|_| ()), [""; 0]);
         assert_eq!(problems(&[]), [""; 0]);
     }
 
     #[test]
-    fn each_cause_is_told_once_with_those_who_have_it() {
+    fn each_cause_is_listed_once_with_its_ranks() {
         let gone = |rank: &mut Rank| {
             rank.software.driver = Found::Problem("no driver".into());
             rank.software.libraries = Found::Problem("no driver".into());
@@ -121,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn other_versions_and_numbers_of_gpus_are_told() {
+    fn other_versions_and_gpu_counts_are_problems() {
         let of_second = |change: fn(&mut Rank)| {
             four(|rank| {
                 if rank.host == "node2" {
@@ -129,18 +126,18 @@ mod tests {
                 }
             })
         };
-        let told = |what: &str| [format!("node2: {what}; try the same versions on all hosts")];
+        let expected = |what: &str| [format!("node2: {what}; try the same versions on all hosts")];
         assert_eq!(
             of_second(|rank| rank.software.drumline = "0.0.9".into()),
-            told(&format!("drumline 0.0.9, rank 0 has {}", env!("CARGO_PKG_VERSION")))
+            expected(&format!("drumline 0.0.9, rank 0 has {}", env!("CARGO_PKG_VERSION")))
         );
         assert_eq!(
             of_second(|rank| rank.software.libtorch = "2.10.0".into()),
-            told("libtorch 2.10.0, rank 0 has 2.11.0")
+            expected("libtorch 2.10.0, rank 0 has 2.11.0")
         );
         assert_eq!(
             of_second(|rank| rank.software.driver = Found::Version("CUDA 13.1".into())),
-            told("driver CUDA 13.1, rank 0 has CUDA 13.0")
+            expected("driver CUDA 13.1, rank 0 has CUDA 13.0")
         );
         let counted = of_second(|rank| rank.num_gpus = 7);
         assert!(counted[0].starts_with("node2: GPUs that it sees: 7, rank 0 sees 8; try nvidia-smi"));

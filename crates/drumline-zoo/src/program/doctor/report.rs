@@ -1,4 +1,4 @@
-//! What `doctor gpu` tells, as lines for people and as JSON.
+//! The report of `doctor gpu`, as lines of text and as JSON.
 
 use std::fmt;
 
@@ -7,18 +7,18 @@ use serde::{Deserialize, Serialize};
 
 use super::problems::problems;
 
-/// A version as people write it: 13000 is 13.0.
+/// A CUDA version as text: 13000 is 13.0.
 pub(super) fn version(number: i32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
 }
 
-/// Something that must be there.
+/// A library or driver that must be present.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Found {
-    /// Its version.
+    /// It is present; its version.
     Version(String),
-    /// What is wrong with it.
+    /// It cannot be used; the reason.
     Problem(String),
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for Found {
     }
 }
 
-/// What a process finds on its machine.
+/// The versions that a process finds on its machine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Software {
     pub(super) drumline: String,
@@ -48,7 +48,7 @@ pub(super) struct Software {
 }
 
 impl Software {
-    /// What is wrong, each cause once: without a driver nothing after it can be there.
+    /// The problems, each cause once: without a driver, the libraries after it cannot work either.
     pub(super) fn problems(&self) -> Vec<String> {
         let mut problems: Vec<String> = Vec::new();
         for found in [&self.driver, &self.libraries, &self.nccl] {
@@ -62,14 +62,14 @@ impl Software {
     }
 }
 
-/// What a rank says of itself.
+/// What a rank reports about itself.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Rank {
     pub(super) rank: usize,
     pub(super) host: String,
-    /// How many it sees.
+    /// The number of GPUs that it sees.
     pub(super) num_gpus: usize,
-    /// Where its GPU is on the bus.
+    /// The PCI bus id of its GPU.
     pub(super) gpu: Option<String>,
     #[serde(flatten)]
     pub(super) software: Software,
@@ -103,18 +103,18 @@ pub(super) struct Bandwidth {
     pub(super) gb_per_s: f64,
 }
 
-/// From one GPU's memory to another's.
+/// The bandwidth from one GPU's memory to another's.
 #[derive(Debug, Serialize)]
 pub(super) struct Between {
     pub(super) from: usize,
     pub(super) to: usize,
     pub(super) gb_per_s: f64,
-    /// Bytes of a copy that arrived changed.
+    /// The number of bytes that a copy changed.
     pub(super) wrong_bytes: u64,
 }
 
 impl Between {
-    /// What stands against its use, if something does.
+    /// The problem, if the copy changed bytes.
     pub(super) fn problem(&self) -> Option<String> {
         let Self { from, to, wrong_bytes, .. } = self;
         (*wrong_bytes > 0).then(|| {
@@ -126,16 +126,16 @@ impl Between {
     }
 }
 
-/// Of all ranks.
+/// The timing of an all-reduce over all ranks.
 #[derive(Debug, Serialize)]
 pub(super) struct AllReduce {
     ranks: usize,
     bytes: u64,
     milliseconds: f64,
-    /// What each link carries in a ring: comparable whatever the number of ranks, as in nccl-tests.
+    /// Bus bandwidth as in nccl-tests: the traffic of each link in a ring, comparable for any number of ranks.
     bus_gb_per_s: f64,
     over_nccl: bool,
-    /// Why it did not go over NCCL.
+    /// Why NCCL was not used.
     why_not: Option<String>,
 }
 
@@ -160,27 +160,27 @@ pub(super) struct NcclAlone {
     pub(super) milliseconds: f64,
 }
 
-/// All that was found.
+/// The whole report.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
     #[serde(flatten)]
     software: Software,
     pub(super) gpus: Vec<Gpu>,
-    /// Whether the GPU of the row can read the memory of the column's by itself.
+    /// Whether the GPU of the row can read the memory of the GPU of the column directly.
     pub(super) peer_access: Vec<Vec<bool>>,
     pub(super) bandwidths: Vec<Bandwidth>,
-    /// Where there are several GPUs.
+    /// Empty if there is only one GPU.
     pub(super) between: Vec<Between>,
     pub(super) nccl_alone: Option<NcclAlone>,
-    /// Where there are several ranks.
+    /// `None` if there is only one rank.
     all_reduce: Option<AllReduce>,
     ranks: Vec<Rank>,
-    /// Empty where all is well.
+    /// Empty if nothing is wrong.
     pub(super) problems: Vec<String>,
 }
 
 impl Report {
-    /// Of rank 0's machine, with the problems of all ranks.
+    /// Starts the report of rank 0's machine, with the problems of all ranks.
     pub(super) fn new(software: Software, ranks: Vec<Rank>) -> Self {
         let problems = problems(&ranks);
         Self {
@@ -196,7 +196,7 @@ impl Report {
         }
     }
 
-    /// With what came of it, if it was made.
+    /// Adds the outcome of the all-reduce, if it ran.
     pub(super) fn with_all_reduce(mut self, made: Option<anyhow::Result<AllReduce>>) -> Self {
         match made {
             Some(Ok(all_reduce)) => self.all_reduce = Some(all_reduce),
@@ -264,19 +264,19 @@ impl Report {
                 .filter(|peer| *peer != gpu && row[*peer])
                 .map(|peer| peer.to_string())
                 .collect();
-            let told = if reached.is_empty() { "no other".into() } else { reached.join(", ") };
-            writeln!(f, "peers       GPU {gpu} reads by itself: {told}")?;
+            let peers = if reached.is_empty() { "no other".into() } else { reached.join(", ") };
+            writeln!(f, "peers       GPU {gpu} reads by itself: {peers}")?;
         }
         Ok(())
     }
 
-    /// A line for each GPU that is copied from.
+    /// One line for each source GPU.
     fn write_between(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for from in 0..self.gpus.len() {
             let ways = self.between.iter().filter(|way| way.from == from);
-            let told: Vec<_> = ways.map(|way| format!("{} {:.1}", way.to, way.gb_per_s)).collect();
-            if !told.is_empty() {
-                writeln!(f, "bandwidth   GPU {from} to GPU: {} GB/s", told.join(", "))?;
+            let bandwidths: Vec<_> = ways.map(|way| format!("{} {:.1}", way.to, way.gb_per_s)).collect();
+            if !bandwidths.is_empty() {
+                writeln!(f, "bandwidth   GPU {from} to GPU: {} GB/s", bandwidths.join(", "))?;
             }
         }
         Ok(())
@@ -317,13 +317,13 @@ pub(super) mod tests {
         let none = Software { driver: missing(), libraries: missing(), nccl: missing(), ..software("") };
         let report = Report::new(none.clone(), vec![rank(0, none)]);
         assert_eq!(report.problems, ["there is no NVIDIA driver here"]);
-        let told = report.to_string();
-        assert!(told.contains("driver      cannot be used\n"), "{told}");
-        assert!(told.ends_with("problem     there is no NVIDIA driver here\n"), "{told}");
+        let text = report.to_string();
+        assert!(text.contains("driver      cannot be used\n"), "{text}");
+        assert!(text.ends_with("problem     there is no NVIDIA driver here\n"), "{text}");
     }
 
     #[test]
-    fn ranks_with_other_versions_are_named() {
+    fn a_rank_with_another_version_is_named() {
         let ranks =
             || vec![rank(0, software("2.28.9")), rank(1, software("2.28.9")), rank(2, software("2.27.3"))];
         let report = Report::new(software("2.28.9"), ranks());
@@ -338,20 +338,20 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn peers_are_told_where_there_are_some() {
+    fn peer_access_is_listed_if_there_are_several_gpus() {
         let mut report = Report::new(software("2.28.9"), Vec::new());
         report.peer_access = vec![vec![true]];
         assert!(!report.to_string().contains("peers"));
         report.peer_access = vec![vec![true, true, false], vec![true, true, false], vec![false, false, true]];
-        let told = report.to_string();
+        let text = report.to_string();
         assert!(
-            told.contains("GPU 0 reads by itself: 1\n") && told.contains("GPU 2 reads by itself: no other\n"),
-            "{told}"
+            text.contains("GPU 0 reads by itself: 1\n") && text.contains("GPU 2 reads by itself: no other\n"),
+            "{text}"
         );
     }
 
     #[test]
-    fn copies_between_gpus_take_a_line_for_each() {
+    fn each_source_gpu_has_a_line_of_bandwidths() {
         let mut report = Report::new(software("2.28.9"), Vec::new());
         let gpu = |gpu| Gpu {
             gpu,
@@ -371,33 +371,36 @@ pub(super) mod tests {
             wrong_bytes: 0,
         };
         report.between = ways.map(way).into();
-        let told = report.to_string();
-        assert!(told.contains("bandwidth   GPU 1 to GPU: 0 110.0, 2 112.0 GB/s\n"), "{told}");
-        assert_eq!(told.lines().filter(|line| line.contains(" to GPU: ")).count(), 3, "{told}");
+        let text = report.to_string();
+        assert!(text.contains("bandwidth   GPU 1 to GPU: 0 110.0, 2 112.0 GB/s\n"), "{text}");
+        assert_eq!(text.lines().filter(|line| line.contains(" to GPU: ")).count(), 3, "{text}");
     }
 
     #[test]
-    fn a_copy_that_arrives_changed_is_a_problem() {
+    fn a_copy_that_changes_bytes_is_a_problem() {
         let way = |wrong_bytes| Between { from: 0, to: 1, gb_per_s: 100.0, wrong_bytes };
         assert_eq!(way(0).problem(), None);
-        let told = way(7).problem().unwrap();
-        assert!(told.starts_with("7 bytes of a copy from GPU 0 to GPU 1 arrived changed; try "), "{told}");
+        let problem = way(7).problem().unwrap();
+        assert!(
+            problem.starts_with("7 bytes of a copy from GPU 0 to GPU 1 arrived changed; try "),
+            "{problem}"
+        );
     }
 
     #[test]
-    fn an_all_reduce_of_all_ranks_says_how_it_went() {
+    fn the_all_reduce_of_all_ranks_is_reported() {
         let report =
             || Report::new(software("2.28.9"), (0..4).map(|at| rank(at, software("2.28.9"))).collect());
         let made = |why: Option<&str>| Some(Ok(AllReduce::new(4, 64 << 20, 1e-3, why.map(Into::into))));
-        let told = report().with_all_reduce(made(None)).to_string();
-        // 67.1 MB in a millisecond, and 2 · 3/4 of it by each link.
+        let text = report().with_all_reduce(made(None)).to_string();
+        // 67.1 MB in a millisecond, of which each link carries 2 · 3/4.
         assert!(
-            told.ends_with("all-reduce  4 ranks: 64 MiB in 1.000 ms, bus 100.7 GB/s, over NCCL\n"),
-            "{told}"
+            text.ends_with("all-reduce  4 ranks: 64 MiB in 1.000 ms, bus 100.7 GB/s, over NCCL\n"),
+            "{text}"
         );
         let staged = report().with_all_reduce(made(Some("ranks 0, 1 share the GPU")));
         assert!(staged.to_string().contains("GB/s, not over NCCL: ranks 0, 1 share the GPU\n"));
-        assert!(staged.problems.is_empty(), "slower, and right");
+        assert!(staged.problems.is_empty(), "slower, but correct");
         let failed = report().with_all_reduce(Some(Err(anyhow::anyhow!("rank 3: out of memory"))));
         assert_eq!(failed.problems, ["an all-reduce of all ranks: rank 3: out of memory"]);
     }

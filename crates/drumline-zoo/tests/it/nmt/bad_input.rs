@@ -1,14 +1,14 @@
-//! Bad input: told once, with file and line, and nothing is lost.
+//! Invalid input is reported once, with file and line, and nothing is lost.
 
 use super::Task;
 
-/// What all ranks end with, told by one of them.
+/// The error of all ranks, which one of them prints.
 fn refused(task: &Task, words: &str) -> String {
     let ranks = task.run(2, words);
     assert!(ranks.iter().all(|rank| !rank.exit.is_success()), "{words}");
-    let told: Vec<_> = ranks.iter().map(|rank| rank.stderr.as_str()).collect();
-    assert!(told[1].is_empty() && !told[0].is_empty(), "{words}: {told:?}");
-    told[0].to_owned()
+    let error: Vec<_> = ranks.iter().map(|rank| rank.stderr.as_str()).collect();
+    assert!(error[1].is_empty() && !error[0].is_empty(), "{words}: {error:?}");
+    error[0].to_owned()
 }
 
 const TRAIN: &str = "nmt --config_path DIR/nmt.yaml training_configs.max_steps 4";
@@ -18,33 +18,33 @@ fn files_that_do_not_fit_are_named_with_their_lines() {
     let task = Task::new();
     let (source, target) = (task.read("train.src"), task.read("train.tgt"));
     std::fs::write(task.path("train.tgt"), target.lines().skip(1).collect::<Vec<_>>().join("\n")).unwrap();
-    let told = refused(&task, TRAIN);
-    assert!(told.contains("train.src\" has 100 lines") && told.contains("train.tgt\" has 99"), "{told}");
+    let error = refused(&task, TRAIN);
+    assert!(error.contains("train.src\" has 100 lines") && error.contains("train.tgt\" has 99"), "{error}");
 
     std::fs::write(task.path("train.tgt"), &target).unwrap();
     let mut bytes = source.clone().into_bytes();
     let third = source.match_indices('\n').nth(1).unwrap().0 + 2;
     bytes[third] = 0xff;
     std::fs::write(task.path("train.src"), bytes).unwrap();
-    let told = refused(&task, TRAIN);
-    assert!(told.contains("line 3 of") && told.contains("train.src\" is not UTF-8"), "{told}");
+    let error = refused(&task, TRAIN);
+    assert!(error.contains("line 3 of") && error.contains("train.src\" is not UTF-8"), "{error}");
 
     std::fs::write(task.path("train.src"), source).unwrap();
     std::fs::rename(task.path("vocab.tgt.json"), task.path("moved.json")).unwrap();
-    let told = refused(&task, TRAIN);
-    assert!(told.contains("cannot read the vocabulary") && told.contains("vocab.tgt.json"), "{told}");
+    let error = refused(&task, TRAIN);
+    assert!(error.contains("cannot read the vocabulary") && error.contains("vocab.tgt.json"), "{error}");
     std::fs::rename(task.path("moved.json"), task.path("vocab.tgt.json")).unwrap();
 
-    let told = refused(&task, &format!("{TRAIN} data_configs.bleu_valid_reference DIR/test.tgt"));
-    assert!(told.contains("valid.src\" has 13 lines") && told.contains("test.tgt\" has 11"), "{told}");
+    let error = refused(&task, &format!("{TRAIN} data_configs.bleu_valid_reference DIR/test.tgt"));
+    assert!(error.contains("valid.src\" has 13 lines") && error.contains("test.tgt\" has 11"), "{error}");
     assert!(!task.path("save/latest").exists() && !task.path("log/metrics.jsonl").exists());
     task.passes(2, TRAIN);
 }
 
 #[test]
-fn keys_and_flags_that_make_no_sense_are_told() {
+fn invalid_keys_and_flags_are_refused() {
     let task = Task::new();
-    for (words, told) in [
+    for (words, expected) in [
         ("training_configs.updat_cycle 2", "training_configs.update_cycle"),
         ("training_configs.update_cycle 0", "update_cycle is 0"),
         ("model_configs.n_head 3", "d_model 16 cannot be split among 3 heads"),
@@ -57,14 +57,14 @@ fn keys_and_flags_that_make_no_sense_are_told() {
         ("--save_to x", "there is no flag --save_to"),
     ] {
         let text = refused(&task, &format!("{TRAIN} {words}"));
-        assert!(text.contains(told), "{words}: {text}");
+        assert!(text.contains(expected), "{words}: {text}");
     }
     let text = std::fs::read_to_string(task.path("nmt.yaml")).unwrap();
     std::fs::write(task.path("nmt.yaml"), text.replace("  shuffle:", "  shufle:")).unwrap();
-    let told = refused(&task, TRAIN);
+    let error = refused(&task, TRAIN);
     assert!(
-        told.contains("shufle") && told.contains("training_configs.shuffle") && told.contains("nmt.yaml"),
-        "{told}"
+        error.contains("shufle") && error.contains("training_configs.shuffle") && error.contains("nmt.yaml"),
+        "{error}"
     );
 }
 
@@ -75,10 +75,10 @@ fn a_checkpoint_of_other_sizes_is_refused_and_stays() {
     let read = || std::fs::read(task.path("save/latest/model.safetensors")).unwrap();
     let before = read();
     let wider = "model_configs.d_model 32 model_configs.d_word_vec 32";
-    let told = refused(&task, &format!("nmt --config_path DIR/nmt.yaml --reload {wider}"));
+    let error = refused(&task, &format!("nmt --config_path DIR/nmt.yaml --reload {wider}"));
     assert!(
-        told.contains("cannot resume from") && told.contains("has shape [32, 16] in the checkpoint"),
-        "{told}"
+        error.contains("cannot resume from") && error.contains("has shape [32, 16] in the checkpoint"),
+        "{error}"
     );
     assert_eq!(read(), before);
     let config = task.read("save/config.yaml");
@@ -88,31 +88,34 @@ fn a_checkpoint_of_other_sizes_is_refused_and_stays() {
     )
     .unwrap();
     let translate = "translate --model DIR/save --source DIR/test.src --out DIR/out.txt";
-    let told = refused(&task, &format!("{translate} --config DIR/wide.yaml"));
-    assert!(told.contains("save/step-00000004/model.safetensors") && told.contains("is [32, 16]"), "{told}");
-    let told = refused(&task, &translate.replace("DIR/save", "DIR/nothing"));
+    let error = refused(&task, &format!("{translate} --config DIR/wide.yaml"));
     assert!(
-        told.contains("no weights in ") && told.contains("the folder of a training's checkpoints"),
-        "{told}"
+        error.contains("save/step-00000004/model.safetensors") && error.contains("is [32, 16]"),
+        "{error}"
     );
-    let told = refused(&task, &translate.replace("DIR/test.src", "DIR/none.src"));
-    assert!(told.contains("none.src"), "{told}");
+    let error = refused(&task, &translate.replace("DIR/save", "DIR/nothing"));
+    assert!(
+        error.contains("no weights in ") && error.contains("the folder of a training's checkpoints"),
+        "{error}"
+    );
+    let error = refused(&task, &translate.replace("DIR/test.src", "DIR/none.src"));
+    assert!(error.contains("none.src"), "{error}");
     assert!(!task.path("out.txt").exists());
     task.passes(2, translate);
 }
 
 #[test]
-fn a_checkpoint_within_an_epoch_goes_on_with_the_same_batches_only() {
+fn a_mid_epoch_checkpoint_resumes_only_with_the_same_batches() {
     let task = Task::new();
     task.passes(2, TRAIN);
-    let told = refused(&task, "nmt --config_path DIR/nmt.yaml --reload training_configs.batch_size 100");
-    assert!(told.contains("training_configs.batch_size was 64, and is 100 now"), "{told}");
+    let error = refused(&task, "nmt --config_path DIR/nmt.yaml --reload training_configs.batch_size 100");
+    assert!(error.contains("training_configs.batch_size was 64, and is 100 now"), "{error}");
     task.passes(2, "nmt --config_path DIR/nmt.yaml --reload training_configs.update_cycle 2 training_configs.max_steps 6");
     let again = task.passes(2, "train --cfg DIR/nmt.yaml training_configs.max_steps 8");
-    assert!(again.contains("[resume] == after step 6"), "drumline train goes on by itself: {again}");
+    assert!(again.contains("[resume] == after step 6"), "drumline train resumes by itself: {again}");
 }
 
-/// Ranks of a job whose command lines differ, as where nodes have other files.
+/// Ranks of a job whose command lines differ, as if nodes had other files.
 fn differing(task: &Task, words: &str, other: &str) -> String {
     let dir = task.folder.path().to_str().unwrap();
     let here = |words: &str| words.replace("DIR", dir);
@@ -128,29 +131,29 @@ fn differing(task: &Task, words: &str, other: &str) -> String {
 }
 
 #[test]
-fn ranks_that_were_given_something_else_are_told_before_they_begin() {
+fn ranks_with_other_settings_are_refused_before_training() {
     let task = Task::new();
-    let told = differing(&task, TRAIN, &format!("{TRAIN} optimizer_configs.grad_clip 2.0"));
+    let error = differing(&task, TRAIN, &format!("{TRAIN} optimizer_configs.grad_clip 2.0"));
     assert!(
-        told.contains("rank 1 was given another translation than rank 0: optimizer_configs.grad_clip is 2"),
-        "{told}"
+        error.contains("rank 1 was given another training than rank 0: optimizer_configs.grad_clip is 2"),
+        "{error}"
     );
     let config = task.read("nmt.yaml").replace("vocab.tgt.json", "other.json");
     std::fs::write(task.path("other.yaml"), config).unwrap();
     let vocabulary = task.read("vocab.tgt.json");
     std::fs::write(task.path("other.json"), vocabulary.replace("}", " }")).unwrap();
-    let told = differing(&task, TRAIN, &TRAIN.replace("nmt.yaml", "other.yaml"));
-    assert!(told.contains("the vocabularies is "), "{told}");
+    let error = differing(&task, TRAIN, &TRAIN.replace("nmt.yaml", "other.yaml"));
+    assert!(error.contains("the vocabularies is "), "{error}");
     task.passes(2, TRAIN);
     let translate = "translate --model DIR/save --source DIR/test.src --out DIR/out.txt";
-    let told = differing(&task, translate, &translate.replace("test.src", "valid.src"));
-    assert!(told.contains("another task than rank 0: the text of the source is "), "{told}");
-    let told = refused(&task, &translate.replace("DIR/out.txt", "DIR/log"));
-    assert!(told.contains("log is a folder; try a file in it"), "{told}");
+    let error = differing(&task, translate, &translate.replace("test.src", "valid.src"));
+    assert!(error.contains("another task than rank 0: the text of the source is "), "{error}");
+    let error = refused(&task, &translate.replace("DIR/out.txt", "DIR/log"));
+    assert!(error.contains("log is a folder; try a file in it"), "{error}");
 }
 
 #[test]
-fn a_model_keeps_its_words() {
+fn a_model_keeps_its_vocabulary() {
     let task = Task::new();
     task.passes(2, TRAIN);
     let translate = "translate --model DIR/save --source DIR/test.src --out DIR/out.txt";
@@ -163,16 +166,16 @@ fn a_model_keeps_its_words() {
     let turned: std::collections::BTreeMap<_, _> =
         ids.into_iter().map(|(word, (id, count))| (word, ((id + 1) % len, count))).collect();
     std::fs::write(task.path("vocab.tgt.json"), serde_json::to_string(&turned).unwrap()).unwrap();
-    let told = refused(
+    let error = refused(
         &task,
         &format!("{TRAIN} --reload")
             .replace("training_configs.max_steps 4 --reload", "--reload training_configs.max_steps 6"),
     );
     assert!(
-        told.contains("was trained with other words in data_configs.vocabularies; try those in"),
-        "{told}"
+        error.contains("was trained with another vocabulary than data_configs.vocabularies; try those in"),
+        "{error}"
     );
-    // It goes with its folder, wherever the text files are.
+    // A run's folder contains its vocabulary, so it can be moved.
     std::fs::remove_file(task.path("vocab.src.json")).unwrap();
     std::fs::rename(task.path("save"), task.path("elsewhere")).unwrap();
     task.passes(1, &translate.replace("DIR/save", "DIR/elsewhere"));

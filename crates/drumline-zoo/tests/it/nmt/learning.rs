@@ -1,4 +1,4 @@
-//! What is learned: alike on any number of ranks, by each schedule, to a good BLEU.
+//! Training: the same on any number of ranks, with each schedule, to a good BLEU.
 
 use std::time::{Duration, Instant};
 
@@ -12,17 +12,17 @@ fn curve(nproc: usize, cycle: usize) -> (Vec<f64>, Vec<f64>, String) {
     let task = Task::new();
     let said = task.train(nproc, &format!("training_configs.update_cycle {cycle}"));
     let steps = task.column("step", "step").len();
-    assert_eq!(said.matches("[done] ==").count(), 1, "{said}");
-    assert!(said.contains("| words: ") && !said.contains(".0000 | lr: "), "words are counted: {said}");
+    assert_eq!(said.matches("Training Finished").count(), 1, "{said}");
+    assert!(said.contains(" words/s") && !said.contains(" 0 words/s"), "words are counted: {said}");
     let config = &task.events()[0]["config"];
     assert!(config["batch_size_per_gpu"].is_null() && config["update_every"] == cycle, "{config}");
     let last = task.read(&format!("valid/step-{steps:08}.txt"));
     (task.column("step", "loss"), task.column("eval", "bleu"), last)
 }
 
-/// The seed's experiment: what ranks add is taken from the cycle, and nothing changes.
+/// The seed's experiment: more ranks with a smaller update cycle give the same result.
 #[test]
-fn ranks_and_update_cycles_are_exchangeable() {
+fn ranks_and_update_cycles_are_interchangeable() {
     let (losses, bleu, last) = curve(1, 4);
     assert!(losses.len() >= 8 && losses.last() < losses.first(), "{losses:?}");
     for (nproc, cycle) in [(2, 2), (4, 1)] {
@@ -39,7 +39,7 @@ fn ranks_and_update_cycles_are_exchangeable() {
 }
 
 #[test]
-fn a_training_goes_on_with_the_same_bits_and_keeps_the_best_and_the_last() {
+fn a_training_resumes_bit_for_bit_and_keeps_the_best_and_the_last() {
     let (whole, parts) = (Task::new(), Task::new());
     let keep = "training_configs.num_kept_checkpoints 2 training_configs.num_kept_best_model 2";
     let average = "training_configs.moving_average_method ema training_configs.moving_average_alpha 0.1";
@@ -140,7 +140,7 @@ fn the_task_by_rule_is_learned_to_a_bleu_above_90() {
 }
 
 #[test]
-fn ranks_drop_other_units() {
+fn ranks_have_different_dropout_masks() {
     let task = Task::new();
     task.train(2, "training_configs.max_steps 2 model_configs.dropout 0.1");
     let bytes = std::fs::read(task.path("save/latest/rng.safetensors")).unwrap();
@@ -150,7 +150,7 @@ fn ranks_drop_other_units() {
 }
 
 #[test]
-fn a_job_that_its_launcher_starts_again_goes_on() {
+fn a_job_resumes_when_its_launcher_restarts_it() {
     let task = Task::new();
     task.train(2, "training_configs.max_steps 4");
     let dir = task.folder.path().to_str().unwrap();
@@ -163,9 +163,9 @@ fn a_job_that_its_launcher_starts_again_goes_on() {
     assert!(ranks[0].stdout.contains("[resume] == after step 4"), "{}", ranks[0].stdout);
 }
 
-/// The last validation, too, is made in the end.
+/// The last validation runs in the end too.
 #[test]
-fn a_last_validation_that_a_signal_has_cut_is_made_later() {
+fn a_last_validation_that_a_signal_interrupted_runs_on_resume() {
     let task = Task::new();
     let pairs = "training_configs.max_steps 6 training_configs.valid_batch_size 1 training_configs.bleu_valid_configs.max_steps 4000 \
                  training_configs.bleu_valid_configs.beam_size 8 optimizer_configs.learning_rate 0.0";
@@ -180,9 +180,47 @@ fn a_last_validation_that_a_signal_has_cut_is_made_later() {
     let was_cut = ranks[0].stdout.contains("[stop] ==");
     let said =
         task.passes(2, &words.replace("max_steps 4000", "max_steps 3").replace("beam_size 8", "beam_size 2"));
-    // Where the signal came too late the validation was made, and nothing is left.
-    assert_eq!(was_cut, said.contains("| bleu: "), "{} {said}", ranks[0].stdout);
+    // If the signal came too late, the validation has already run, and nothing is left to do.
+    assert_eq!(was_cut, said.contains("| bleu "), "{} {said}", ranks[0].stdout);
     assert!(task.path("valid/step-00000006.txt").exists() && task.path("save/best").exists());
+}
+
+#[test]
+fn one_rank_and_several_make_the_same_steps() {
+    let task = Task::new();
+    for (nproc, more) in [(2, ""), (3, "training_configs.update_cycle 2"), (2, "run_configs.precision bf16")]
+    {
+        let words = "train --verify-parity=3 --cfg DIR/nmt.yaml model_configs.dropout 0.1";
+        let said = task.passes(nproc, &format!("{words} {more}"));
+        assert!(said.contains("note: dropout is off here"), "{said}");
+        assert!(said.contains("the same, but for rounding: at most "), "{more}: {said}");
+    }
+    assert!(!task.path("save").exists() && !task.path("log").exists(), "nothing is written");
+}
+
+#[test]
+fn a_test_gives_the_figures_of_the_validation() {
+    let task = Task::new();
+    task.train(2, "training_configs.max_steps 12 training_configs.bleu_valid_freq 4");
+    let [steps, losses, ppl, bleu] = ["step", "loss", "ppl", "bleu"].map(|key| task.column("eval", key));
+    let best = std::fs::read_link(task.path("save/best")).unwrap().display().to_string();
+    for (words, model, step) in [
+        ("test --cfg DIR/save/config.yaml", "best", best.trim_start_matches("step-").parse().unwrap()),
+        ("test --last --cfg DIR/nmt.yaml", "last", 12.0),
+    ] {
+        let at = steps.iter().position(|other| *other == step).unwrap();
+        for nproc in [1, 3] {
+            let said = task.passes(nproc, words);
+            let line = format!(
+                "== test: loss: {:.4} | ppl {:.3} | bleu {:.3} | 13 pairs | ",
+                losses[at], ppl[at], bleu[at]
+            );
+            assert!(said.contains(&format!("{line}{model} model, ")), "{nproc} ranks, {line}: {said}");
+        }
+    }
+    let none = Task::new();
+    let ranks = none.run(2, "test --cfg DIR/nmt.yaml");
+    assert!(ranks[0].stderr.contains("no checkpoint in"), "{}", ranks[0].stderr);
 }
 
 #[test]

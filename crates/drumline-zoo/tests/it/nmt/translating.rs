@@ -1,4 +1,4 @@
-//! `drumline-train translate`: the same lines whoever translates them.
+//! `drumline-train translate`: any number of ranks gives the same lines.
 
 use std::time::{Duration, Instant};
 
@@ -58,7 +58,7 @@ fn what_is_right_scores_and_njunmts_names_are_known() {
     assert!(said.contains("BLEU = 100.00") || said.contains("BLEU = 0.00"), "of itself: {said}");
 }
 
-/// A rank that cannot go on is heard at once: the others do not translate the rest first.
+/// A failure of one rank is reported at once: the others do not translate the rest first.
 #[test]
 fn a_rank_that_fails_stops_the_others() {
     let task = Task::new();

@@ -1,4 +1,4 @@
-//! What happened, for programs: `metrics.jsonl`.
+//! A tracker that writes `metrics.jsonl`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,11 +9,11 @@ use drumline_observe::events::{
 
 use super::{Moment, Started, Tracker, TrackerResult};
 
-/// `metrics.jsonl` in a folder: a line for the run, each step and the end. `drumline plot` and `drumline watch` read it. A run that goes on from a
-/// checkpoint goes on in the same file; a new one keeps that of the one before as `metrics.1.jsonl`, ….
+/// Writes `metrics.jsonl` in a folder: a line for the run, each step and the end. `drumline plot` and `drumline watch`
+/// read it. A resumed run continues the same file. A new run keeps the file of the run before as `metrics.1.jsonl`, ….
 ///
-/// `loss`, `lr`, `samples`, `samples_per_s` and `epoch` are those of the line; all other names are metrics. A metric called `kind`, `step` or `time`, as the line's
-/// own words are, gets a `_` behind its name.
+/// `loss`, `lr`, `samples`, `samples_per_s` and `epoch` are fields of the line; all other names are metrics. A metric
+/// called `kind`, `step` or `time` gets a `_` after its name, because the line has fields of these names.
 #[derive(Debug)]
 pub struct JsonLines {
     folder: PathBuf,
@@ -21,7 +21,7 @@ pub struct JsonLines {
 }
 
 impl JsonLines {
-    /// Lines in `folder`, which is made if it is not there.
+    /// Writes in `folder`, which is created if necessary.
     pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into(), log: None }
     }
@@ -33,7 +33,7 @@ impl JsonLines {
 
 impl Tracker for JsonLines {
     fn begin(&mut self, run: &Started) -> TrackerResult {
-        let begin = run.resumed_at.map_or(Begin::Anew, |step| Begin::After { step });
+        let begin = run.resumed_at.map_or(Begin::New, |step| Begin::After { step });
         self.log = Some(EventLog::open(&self.folder, begin)?);
         self.write(&Event::Run(RunEvent {
             step: run.resumed_at.unwrap_or(0),
@@ -44,7 +44,7 @@ impl Tracker for JsonLines {
             device: run.device.clone(),
             num_threads: tch::get_num_threads(),
             drumline: env!("CARGO_PKG_VERSION").into(),
-            libtorch: crate::libtorch_version(),
+            libtorch: crate::torch::libtorch_version(),
             time: seconds_now(),
             config: run.config.clone(),
         }))
@@ -73,8 +73,9 @@ fn step_event(at: Moment, mut values: BTreeMap<String, f64>) -> StepEvent {
         time: milliseconds_now(),
         ..StepEvent::default()
     };
-    let own_word = |name: String| if matches!(&*name, "kind" | "step" | "time") { name + "_" } else { name };
-    let others = values.into_iter().map(|(name, value)| (own_word(name), value));
+    let unreserved =
+        |name: String| if matches!(&*name, "kind" | "step" | "time") { name + "_" } else { name };
+    let others = values.into_iter().map(|(name, value)| (unreserved(name), value));
     StepEvent { metrics: metrics(others), ..event }
 }
 

@@ -1,4 +1,4 @@
-//! Curves for TensorBoard.
+//! A tracker that writes event files for TensorBoard.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -8,7 +8,7 @@ use drumline_observe::tensorboard::Writer;
 
 use super::{Moment, Started, Tracker, TrackerResult};
 
-/// TensorBoard's event files in a folder: each figure under its name, the configuration as text.
+/// Writes TensorBoard's event files in a folder: each figure under its name, and the configuration as text.
 #[derive(Debug)]
 pub struct TensorBoard {
     folder: PathBuf,
@@ -16,7 +16,8 @@ pub struct TensorBoard {
 }
 
 impl TensorBoard {
-    /// In this folder, which is made if it is not there. A run that goes on begins another file, which TensorBoard shows as one with those before.
+    /// Writes in this folder, which is created if necessary. A resumed run begins another file; TensorBoard shows all
+    /// of them as one run.
     pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into(), writer: None }
     }
@@ -26,7 +27,7 @@ impl Tracker for TensorBoard {
     fn begin(&mut self, run: &Started) -> TrackerResult {
         let mut writer = Writer::create(&self.folder)?;
         if let Some(step) = run.resumed_at {
-            writer.go_on_after(step)?;
+            writer.resume_after(step)?;
         }
         writer.text("config", run.resumed_at.unwrap_or(0), &as_table(run))?;
         self.writer = Some(writer);
@@ -43,7 +44,7 @@ impl Tracker for TensorBoard {
     }
 }
 
-/// In Markdown.
+/// The configuration as a Markdown table.
 fn as_table(run: &Started) -> String {
     let cell = |text: &str| text.replace('|', "\\|").replace('\n', " ");
     let mut table = format!("{}\n\n| key | value |\n|---|---|\n", cell(&run.name));

@@ -1,10 +1,11 @@
-//! When checkpoints are saved, beside those of the best model and of the end, and how many stay.
+//! Checkpoints at intervals, and how many are kept.
 
 use crate::trainer::callback::{Callback, CallbackResult};
 use crate::trainer::settings::Every;
 use crate::trainer::state::TrainState;
 
-/// Saves checkpoints now and then in the trainer's `save_path`. The best model, and the state at the end, are saved without it.
+/// Saves checkpoints at intervals in the trainer's `save_path`. The best model and the final state are also saved
+/// without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Checkpoint {
     every: Every,
@@ -13,18 +14,19 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// After this many steps or epochs.
+    /// Saves after this many steps or epochs.
     pub fn every(every: Every) -> Self {
         Self { every, keep_last: None, keep_best: None }
     }
 
-    /// How many stay, beside the best; two, if it is not said.
+    /// How many are kept, besides the best; default 2.
     #[must_use]
     pub fn keep_last(self, num: usize) -> Self {
         Self { keep_last: Some(num), ..self }
     }
 
-    /// How many stay because their evaluations were the best, as NJUNMT's `num_kept_best_model`; one, if it is not said. They are linked as `best`, `best-2`, …
+    /// How many are kept as the best, like NJUNMT's `num_kept_best_model`; default 1. They are linked as `best`,
+    /// `best-2`, …
     #[must_use]
     pub fn keep_best(self, num: usize) -> Self {
         Self { keep_best: Some(num), ..self }

@@ -1,17 +1,17 @@
-//! Evaluation every so many steps.
+//! Evaluation after every n-th step.
 
 use crate::trainer::callback::{Callback, CallbackResult};
 use crate::trainer::settings::Every;
 use crate::trainer::state::TrainState;
 
-/// Evaluates after each n-th step, beside what the trainer's `validate_every` says.
+/// Evaluates after every n-th step, in addition to the trainer's `validate_every`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EvaluateEvery {
     every: Every,
 }
 
 impl EvaluateEvery {
-    /// After this many steps.
+    /// Evaluates after every `steps` steps.
     pub fn steps(steps: u64) -> Self {
         Self { every: Every::Steps(steps) }
     }

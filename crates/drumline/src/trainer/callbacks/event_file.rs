@@ -1,4 +1,4 @@
-//! What happened, for programs: `metrics.jsonl`.
+//! Writes `metrics.jsonl`.
 
 use std::path::PathBuf;
 
@@ -12,19 +12,20 @@ use crate::trainer::callback::{CallbackResult, MasterCallback};
 use crate::trainer::error::TrainerError;
 use crate::trainer::state::{Evaluation, TrainState};
 
-/// Writes `metrics.jsonl` in a folder: a line for the run, each epoch, each step, each evaluation and the end. `drumline plot` and `drumline watch` read it.
+/// Writes `metrics.jsonl` in a folder: a line for the run, each epoch, each step, each evaluation and the end.
+/// `drumline plot` and `drumline watch` read it.
 #[derive(Debug)]
 pub struct EventFile {
     folder: PathBuf,
     log: Option<EventLog>,
     /// The loss of the last step that was written.
-    told: Option<f64>,
+    last_loss: Option<f64>,
 }
 
 impl EventFile {
-    /// In this folder, which is made if it is not there. Training that goes on from a checkpoint goes on in the same file.
+    /// Writes in this folder, which is created if necessary. A resumed training continues the same file.
     pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: folder.into(), log: None, told: None }
+        Self { folder: folder.into(), log: None, last_loss: None }
     }
 
     fn write(&mut self, event: &Event) -> CallbackResult {
@@ -42,7 +43,7 @@ fn run_event(state: &TrainState) -> RunEvent {
         device: name_of(state.device()),
         num_threads: tch::get_num_threads(),
         drumline: env!("CARGO_PKG_VERSION").into(),
-        libtorch: crate::libtorch_version(),
+        libtorch: crate::torch::libtorch_version(),
         time: seconds_now(),
         config: state.config().clone().into_iter().collect(),
     }
@@ -78,7 +79,7 @@ fn end_event(state: &TrainState, reason: Reason, error: Option<String>) -> Event
 
 impl MasterCallback for EventFile {
     fn on_train_begin(&mut self, state: &TrainState) -> CallbackResult {
-        let begin = state.resumed_at().map_or(Begin::Anew, |step| Begin::After { step });
+        let begin = state.resumed_at().map_or(Begin::New, |step| Begin::After { step });
         self.log = Some(EventLog::open(&self.folder, begin)?);
         self.write(&Event::Run(run_event(state)))
     }
@@ -88,7 +89,7 @@ impl MasterCallback for EventFile {
     }
 
     fn on_step_end(&mut self, state: &TrainState) -> CallbackResult {
-        self.told = Some(state.loss());
+        self.last_loss = Some(state.loss());
         self.write(&Event::Step(step_event(state)))
     }
 
@@ -106,8 +107,8 @@ impl MasterCallback for EventFile {
     }
 
     fn on_exception(&mut self, state: &TrainState, error: &TrainerError) -> CallbackResult {
-        // The step that was refused for its loss: curves show where it was.
-        let is_refused = !state.loss().is_finite() && self.told.is_none_or(f64::is_finite);
+        // Also writes the step that was refused for its loss, so that curves show it.
+        let is_refused = !state.loss().is_finite() && self.last_loss.is_none_or(f64::is_finite);
         if is_refused && state.samples() > 0 {
             self.write(&Event::Step(StepEvent { step: state.step() + 1, ..step_event(state) }))?;
         }

@@ -1,4 +1,4 @@
-//! The mean of the weights over steps, which is what is evaluated and saved as the model.
+//! A moving average of the weights, which is evaluated and saved as the model.
 //!
 //! ```text
 //!   step ─▶ trained weights ─▶ average += (trained − average) · alpha        alpha = 1 / (steps + 1), or fixed
@@ -8,27 +8,28 @@
 use drumline_torch::{Named, TorchError};
 use serde_json::Value;
 
-use crate::loader::Cause;
+use crate::data::loader::Cause;
 use crate::trainer::callback::{Callback, CallbackResult};
 use crate::trainer::state::TrainState;
 
-/// Keeps a moving average of all trained weights beside them, as NJUNMT's `moving_average_method`: evaluations and checkpoints are of the average,
-/// training goes on with the weights themselves. Buffers, such as the means of norms, are not averaged.
+/// Keeps a moving average of all trained weights, like NJUNMT's `moving_average_method`. Evaluations and checkpoints
+/// use the average; training continues with the weights themselves. Buffers, such as the means of norms, are not
+/// averaged.
 ///
-/// Its first value is the weights that training begins with.
+/// The average begins with the initial weights of the training.
 ///
 /// ```
 /// use drumline::trainer::MovingAverage;
 ///
 /// let of_all_steps = MovingAverage::sma();
-/// let of_the_last = MovingAverage::ema(0.001); // each step weighs a thousandth, those before it the rest
+/// let of_the_last = MovingAverage::ema(0.001); // each step has a weight of 0.001
 /// # let _ = (of_all_steps, of_the_last);
 /// ```
 #[derive(Debug)]
 pub struct MovingAverage {
     method: Method,
     first_epoch: u64,
-    /// Values in the average.
+    /// The number of values in the average.
     count: u64,
     average: Option<Vec<Named>>,
 }
@@ -40,12 +41,12 @@ enum Method {
 }
 
 impl MovingAverage {
-    /// The plain mean over all steps (`sma`).
+    /// The mean over all steps (`sma`).
     pub fn sma() -> Self {
         Self::by(Method::Simple)
     }
 
-    /// `average += (weights − average) · alpha` at each step (`ema`); between 0 and 1.
+    /// `average += (weights − average) · alpha` at each step (`ema`), with `alpha` between 0 and 1.
     pub fn ema(alpha: f64) -> Self {
         Self::by(Method::Exponential { alpha })
     }
@@ -54,7 +55,7 @@ impl MovingAverage {
         Self { method, first_epoch: 0, count: 1, average: None }
     }
 
-    /// Epochs before it begins (`moving_average_start_epoch`); until then the average is the weights themselves.
+    /// The number of epochs before it begins (`moving_average_start_epoch`). Until then the average equals the weights.
     #[must_use]
     pub fn from_epoch(self, first_epoch: u64) -> Self {
         Self { first_epoch, ..self }
@@ -75,7 +76,7 @@ impl MovingAverage {
     }
 }
 
-/// The values of `weights`, as they are now or as `saved` has them, in tensors of their own.
+/// Copies the current values of `weights`, or the values that `saved` has for them.
 fn copies(weights: &[Named], saved: Option<&[Named]>) -> Result<Vec<Named>, Cause> {
     let copy = |Named { name, tensor }: &Named| {
         let from = match saved {

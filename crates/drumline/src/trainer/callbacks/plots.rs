@@ -1,4 +1,4 @@
-//! Pictures of the curves.
+//! Draws the curves.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,8 @@ use drumline_observe::plot::{self, PlotOptions};
 use crate::trainer::callback::{CallbackResult, MasterCallback};
 use crate::trainer::state::{Evaluation, TrainState};
 
-/// Draws loss and metrics after each evaluation and at the end: `curves.svg` in a folder in which an [`EventFile`](super::EventFile) writes.
+/// Draws loss and metrics after each evaluation and at the end: `curves.svg` in a folder in which an
+/// [`EventFile`](super::EventFile) writes.
 #[derive(Debug)]
 pub struct Plots {
     folder: PathBuf,
@@ -15,12 +16,12 @@ pub struct Plots {
 }
 
 impl Plots {
-    /// Of what is written in this folder.
+    /// Draws the events of this folder.
     pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into(), options: PlotOptions { smooth: 0.9, ..PlotOptions::default() } }
     }
 
-    /// Drawn in another way.
+    /// Sets the options of the plots.
     #[must_use]
     pub fn options(self, options: PlotOptions) -> Self {
         Self { options, ..self }

@@ -1,4 +1,4 @@
-//! What each rank is doing, for `drumline watch`.
+//! The status of each rank, for `drumline watch`.
 
 use std::path::PathBuf;
 
@@ -9,19 +9,19 @@ use crate::trainer::callback::{Callback, CallbackResult};
 use crate::trainer::error::TrainerError;
 use crate::trainer::state::{Times, TrainState};
 
-/// Each rank writes `ranks/00000.json` in a folder twice a second: its step, the collective that it is in, where its time goes, its memory. The job
-/// stands on the list of those that `drumline watch` shows.
+/// Each rank writes `ranks/00000.json` in a folder twice a second: its step, the collective that it is in, its times,
+/// its memory. The job is added to the list that `drumline watch` shows.
 #[derive(Debug)]
 pub struct RankFiles {
     folder: PathBuf,
     status: Status,
-    /// Times that the status knows of.
+    /// The times that were added to the status.
     seen: Times,
     open: Option<(StatusWriter, Option<Registration>)>,
 }
 
 impl RankFiles {
-    /// In this folder, the same for all ranks.
+    /// Writes in this folder, the same for all ranks.
     pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into(), status: Status::default(), seen: Times::default(), open: None }
     }
@@ -30,11 +30,11 @@ impl RankFiles {
 impl Callback for RankFiles {
     fn on_train_begin(&mut self, state: &mut TrainState) -> CallbackResult {
         let group = state.group().clone();
-        // Those of the thread that reduces gradients, too.
+        // Includes the calls of the thread that reduces gradients.
         self.status.op_from(move || group.calls_under_way().iter().map(ToString::to_string).collect());
         let writer = StatusWriter::start(&self.folder, state.rank(), &self.status)?;
         let name = self.folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        // A job that is not on the list trains as well.
+        // A job that cannot be listed trains anyway.
         let listed = (state.rank() == 0).then(|| Registration::new(&self.folder, &name));
         let listed = listed.and_then(|listed| {
             listed.inspect_err(|error| tracing::warn!("drumline watch does not list this job: {error}")).ok()

@@ -1,4 +1,4 @@
-//! Ends before the last epoch.
+//! Callbacks that end a training before the last epoch.
 
 use std::time::Duration;
 
@@ -7,7 +7,8 @@ use serde_json::Value;
 use crate::trainer::callback::{Callback, CallbackResult};
 use crate::trainer::state::{Evaluation, TrainState};
 
-/// Stops when so many evaluations in a row were not better than the best. Those that did not measure it do not count.
+/// Stops after several evaluations in a row without improvement. Evaluations that did not measure the metric do not
+/// count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EarlyStop {
     patience: u64,
@@ -15,7 +16,7 @@ pub struct EarlyStop {
 }
 
 impl EarlyStop {
-    /// After `patience` evaluations.
+    /// Stops after `patience` evaluations without improvement.
     pub fn patience(patience: u64) -> Self {
         Self { patience, waited: 0 }
     }
@@ -26,7 +27,7 @@ impl Callback for EarlyStop {
         if self.patience == 0 {
             return Err("patience is 0, expected at least 1 evaluation".into());
         }
-        // A training that has stopped early is over: its checkpoint, resumed, must not train another epoch.
+        // A training that has stopped early is over: when its checkpoint is resumed, it must not train another epoch.
         if self.waited >= self.patience {
             state.request_stop(format!(
                 "early stop: no better metric in {} evaluations before the checkpoint",
@@ -59,14 +60,14 @@ impl Callback for EarlyStop {
     }
 }
 
-/// Stops, with a checkpoint, when training has taken this long. Time before a checkpoint that it went on from does not count.
+/// Stops, with a checkpoint, when the training has taken this long. The time before a resume does not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimeLimit {
     longest: Duration,
 }
 
 impl TimeLimit {
-    /// After this time; the step that is under way is finished.
+    /// Stops after this time. The current step is completed.
     pub fn new(longest: Duration) -> Self {
         Self { longest }
     }
@@ -74,7 +75,7 @@ impl TimeLimit {
 
 impl Callback for TimeLimit {
     fn on_batch_end(&mut self, state: &mut TrainState) -> CallbackResult {
-        // Clocks differ from rank to rank; it is enough that one asks.
+        // Clocks differ between ranks. One request is enough.
         if state.elapsed() >= self.longest {
             state.request_stop(format!("time limit: {:?}", self.longest));
         }

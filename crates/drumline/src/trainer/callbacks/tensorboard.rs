@@ -1,4 +1,4 @@
-//! Curves for TensorBoard.
+//! Event files for TensorBoard.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,8 @@ use crate::trainer::callback::{CallbackResult, MasterCallback};
 use crate::trainer::error::TrainerError;
 use crate::trainer::state::{Evaluation, TrainState};
 
-/// Writes TensorBoard's event files: loss, learning rate, speed, the metrics of evaluations, the settings as text, and gradients if asked for.
+/// Writes TensorBoard's event files: loss, learning rate, speed, metrics of evaluations, the settings as text and, on
+/// request, gradients.
 #[derive(Debug)]
 pub struct TensorBoard {
     folder: PathBuf,
@@ -19,12 +20,12 @@ pub struct TensorBoard {
 }
 
 impl TensorBoard {
-    /// In this folder, which is made if it is not there.
+    /// Writes in this folder, which is created if necessary.
     pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into(), gradients_every: None, writer: None }
     }
 
-    /// A histogram of each parameter's gradient every so many steps.
+    /// Also writes a histogram of each parameter's gradient, every `steps` steps.
     #[must_use]
     pub fn gradients_every(self, steps: u64) -> Self {
         Self { gradients_every: Some(steps.max(1)), ..self }
@@ -35,7 +36,7 @@ impl MasterCallback for TensorBoard {
     fn on_train_begin(&mut self, state: &TrainState) -> CallbackResult {
         let mut writer = Writer::create(&self.folder)?;
         if let Some(step) = state.resumed_at() {
-            writer.go_on_after(step)?;
+            writer.resume_after(step)?;
         }
         writer.text("settings", state.step(), &state.config_text())?;
         self.writer = Some(writer);

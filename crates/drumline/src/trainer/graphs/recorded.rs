@@ -1,43 +1,45 @@
-//! A recorded step: forward, loss and backward in one graph, what it reads and what it leaves.
+//! A recorded step: forward, loss and backward in one graph, with its inputs and outputs.
 
 use drumline_torch::cuda::{Graph, Stream, copy_async};
 use drumline_torch::{Named, TorchError, grads_are, set_grad};
 use tch::{Device, Tensor};
 
 use super::super::batch::Batch;
-use super::super::step::{Computed, Rescaled};
+use super::super::learner::{ByGraph, Computed, Rescaled};
+use super::super::step_mode::{Key, shapes, tensors};
 use super::super::supply::Window;
 use super::super::upload::Uploads;
-use super::super::way::{Key, Way, shapes, tensors};
 
-/// Forward, loss and backward.
-pub(in crate::trainer) struct Recorded<B, O> {
-    /// What it depends on.
+/// The graph of forward, loss and backward, with its inputs.
+pub(super) struct Recorded<B, O> {
+    /// The key of the recorded step.
     pub(super) key: Key,
     pub(super) made: Made<O>,
-    /// What it reads.
+    /// The inputs of the graph.
     pub(super) batches: Vec<B>,
-    /// Where the next ones are copied to meanwhile, if there is memory for that.
+    /// Memory for the next batches, which are copied during the step, if there is enough.
     uploads: Option<Uploads>,
 }
 
-/// What a recording gives.
+/// The graph and its outputs.
 pub(super) struct Made<O> {
     pub(super) graph: Graph,
-    /// It reads this.
+    /// The factor of the loss, which the graph reads.
     pub(super) factor: Tensor,
-    /// The sum of the losses; in fp16 with it whether gradients have overflowed, as 1 or 0, and the scale of the next step; the norm, if gradients are clipped by it.
+    /// The sum of the losses; in fp16 also whether gradients have overflowed, as 1 or 0, and the scale of the next
+    /// step; the norm, if gradients are clipped by norm.
     pub(super) figures: Tensor,
-    /// Their place on the host.
+    /// Pinned memory for the figures on the host.
     pub(super) read: Tensor,
-    /// In fp16.
+    /// Whether the loss is scaled, in fp16.
     pub(super) is_scaled: bool,
     pub(super) outputs: Vec<O>,
     pub(super) grads: Vec<Option<Tensor>>,
 }
 
 impl<O> Made<O> {
-    /// Waits for the graph, once: by way of pinned memory, or the driver would be busy until then, and nobody could end a graph that waits for a lost rank.
+    /// Waits for the graph, and reads its figures. It reads through pinned memory: otherwise the driver would block
+    /// until then, and a graph that waits for a lost rank could not be aborted.
     pub(super) fn read(&self) -> Result<Computed, TorchError> {
         let mut read = self.read.shallow_clone();
         copy_async(&mut read, &self.figures)?;
@@ -45,18 +47,18 @@ impl<O> Made<O> {
             Stream::current(gpu)?.synchronize()?;
         }
         let figures = Vec::<f64>::try_from(read)?;
-        let (rescaled, norm) = match (self.is_scaled, &figures[1..]) {
-            (true, [overflow, scale, rest @ ..]) => {
+        let (rescaled, norm) = match &figures[1..] {
+            [overflow, scale, rest @ ..] if self.is_scaled => {
                 (Some(Rescaled { has_overflowed: *overflow > 0.0, scale: *scale }), rest.first())
             }
-            (_, rest) => (None, rest.first()),
+            rest => (None, rest.first()),
         };
-        Ok(Computed { sum: figures[0], way: Way::Graphs, rescaled, norm: norm.copied() })
+        Ok(Computed { sum: figures[0], by_graph: Some(ByGraph { rescaled, norm: norm.copied() }) })
     }
 }
 
 impl<B: Batch, O> Recorded<B, O> {
-    /// What was recorded of batches that have lain on the host.
+    /// A recording with its input batches.
     pub(super) fn new(made: Made<O>, batches: Vec<B>, key: Key) -> Self {
         let uploads = match tensors(&batches).unwrap_or_default().first().map(|tensor| tensor.device()) {
             Some(Device::Cuda(gpu)) => Uploads::new(&key.shapes, gpu)
@@ -67,8 +69,8 @@ impl<B: Batch, O> Recorded<B, O> {
         Self { key, made, batches, uploads }
     }
 
-    /// Copies batches to where the graph reads them.
-    pub(super) fn take_in(&self, window: &Window<B>, factor: f64) -> Result<(), TorchError> {
+    /// Copies batches into the inputs of the graph.
+    pub(super) fn load_inputs(&self, window: &Window<B>, factor: f64) -> Result<(), TorchError> {
         let inputs = tensors(&self.batches).unwrap_or_default();
         match self.uploads.as_ref().filter(|_| window.is_uploaded) {
             Some(uploads) => uploads.take(&inputs)?,
@@ -88,8 +90,8 @@ impl<B: Batch, O> Recorded<B, O> {
         self.made.graph.launch_as_step(step)
     }
 
-    /// Lets batches be made on the GPU beside the graph; what follows on the current stream may use them.
-    pub(in crate::trainer) fn beside(&self, make: impl FnOnce() -> Window<B>) -> Window<B> {
+    /// Makes batches on the GPU on a second stream, during the graph. What follows on the current stream may use them.
+    pub(super) fn beside(&self, make: impl FnOnce() -> Window<B>) -> Window<B> {
         let Some((uploads, scope)) =
             self.uploads.as_ref().and_then(|uploads| Some((uploads, uploads.enter().ok()?)))
         else {
@@ -98,13 +100,13 @@ impl<B: Batch, O> Recorded<B, O> {
         let mut window = make();
         drop(scope);
         if let Err(error) = uploads.join(&tensors(&window.batches).unwrap_or_default()) {
-            window.trouble = Some(error.into());
+            window.failure = Some(error.into());
         }
         window
     }
 
-    /// Begins to copy batches that the graph can take.
-    pub(in crate::trainer) fn begin_upload(&mut self, window: &mut Window<B>) {
+    /// Begins to copy batches, if they have the shapes of the graph's inputs.
+    pub(super) fn begin_upload(&mut self, window: &mut Window<B>) {
         let fits = shapes(&window.batches).is_some_and(|shapes| shapes == self.key.shapes);
         let Some(uploads) = self.uploads.as_mut().filter(|_| fits) else { return };
         match uploads.begin(&tensors(&window.batches).unwrap_or_default()) {
@@ -116,7 +118,7 @@ impl<B: Batch, O> Recorded<B, O> {
         }
     }
 
-    /// Whether the parameters' gradients are those that the graph fills: another step takes them away, and so may a callback.
+    /// Whether the parameters' gradients are those that the graph fills. An eager step or a callback may replace them.
     pub(super) fn is_attached(&self, parameters: &[Named]) -> Result<bool, TorchError> {
         grads_are(parameters.iter().map(|named| &named.tensor), &self.made.grads)
     }

@@ -9,9 +9,9 @@ use super::*;
 
 /// Samples that know their index.
 fn indices(len: usize) -> impl Dataset<Batch = Pair> + 'static {
-    drumline::MapDataset::new(
+    drumline::data::MapDataset::new(
         len,
-        |at: drumline::Sample| Ok((Tensor::from(at.index as i64), at.index as i64)),
+        |at: drumline::data::Sample| Ok((Tensor::from(at.index as i64), at.index as i64)),
         collate,
     )
 }
@@ -67,7 +67,8 @@ ranks_test!(tensors_are_gathered_reduced_and_padded, 3, {
         (vec![2, 3], 2.0 * (rank + 1) as f64)
     );
     assert_eq!(padded.double_value(&[0, 2]), 1.0);
-    let told = accelerator.pad_across_processes(&own, Padding { dim: 1, ..Default::default() }).unwrap_err();
-    assert!(told.to_string().contains("cannot pad along dimension 1"), "{told}");
+    let message =
+        accelerator.pad_across_processes(&own, Padding { dim: 1, ..Default::default() }).unwrap_err();
+    assert!(message.to_string().contains("cannot pad along dimension 1"), "{message}");
     accelerator.wait_for_everyone()?;
 });

@@ -1,10 +1,11 @@
-//! What goes wrong on one rank is told once, and what makes no sense is told at once.
+//! A failure of one rank is reported once, and misuse is an error at once.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use drumline::optim::{Adam, AdamOptions, Optimizer, ScalePolicy};
 use drumline::trainer::Precision;
-use drumline::{Adam, AdamOptions, DdpOptions, Optimizer, ProcessGroup, ScalePolicy};
+use drumline::{DdpOptions, ProcessGroup};
 use rank_test::{Exit, Ranks, ranks_test};
 use tch::Kind;
 use tch::nn::ModuleT;
@@ -37,21 +38,21 @@ ranks_test!(
 );
 
 ranks_test!(what_makes_no_sense_is_told_on_all_ranks_and_the_group_goes_on, 2, {
-    let told = |builder: AcceleratorBuilder| builder.build().unwrap_err().to_string();
+    let message = |builder: AcceleratorBuilder| builder.build().unwrap_err().to_string();
     let group = ProcessGroup::from_env()?;
     let (rank, builder) = (group.rank(), || Accelerator::builder().group(&group));
-    assert!(told(builder().gradient_accumulation_steps(0)).contains("is 0, expected at least 1; try 1"));
+    assert!(message(builder().gradient_accumulation_steps(0)).contains("is 0, expected at least 1; try 1"));
     let scaled = builder().precision(Precision::Fp16).loss_scale(ScalePolicy::Static(0.0));
-    assert!(told(scaled).contains("a loss cannot be scaled by Static(0.0)"));
+    assert!(message(scaled).contains("the loss scale policy is Static(0.0)"));
     assert_eq!(
-        told(builder().gradient_accumulation_steps(2 + rank)),
+        message(builder().gradient_accumulation_steps(2 + rank)),
         "rank 1 was given another accelerator than rank 0: gradient_accumulation_steps is 3, expected 2; try the same on all ranks"
     );
     let accelerator = builder().build()?;
     let options = SamplerOptions::in_group(SAMPLES, &group);
     let shared = Loader::new(data(SAMPLES), DistributedSampler::new(options)?, LoaderOptions::default())?;
     let error = accelerator.prepare_loader(shared).unwrap_err().to_string();
-    assert!(error.contains("already shared out over 2 ranks; try"), "{error}");
+    assert!(error.contains("already divided over 2 ranks; try"), "{error}");
     let error = accelerator.prepare_loader(whole(data(8 - rank), 2)?).unwrap_err().to_string();
     assert!(
         error.starts_with("rank 1 was given another loader than rank 0: number of samples is 7, expected 8"),
@@ -60,9 +61,9 @@ ranks_test!(what_makes_no_sense_is_told_on_all_ranks_and_the_group_goes_on, 2, {
     let lonely = accelerator.backward(&Tensor::from(1f32)).unwrap_err().to_string();
     assert!(lonely.contains("0 are prepared"), "{lonely}");
     let stateless = accelerator.save_state("nowhere").unwrap_err().to_string();
-    assert!(stateless.contains("no model is prepared"), "{stateless}");
+    assert!(stateless.contains("there is no prepared model"), "{stateless}");
     let stateless = accelerator.load_state("nowhere").unwrap_err().to_string();
-    assert!(stateless.contains("no model is prepared"), "{stateless}");
+    assert!(stateless.contains("there is no prepared model"), "{stateless}");
     let store = VarStore::new(Device::Cpu);
     let _model = accelerator.prepare_model(Net::new(&store), &store, DdpOptions::default())?;
     let twice = accelerator.prepare_model(Net::new(&store), &store, DdpOptions::default());
@@ -71,7 +72,7 @@ ranks_test!(what_makes_no_sense_is_told_on_all_ranks_and_the_group_goes_on, 2, {
     // A loop whose batches weigh nothing.
     let loader = accelerator.prepare_loader(whole(data(4), 2)?)?.weighing(|_| 0.0);
     let error = loader.epoch(0).next().unwrap().unwrap_err().to_string();
-    assert!(error.contains("a batch of 2 samples weighs 0; try"), "{error}");
+    assert!(error.contains("a batch of 2 samples has a weight of 0, expected more than 0; try"), "{error}");
     accelerator.wait_for_everyone()?;
 });
 
@@ -101,8 +102,11 @@ ranks_test!(
     },
     |ranks| {
         let report = ranks.pass()?;
-        let said: Vec<_> = report.ranks.iter().map(|rank| rank.stderr_text().into_owned()).collect();
-        assert!(said[0].contains("no batch of 4 for each of 2 ranks") && said[1].is_empty(), "{said:?}");
+        let output: Vec<_> = report.ranks.iter().map(|rank| rank.stderr_text().into_owned()).collect();
+        assert!(
+            output[0].contains("no batch of 4 for each of 2 ranks") && output[1].is_empty(),
+            "{output:?}"
+        );
     }
 );
 
@@ -114,7 +118,7 @@ fn save(group: &ProcessGroup) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Why a model and an optimizer cannot go on from what was saved; they train on as if nothing had happened.
+/// Why a model and an optimizer cannot resume from what was saved; their training then continues as before.
 fn refusal<M: ModuleT + 'static, O: Optimizer + 'static>(
     group: &ProcessGroup,
     net: impl FnOnce(&VarStore) -> M,
@@ -125,13 +129,13 @@ fn refusal<M: ModuleT + 'static, O: Optimizer + 'static>(
     let model = accelerator.prepare_model(net(&store), &store, DdpOptions::default())?;
     let mut optimizer = accelerator.prepare_optimizer(optimizer(&store)?);
     let before = weights(&store);
-    let told = accelerator.load_state(folder()?).unwrap_err().to_string();
+    let message = accelerator.load_state(folder()?).unwrap_err().to_string();
     assert_eq!((difference(&weights(&store), &before), optimizer.steps()), (0.0, 0));
     let (x, _) = big_batches(8, 0).remove(0);
     accelerator.backward(&model.forward_t(&x, true).sum(Kind::Float))?;
     optimizer.step()?;
     same_on_all_ranks(group, &store)?;
-    Ok(told)
+    Ok(message)
 }
 
 ranks_test!(
@@ -141,11 +145,15 @@ ranks_test!(
         let group = ProcessGroup::from_env()?;
         save(&group)?;
         let other = |store: &VarStore| tch::nn::linear(store.root() / "other", 6, 2, Default::default());
-        let told = refusal(&group, other, sgd)?;
-        assert!(told.starts_with("cannot resume from") && told.contains("is of another model"), "{told}");
-        let adam = |store: &VarStore| Ok(Adam::new(drumline::parameters(store), AdamOptions::default())?);
-        let told = refusal(&group, Net::new, adam)?;
-        assert!(told.contains("it is of `sgd`, and this optimizer is `adam`"), "{told}");
+        let message = refusal(&group, other, sgd)?;
+        assert!(
+            message.starts_with("cannot resume from") && message.contains("is of another model"),
+            "{message}"
+        );
+        let adam =
+            |store: &VarStore| Ok(Adam::new(drumline::optim::parameters(store), AdamOptions::default())?);
+        let message = refusal(&group, Net::new, adam)?;
+        assert!(message.contains("it is of `sgd`, and this optimizer is `adam`"), "{message}");
         // A folder that is not there is that of a run that has not begun; a file is none.
         let Training { accelerator, .. } = training(Accelerator::builder().group(&group), data(4), 2)?;
         assert!(accelerator.load_state(folder()?.join("nothing"))?.is_none());
@@ -160,7 +168,7 @@ ranks_test!(
     }
 );
 
-/// What one rank does while the other goes on.
+/// What one rank does while the other continues.
 #[derive(Debug, Clone, Copy)]
 enum Misuse {
     GatherAlone,
@@ -197,8 +205,8 @@ fn misused(misuse: Misuse) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// All ranks end soon, with an error, and it is told why.
-fn ends_with(ranks: &Ranks, misuse: Misuse, words: &str) -> anyhow::Result<()> {
+/// All ranks end soon, with an error that gives the reason.
+fn ends_with(ranks: &Ranks, misuse: Misuse, expected_text: &str) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let begin = Instant::now();
     let ranks = ranks.clone().env([(FOLDER, folder.path())]).env([(CASE, (misuse as usize).to_string())]);
@@ -206,8 +214,11 @@ fn ends_with(ranks: &Ranks, misuse: Misuse, words: &str) -> anyhow::Result<()> {
     assert!(begin.elapsed() < Duration::from_secs(30), "{misuse:?}: {report}");
     let all: String = report.ranks.iter().map(|rank| rank.stderr_text().into_owned()).collect();
     assert!(report.ranks.iter().all(|rank| rank.exit == Exit::Code(1)), "{misuse:?}: {report}");
-    let told = all.matches(words).count();
-    assert!(told == 1 || told > 0 && words.contains("different calls"), "{misuse:?}: {report}");
+    let reported = all.matches(expected_text).count();
+    assert!(
+        reported == 1 || reported > 0 && expected_text.contains("different calls"),
+        "{misuse:?}: {report}"
+    );
     Ok(())
 }
 
@@ -230,6 +241,6 @@ ranks_test!(
         end_as_a_program(misused(CASES[case].0))
     },
     |ranks| {
-        CASES.iter().try_for_each(|(misuse, words)| ends_with(&ranks, *misuse, words))?;
+        CASES.iter().try_for_each(|(misuse, expected_text)| ends_with(&ranks, *misuse, expected_text))?;
     }
 );

@@ -1,7 +1,8 @@
 //! The rest of what an accelerator does for a loop.
 
+use drumline::optim::clip_grad_norm;
+use drumline::schedule::At;
 use drumline::trainer::Precision;
-use drumline::{At, clip_grad_norm};
 use rank_test::ranks_test;
 use tch::Kind;
 
@@ -46,9 +47,9 @@ ranks_test!(
     },
     |ranks| {
         let report = ranks.pass()?;
-        let said: Vec<_> =
+        let output: Vec<_> =
             report.ranks.iter().map(|rank| rank.stdout_text().matches("said by").count()).collect();
-        assert_eq!(said, [1, 0, 0]);
+        assert_eq!(output, [1, 0, 0]);
     }
 );
 
@@ -59,7 +60,7 @@ ranks_test!(gradients_are_clipped_when_a_window_is_complete, 2, {
     let net = Net::new(&store);
     let (x, y) = collate(order(8, 0).into_iter().map(sample).collect()).unwrap();
     net.forward(&x).cross_entropy_for_logits(&y).backward();
-    let expected = clip_grad_norm(&drumline::parameters(&store), 0.01)?;
+    let expected = clip_grad_norm(&drumline::optim::parameters(&store), 0.01)?;
     let mut norms = Vec::new();
     for batch in loader.epoch(0) {
         let (x, y) = batch?;
@@ -69,7 +70,8 @@ ranks_test!(gradients_are_clipped_when_a_window_is_complete, 2, {
     assert_eq!((norms.len(), norms[0]), (2, None));
     assert!((norms[1].unwrap() - expected).abs() < 1e-6, "{norms:?}, expected {expected}");
     let clipped: Vec<_> = model.parameters().iter().map(|named| named.tensor.grad()).collect();
-    let by_hand: Vec<_> = drumline::parameters(&store).iter().map(|named| named.tensor.grad()).collect();
+    let by_hand: Vec<_> =
+        drumline::optim::parameters(&store).iter().map(|named| named.tensor.grad()).collect();
     assert!(difference(&clipped, &by_hand) < 1e-7);
     assert_eq!(accelerator.unwrap_model(&model).forward(&x).size(), net.forward(&x).size());
 });

@@ -1,7 +1,10 @@
-//! Batch norms over all ranks, in windows in which some ranks have fewer batches than others: each turn is that of one batch.
+//! Batch norms over all ranks, in windows in which some ranks have fewer batches than others: each turn is that of one
+//! batch.
 
 use drumline::accelerator::{PreparedModel, PreparedOptimizer};
-use drumline::{DdpOptions, Optimizer, ProcessGroup, SyncBatchNorm, SyncGroup, Turn};
+use drumline::engine::{SyncBatchNorm, SyncGroup, Turn};
+use drumline::optim::Optimizer;
+use drumline::{DdpOptions, ProcessGroup};
 use rank_test::ranks_test;
 use tch::Kind;
 use tch::nn::{ModuleT, SequentialT, batch_norm1d, linear, seq_t};
@@ -13,7 +16,7 @@ use super::*;
 fn normed(store: &VarStore, norm: impl ModuleT + 'static) -> SequentialT {
     let layer = |name: &str, from, to| linear(store.root() / name, from, to, Default::default());
     let net = seq_t().add(layer("a", INPUTS, 4)).add(norm).add_fn(|x| x.tanh()).add(layer("b", 4, CLASSES));
-    for named in drumline::parameters(store) {
+    for named in drumline::optim::parameters(store) {
         let values = Tensor::arange(named.tensor.numel() as i64, (Kind::Float, Device::Cpu)) + 1.0;
         tch::no_grad(|| named.tensor.shallow_clone().copy_(&values.sin().view_as(&named.tensor)));
     }
@@ -85,7 +88,8 @@ enum Forward {
 
 ranks_test!(norms_over_all_ranks_are_those_of_one_big_batch_also_beside_fillers, 3, {
     let group = ProcessGroup::from_env()?;
-    // Turns of 12 samples, and then one of 2: rank 2 has a filler in the only turn of a window, in its first (26) or in its last (38).
+    // Turns of 12 samples, and then one of 2: rank 2 has a filler in the only turn of a window, in its first (26) or in
+    // its last (38).
     for (samples, window) in [(14, 1), (26, 2), (38, 2), (38, 4)] {
         for forward in [Forward::Plain, Forward::With] {
             let mut twins = Twins::new(&group, window)?;
@@ -139,7 +143,7 @@ ranks_test!(a_rank_that_never_had_a_batch_is_told_of_on_all_ranks, 2, {
     let group = ProcessGroup::from_env()?;
     let twins = Twins::new(&group, 2)?;
     let own = if group.rank() == 0 { big_batches(8, 0) } else { Vec::new() };
-    let mut told = None;
+    let mut message = None;
     for turn in twins.accelerator.join_uneven_inputs(own) {
         let outcome = match turn? {
             Turn::Batch((x, y)) => {
@@ -148,9 +152,12 @@ ranks_test!(a_rank_that_never_had_a_batch_is_told_of_on_all_ranks, 2, {
             }
             Turn::Empty => twins.accelerator.backward_nothing(),
         };
-        told = outcome.err().map(|error| error.to_string());
+        message = outcome.err().map(|error| error.to_string());
     }
-    let told = group.all_gather_object(&told)?;
-    let expected = "rank 1 has no batch in the first turn, and cannot know which synchronised norms";
-    assert!(told.iter().all(|told| told.as_ref().is_some_and(|told| told.starts_with(expected))), "{told:?}");
+    let message = group.all_gather_object(&message)?;
+    let expected = "rank 1 has no batch in the first step, and cannot know which synchronised norms";
+    assert!(
+        message.iter().all(|message| message.as_ref().is_some_and(|message| message.starts_with(expected))),
+        "{message:?}"
+    );
 });

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use drumline::{Optimizer, PlannedBatches, PlannedOptions, ProcessGroup};
+use drumline::ProcessGroup;
+use drumline::data::{PlannedBatches, PlannedOptions};
+use drumline::optim::Optimizer;
 use rank_test::ranks_test;
 
 use super::super::trainer::{FOLDER, planned::plan};
@@ -69,7 +71,7 @@ ranks_test!(
         for epoch in from..EPOCHS {
             for batch in training.loader.epoch(epoch) {
                 training.turn(&batch?)?;
-                // In the midst of the second epoch.
+                // In the middle of the second epoch.
                 if group.size() == 2 && training.optimizer.steps() == 4 {
                     training.accelerator.save_state(folder()?)?;
                     return Ok(());

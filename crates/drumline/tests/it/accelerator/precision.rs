@@ -1,7 +1,9 @@
 //! Loops in fp16: the loss is scaled behind the program's back, and a step that overflows is left out.
 
+use drumline::optim::{DynamicScale, Named, ScalePolicy};
+use drumline::schedule::At;
 use drumline::trainer::Precision;
-use drumline::{At, DynamicScale, Named, ProcessGroup, ScalePolicy};
+use drumline::{DdpOptions, ProcessGroup};
 use rank_test::ranks_test;
 
 use super::super::trainer::shared_folder;
@@ -84,16 +86,16 @@ ranks_test!(gradients_are_unscaled_once, 2, {
     let batch = &big_batches(16, 0)[0];
     twice.backward(batch)?;
     twice.optimizer.step()?;
-    let told = twice.optimizer.step().unwrap_err().to_string();
-    assert!(told.contains("there was no backward since the optimizer's last step"), "{told}");
+    let message = twice.optimizer.step().unwrap_err().to_string();
+    assert!(message.contains("there was no backward since the optimizer's last step"), "{message}");
     let mut added = training()?;
     added.backward(batch)?;
     added.accelerator.clip_grad_norm(&added.model.parameters(), 1.0)?;
     added.backward(batch)?;
-    let told = added.optimizer.step().unwrap_err().to_string();
+    let message = added.optimizer.step().unwrap_err().to_string();
     assert!(
-        told.contains("to those that were clipped already; try backward, clip_grad_norm, step"),
-        "{told}"
+        message.contains("to those that were clipped already; try backward, clip_grad_norm, step"),
+        "{message}"
     );
     added.optimizer.zero_grad()?;
     added.turn(batch)?;
@@ -106,7 +108,7 @@ ranks_test!(optimizers_that_step_after_one_backward_have_gradients_of_one_scale,
     let builder = Accelerator::builder().group(&group).precision(Precision::Fp16);
     let accelerator = builder.loss_scale(ScalePolicy::Dynamic(scale)).build()?;
     let stores = [VarStore::new(Device::Cpu), VarStore::new(Device::Cpu)];
-    let model = |store| accelerator.prepare_model(Net::new(store), store, Default::default());
+    let model = |store| accelerator.prepare_model(Net::new(store), store, DdpOptions::default());
     let models = [model(&stores[0])?, model(&stores[1])?];
     let before = weights(&stores[0]);
     assert_eq!(difference(&before, &weights(&stores[1])), 0.0, "they begin alike");
@@ -137,7 +139,7 @@ ranks_test!(an_overflow_of_one_optimizer_is_its_own_and_the_scale_hears_of_it, 2
             let builder = Accelerator::builder().group(&group).precision(Precision::Fp16);
             let accelerator = builder.build()?;
             let stores = [VarStore::new(Device::Cpu), VarStore::new(Device::Cpu)];
-            let model = |store| accelerator.prepare_model(Net::new(store), store, Default::default());
+            let model = |store| accelerator.prepare_model(Net::new(store), store, DdpOptions::default());
             let models = [model(&stores[0])?, model(&stores[1])?];
             let before = weights(&stores[0]);
             let mut optimizers =
@@ -172,7 +174,7 @@ ranks_test!(models_take_turns_each_with_its_backward_its_clipping_and_its_step, 
     let group = ProcessGroup::from_env()?;
     let accelerator = Accelerator::builder().group(&group).precision(Precision::Fp16).build()?;
     let stores = [VarStore::new(Device::Cpu), VarStore::new(Device::Cpu)];
-    let model = |store| accelerator.prepare_model(Net::new(store), store, Default::default());
+    let model = |store| accelerator.prepare_model(Net::new(store), store, DdpOptions::default());
     let models = [model(&stores[0])?, model(&stores[1])?];
     let mut optimizers = [sgd(&stores[0])?, sgd(&stores[1])?].map(|sgd| accelerator.prepare_optimizer(sgd));
     let (x, y) = &big_batches(16, 0)[0];
@@ -186,6 +188,6 @@ ranks_test!(models_take_turns_each_with_its_backward_its_clipping_and_its_step, 
     }
     assert_eq!(difference(&weights(&stores[0]), &weights(&stores[1])), 0.0);
     models[1].backward(&models[1].forward_t(x, true).cross_entropy_for_logits(y))?;
-    let told = optimizers[0].step().unwrap_err().to_string();
-    assert!(told.contains("there was no backward since the optimizer's last step"), "{told}");
+    let message = optimizers[0].step().unwrap_err().to_string();
+    assert!(message.contains("there was no backward since the optimizer's last step"), "{message}");
 });

@@ -1,6 +1,6 @@
-//! A loop that was saved goes on with the same bits.
+//! A saved loop resumes with the same bits.
 
-use drumline::ProcessGroup;
+use drumline::{DdpOptions, ProcessGroup};
 use rank_test::ranks_test;
 
 use super::super::trainer::FOLDER;
@@ -25,8 +25,8 @@ fn train_and_save(group: &ProcessGroup) -> anyhow::Result<()> {
         let batch = batch?;
         training.backward(&batch)?;
         if turn == 3 {
-            let told = training.accelerator.save_state(folder()?).unwrap_err().to_string();
-            assert!(told.contains("would lose its gradients"), "{told}");
+            let message = training.accelerator.save_state(folder()?).unwrap_err().to_string();
+            assert!(message.contains("would lose its gradients"), "{message}");
         }
         training.optimizer.step()?;
         training.optimizer.zero_grad()?;
@@ -39,7 +39,7 @@ fn train_and_save(group: &ProcessGroup) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Goes on to the end, and compares with a loop that never stopped.
+/// Resumes to the end, and compares with a loop that never stopped.
 fn go_on(group: &ProcessGroup) -> anyhow::Result<f64> {
     let mut straight = new_training(group)?;
     (0..EPOCHS).try_for_each(|epoch| straight.epoch(epoch))?;
@@ -90,9 +90,9 @@ ranks_test!(
 fn two_models(group: &ProcessGroup, steps: usize) -> anyhow::Result<Vec<Tensor>> {
     let accelerator = Accelerator::builder().group(group).build()?;
     let stores = [VarStore::new(Device::Cpu), VarStore::new(Device::Cpu)];
-    let model = |store| accelerator.prepare_model(Net::new(store), store, Default::default());
+    let model = |store| accelerator.prepare_model(Net::new(store), store, DdpOptions::default());
     let models = [model(&stores[0])?, model(&stores[1])?];
-    let adam = drumline::Adam::new(drumline::parameters(&stores[1]), Default::default())?;
+    let adam = drumline::optim::Adam::new(drumline::optim::parameters(&stores[1]), Default::default())?;
     let (mut sgd, mut adam) =
         (accelerator.prepare_optimizer(sgd(&stores[0])?), accelerator.prepare_optimizer(adam));
     let done = accelerator.load_state(folder()?)?.map_or(0, |from| from.step);
@@ -126,8 +126,8 @@ ranks_test!(
         assert!(difference(&half, &straight) > 0.0, "the control");
         assert_eq!(difference(&two_models(&group, 3)?, &straight), 0.0);
         // One model and one optimizer are not what was saved.
-        let told = new_training(&group)?.accelerator.load_state(folder()?).unwrap_err().to_string();
-        assert!(told.contains("`0.first.bias` is not in the model"), "{told}");
+        let message = new_training(&group)?.accelerator.load_state(folder()?).unwrap_err().to_string();
+        assert!(message.contains("`0.first.bias` is not in the model"), "{message}");
     },
     |ranks| {
         let folder = tempfile::tempdir()?;
@@ -138,7 +138,7 @@ ranks_test!(
 /// The learning rate of the first step after a state was loaded, with the schedule prepared before or after that.
 fn first_rate(group: &ProcessGroup, is_early: bool) -> anyhow::Result<f64> {
     let Training { accelerator, optimizer, .. } = new_training(group)?;
-    let rate = |at: drumline::At| 1.0 + at.step as f64 + at.epoch / 10.0;
+    let rate = |at: drumline::schedule::At| 1.0 + at.step as f64 + at.epoch / 10.0;
     let early = is_early.then(|| accelerator.prepare_schedule(&optimizer, rate));
     accelerator.load_state(folder()?)?;
     let schedule = early.unwrap_or_else(|| accelerator.prepare_schedule(&optimizer, rate));
@@ -195,9 +195,9 @@ ranks_test!(
             let training = training(builder, data(SAMPLES - 4), 4 / group.size())?;
             Ok::<_, anyhow::Error>(training.accelerator.load_state(folder()?).map(Option::unwrap))
         };
-        let told = load(false)?.unwrap_err().to_string();
+        let message = load(false)?.unwrap_err().to_string();
         let both = format!("a data set of {SAMPLES} samples, but this one has {} samples", SAMPLES - 4);
-        assert!(told.starts_with("cannot resume from") && told.contains(&both), "{told}");
+        assert!(message.starts_with("cannot resume from") && message.contains(&both), "{message}");
         assert_eq!(load(true)?.unwrap().step, 6);
         assert_eq!(new_training(&group)?.accelerator.load_state(folder()?)?.unwrap().step, 6, "control");
     },

@@ -44,12 +44,12 @@ ranks_test!(
         let folder = tempfile::tempdir()?;
         let report =
             ranks.env([(FOLDER, folder.path())]).env([("DRUMLINE_LOG", ""), ("RUST_LOG", "")]).pass()?;
-        let told: usize = report
+        let reported: usize = report
             .ranks
             .iter()
-            .map(|rank| rank.stderr_text().matches("a tracker cannot go on").count())
+            .map(|rank| rank.stderr_text().matches("a tracker failed and is not used any more").count())
             .sum();
-        assert_eq!(told, 1, "{report}");
+        assert_eq!(reported, 1, "{report}");
         let file = folder.path().join("metrics.jsonl");
         assert_eq!(story(&file), "r0 s1 s2 s3 e3", "once, on all ranks together");
         let events = events::read(&file)?;
@@ -96,7 +96,7 @@ enum Run {
 fn logged_run(folder: &Path, run: Run) -> anyhow::Result<()> {
     let builder = Accelerator::builder().project_dir(folder).gradient_accumulation_steps(2);
     let mut training = training(builder, data(16), 2)?;
-    // Before it is known whether the run goes on, as programs for Accelerate do it.
+    // Before it is known whether the run is resumed, as programs for Accelerate do it.
     training.accelerator.init_trackers("a run", serde_json::Value::Null);
     let mut turn = 0;
     if let Run::GoesOn = run {

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use drumline::{
-    Accelerator, AllReduce, CommHook, DdpOptions, GradBucket, MapDataset, Optimizer, ProcessGroup, Sample,
-    TensorCollectives, TorchError, Turn, buffers,
-};
+use drumline::comm::TensorCollectives;
+use drumline::data::{MapDataset, Sample};
+use drumline::engine::{AllReduce, CommHook, GradBucket, Turn};
+use drumline::optim::{Optimizer, buffers};
+use drumline::torch::TorchError;
+use drumline::{Accelerator, DdpOptions, ProcessGroup};
 use rank_test::ranks_test;
 use tch::nn::{Module, VarStore, batch_norm1d, linear, seq_t};
 use tch::{Device, Kind, Reduction, Tensor};
@@ -16,7 +18,8 @@ use super::*;
 
 const EPOCHS: u64 = 2;
 
-/// The same, with a loop of an evaluation between turns, and with gradients cleared before the forward instead of after the step.
+/// The same, with a loop of an evaluation between turns, and with gradients cleared before the forward instead of after
+/// the step.
 fn disturbed_epoch<D: Dataset<Batch = Pair> + 'static>(
     training: &mut Training<D>,
     epoch: u64,
@@ -46,10 +49,7 @@ fn equals_one_big_batch() -> anyhow::Result<()> {
             let builder = Accelerator::builder().group(&group).gradient_accumulation_steps(window);
             let mut training = training(builder, data(SAMPLES), batch_size)?;
             for epoch in 0..EPOCHS {
-                match is_disturbed {
-                    true => disturbed_epoch(&mut training, epoch)?,
-                    false => training.epoch(epoch)?,
-                }
+                if is_disturbed { disturbed_epoch(&mut training, epoch)? } else { training.epoch(epoch)? }
             }
             assert_eq!(training.optimizer.steps(), 8);
             let difference = difference(&weights(&training.store), &expected);
@@ -69,7 +69,8 @@ ranks_test!(the_control_means_of_ranks_that_weigh_the_same_are_not_one_big_batch
     let group = ProcessGroup::from_env()?;
     let builder = Accelerator::builder().group(&group);
     let mut training = training(builder, data(SAMPLES), BIG_BATCH / 2)?;
-    // Outside the loop nobody knows what a batch counts for: 29 samples are 4, 4, 4 and 3 on rank 0, 4, 4, 4 and 2 on rank 1.
+    // Outside the loop nobody knows what a batch counts for: 29 samples are 4, 4, 4 and 3 on rank 0, 4, 4, 4 and 2 on
+    // rank 1.
     let batches: Vec<_> = training.loader.epoch(0).collect::<Result<_, _>>()?;
     for batch in &batches {
         training.turn(batch)?;
@@ -140,7 +141,8 @@ ranks_test!(losses_per_token_are_divided_by_all_tokens, 2, {
     let net = Net::new(&store);
     let (x, tokens) = collate((0..7).map(sentence).collect()).unwrap();
     loss(&net.forward(&x), &tokens).backward();
-    let expected: Vec<_> = drumline::parameters(&store).iter().map(|named| named.tensor.grad()).collect();
+    let expected: Vec<_> =
+        drumline::optim::parameters(&store).iter().map(|named| named.tensor.grad()).collect();
     let (tokens, samples) =
         (difference(&gradients(true)?, &expected), difference(&gradients(false)?, &expected));
     assert!(tokens < 1e-6, "{tokens:e}");
@@ -278,8 +280,8 @@ ranks_test!(no_sync_adds_up_and_the_next_backward_reduces, 2, {
     accelerator.no_sync(|| accelerator.backward(&loss()))?;
     let here = model.parameters()[0].tensor.grad().copy();
     assert_ne!(once, here, "only this rank's");
-    let told = optimizer.step().unwrap_err().to_string();
-    assert!(told.contains("not reduced over ranks") && told.contains("; try "), "{told}");
+    let message = optimizer.step().unwrap_err().to_string();
+    assert!(message.contains("not reduced over ranks") && message.contains("; try "), "{message}");
     accelerator.backward(&loss())?;
     assert!(difference(&[model.parameters()[0].tensor.grad()], &[once * 2.0]) < 1e-6);
     optimizer.step()?;

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 
 use drumline::ProcessGroup;
-use drumline::checkpoint::{BestSaved, Checkpoints, Loaded, Mark, Score, TrainState};
+use drumline::checkpoint::{BestSaved, Checkpoints, Loaded, Mark, RunState, Score};
 
 use super::{alone, listing, state_of, whole_step};
 
@@ -14,8 +14,8 @@ fn place(place: usize) -> Mark {
 }
 
 /// A state whose evaluation gave this accuracy.
-fn scored(step: u64, value: f64) -> TrainState {
-    TrainState { score: Some(Score { value, smaller_is_better: false }), ..state_of(step, 10) }
+fn scored(step: u64, value: f64) -> RunState {
+    RunState { score: Some(Score { value, smaller_is_better: false }), ..state_of(step, 10) }
 }
 
 fn damage(dir: &Path, step: u64) {
@@ -101,7 +101,7 @@ fn a_smaller_loss_is_the_better_one_and_of_several_the_others_move_up() {
         let losses = [(1, 0.5, place(1)), (2, 0.3, place(1)), (3, 0.2, place(1)), (4, 0.4, Mark::Latest)];
         for (step, value, mark) in losses {
             let state =
-                TrainState { score: Some(Score { value, smaller_is_better: true }), ..state_of(step, 10) };
+                RunState { score: Some(Score { value, smaller_is_better: true }), ..state_of(step, 10) };
             checkpoints.save(&state, mark, group).unwrap();
         }
         assert_eq!(links(dir.path()), named(&[("best", 3), ("best-2", 2), ("latest", 4)]), "control");
@@ -148,7 +148,7 @@ fn the_file_of_the_best_weights_is_checked() {
     let checkpoints = Checkpoints::new(dir.path()).read_only();
     let file = || checkpoints.model_file().map(|file| file.unwrap());
     assert!(checkpoints.model_file().unwrap().is_none());
-    let with_best = |step, value, best| TrainState { best: Some(best), ..scored(step, value) };
+    let with_best = |step, value, best| RunState { best: Some(best), ..scored(step, value) };
     alone(|group| {
         let owner = Checkpoints::new(dir.path());
         owner.save(&with_best(1, 5.0, 5.0), place(1), group).unwrap();
@@ -163,7 +163,7 @@ fn the_file_of_the_best_weights_is_checked() {
     let before = listing(dir.path());
     assert!(file().unwrap().ends_with("step-00000001/model.safetensors"), "of the run of step 2");
     damage(dir.path(), 1);
-    let told = file().unwrap_err().to_string();
-    assert!(told.contains("step-00000001 cannot be used: model.safetensors is damaged"), "{told}");
+    let message = file().unwrap_err().to_string();
+    assert!(message.contains("step-00000001 cannot be used: model.safetensors is damaged"), "{message}");
     assert_eq!(listing(dir.path()), before);
 }

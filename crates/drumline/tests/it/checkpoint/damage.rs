@@ -76,7 +76,7 @@ fn a_manifest_with_other_contents() {
             *bytes = text.replacen(from, to, 1).into_bytes();
         })
     };
-    falls_back(FILES[0], "its checksum is", replace("\"format_version\": 1", "\"format_version\": 2"));
+    falls_back(FILES[0], "its checksum is", replace("\"format_version\": 2", "\"format_version\": 1"));
     falls_back(FILES[0], "its checksum is", replace("\"step\": 2", "\"step\": 3"));
     falls_back(FILES[0], "its checksum is", replace("{\n  \"checksum\"", "{\"checksum\""));
 }
@@ -97,10 +97,10 @@ fn if_none_is_whole_all_reasons_are_told_and_nothing_starts_anew() {
         refused[0].path.ends_with("step-00000002") && refused[1].path.ends_with("step-00000001"),
         "{error}"
     );
-    let told = error.to_string();
+    let message = error.to_string();
     assert!(
-        told.ends_with("nothing was changed; try another folder, or an empty one for a new run"),
-        "{told}"
+        message.ends_with("nothing was changed; try another folder, or an empty one for a new run"),
+        "{message}"
     );
 }
 
@@ -134,10 +134,10 @@ fn who_only_reads_changes_nothing() {
         let reader = owner.clone().read_only();
         let loaded = reader.load_latest(group).unwrap().unwrap();
         assert_eq!((whole_step(&loaded), loaded.refused.len()), (1, 1));
-        let told = reader.save(&state_of(3, 10), Mark::Latest, group).unwrap_err().to_string();
+        let message = reader.save(&state_of(3, 10), Mark::Latest, group).unwrap_err().to_string();
         assert!(
-            told.ends_with("are only read here, not saved; try Checkpoints::new without read_only()"),
-            "{told}"
+            message.ends_with("are only read here, not saved; try Checkpoints::new without read_only()"),
+            "{message}"
         );
         assert_eq!(listing(dir.path()), before);
         // Its owner knows what it has found, and the whole one is not pushed out.
@@ -193,7 +193,7 @@ fn warnings_go_to_the_log_too() {
     assert!(
         refused.starts_with("warning: ") && refused.contains("model.safetensors is damaged: it has 0 bytes")
     );
-    assert!(renamed.contains("is now called") && renamed.ends_with("bad-step-00000002"), "{renamed}");
+    assert!(renamed.contains("was renamed to") && renamed.ends_with("bad-step-00000002"), "{renamed}");
 }
 
 #[test]

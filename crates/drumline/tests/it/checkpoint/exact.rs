@@ -1,6 +1,6 @@
 //! What comes back is what was saved, to the bit; what is kept and what goes.
 
-use drumline::checkpoint::{Checkpoints, Mark, TrainState};
+use drumline::checkpoint::{Checkpoints, Mark, RunState};
 use drumline_torch::{Named, bytes, bytes_mut};
 use tch::{Device, Kind, Tensor};
 
@@ -53,7 +53,7 @@ fn every_type_and_layout_comes_back_to_the_bit() {
     tch::set_num_threads(1);
     let dir = tempfile::tempdir().unwrap();
     let saved = alone(|group| {
-        let mut state = TrainState::new(tensors()).unwrap();
+        let mut state = RunState::new(tensors()).unwrap();
         state.optimizer.tensors = tensors();
         let numbers = [("lr", 0.1 + 0.2), ("big", f64::INFINITY), ("tiny", 5e-324), ("minus", -0.0)];
         state.optimizer.scalars = numbers.map(|(name, number)| (name.to_owned(), number)).into();
@@ -61,6 +61,8 @@ fn every_type_and_layout_comes_back_to_the_bit() {
         state.best = Some(f64::NEG_INFINITY);
         state.schedule = serde_json::json!({ "factor": 0.1 + 0.7, "list": [1, "two", null] });
         state.scaler = serde_json::json!({ "scale": 65536.0 });
+        state.trainer = serde_json::json!({ "evaluated_at": 7, "callbacks": {} });
+        state.accelerator = serde_json::json!({ "steps": [3, 4] });
         state.config = serde_json::json!({ "MODEL": { "ARCH": "resnet18" } });
         Checkpoints::new(dir.path()).save(&state, Mark::Latest, group).unwrap();
         state
@@ -80,13 +82,13 @@ fn every_type_and_layout_comes_back_to_the_bit() {
             assert!(bytes(&loaded.tensor).unwrap() == bytes(&expected).unwrap(), "{}", saved.name);
         }
     }
-    let bits = |state: &TrainState| {
-        state.optimizer.scalars.values().map(|value| value.to_bits()).collect::<Vec<_>>()
-    };
+    let bits =
+        |state: &RunState| state.optimizer.scalars.values().map(|value| value.to_bits()).collect::<Vec<_>>();
     assert_eq!(bits(&loaded), bits(&saved));
     assert_eq!(loaded.optimizer.kind, "adamw");
     assert_eq!(loaded.best, saved.best);
     assert_eq!([&loaded.schedule, &loaded.scaler], [&saved.schedule, &saved.scaler]);
+    assert_eq!([&loaded.trainer, &loaded.accelerator], [&saved.trainer, &saved.accelerator]);
     assert_eq!((loaded.config, loaded.rng), (saved.config, saved.rng));
 }
 
@@ -149,7 +151,7 @@ fn what_cannot_be_saved_is_named_and_leaves_nothing() {
     ];
     for (model, expected) in cases {
         let model: Vec<_> = model.iter().map(Named::clone).collect();
-        let states = std::sync::Mutex::new(TrainState::new(model).unwrap());
+        let states = std::sync::Mutex::new(RunState::new(model).unwrap());
         let error = alone(|group| {
             Checkpoints::new(dir.path()).save(&states.lock().unwrap(), Mark::Latest, group).unwrap_err()
         });

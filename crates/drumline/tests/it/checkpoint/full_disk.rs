@@ -41,9 +41,9 @@ fn small_disk_test(name: &str, body: impl FnOnce(&Path)) {
         return body(&PathBuf::from(dir));
     }
     if let Some(output) = on_small_disk(name) {
-        let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        assert!(output.status.success(), "{}{}", said(&output.stdout), said(&output.stderr));
-        assert!(said(&output.stdout).contains("1 passed"), "{}", said(&output.stdout));
+        let printed = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert!(output.status.success(), "{}{}", printed(&output.stdout), printed(&output.stderr));
+        assert!(printed(&output.stdout).contains("1 passed"), "{}", printed(&output.stdout));
     }
 }
 
@@ -64,7 +64,7 @@ fn leave_inodes(dir: &Path, inodes: u64) {
     assert_eq!(statvfs(dir).unwrap().f_ffree, inodes);
 }
 
-/// Saves step 2 with the disk as it is; on failure step 1 must be whole, and nothing left behind. Says where it failed.
+/// Saves step 2 on the full disk. On failure step 1 must be complete, and nothing left behind. Returns where it failed.
 fn try_save(dir: &Path) -> Option<String> {
     let before = listing(dir);
     let error = save(dir, 2).err()?;
@@ -90,7 +90,7 @@ fn failures(dir: &Path, leave: impl Fn(&Path, u64)) -> BTreeSet<String> {
         let Some(failure) = failure else { return failed };
         failed.insert(failure);
         save(&disk, 2).unwrap();
-        assert_eq!(whole_step(&load(&disk).unwrap().unwrap()), 2, "with room again, the job goes on");
+        assert_eq!(whole_step(&load(&disk).unwrap().unwrap()), 2, "with space again, the job continues");
         fs::remove_dir_all(disk).unwrap();
     }
     panic!("no save was possible, however much room there was: {failed:?}");

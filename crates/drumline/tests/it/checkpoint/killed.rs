@@ -24,9 +24,9 @@ fn kill_one(ranks: &Ranks, dir: &Path, after: Duration) -> anyhow::Result<u64> {
     std::thread::sleep(after);
     running.kill(0)?;
     let report = running.wait_all(PROMPT)?;
-    let said = report.ranks[0].stdout_text();
-    assert!(!said.contains("panicked"), "{report}");
-    Ok(said.lines().filter_map(|line| line.strip_prefix("saved ")?.parse().ok()).next_back().unwrap_or(0))
+    let output = report.ranks[0].stdout_text();
+    assert!(!output.contains("panicked"), "{report}");
+    Ok(output.lines().filter_map(|line| line.strip_prefix("saved ")?.parse().ok()).next_back().unwrap_or(0))
 }
 
 /// Moments spread evenly over 120 ms, in no order.
@@ -52,11 +52,14 @@ ranks_test!(
         let dir = tempfile::tempdir()?;
         let (mut last, mut interrupted) = (0, 0);
         for moment in moments() {
-            let said = kill_one(&ranks, dir.path(), moment)?.max(last);
+            let output = kill_one(&ranks, dir.path(), moment)?.max(last);
             interrupted += usize::from(listing(dir.path()).iter().any(|name| name.starts_with(".tmp-")));
             let loaded = load(dir.path())?;
             let step = loaded.as_ref().map_or(0, whole_step);
-            assert!((said..=said + 1).contains(&step), "step {said} was said to be saved, {step} is there");
+            assert!(
+                (output..=output + 1).contains(&step),
+                "step {output} was said to be saved, {step} is there"
+            );
             assert!(loaded.is_none_or(|loaded| loaded.refused.is_empty()), "nothing is left half done");
             last = step;
         }

@@ -1,10 +1,11 @@
-//! SIGKILL at each call of the system that changes the folder, in a save through the trainer and through the `Accelerator`, with damage
-//! before and after: the run resumes, and ends with the weights of one that nobody disturbed.
+//! SIGKILL at each call of the system that changes the folder, in a save through the trainer and through the
+//! `Accelerator`, with damage before and after: the run resumes, and ends with the weights of one that nobody
+//! disturbed.
 //!
 //! ```text
-//!   base: steps 1, 2 ─┬─────────────▶ copy ─ rank under strace: resume, step, save ✗ killed at the nth rename, fsync, … ─▶ verdict
-//!                     └ 2 damaged ──▶ copy ─ the same, with the renaming of what is damaged ✗ ──────────────────────────▶ verdict
-//!   verdict: nothing half done is loaded; resumed to step 4 the weights are right, also after the newest was damaged as well
+//!   base: steps 1, 2 ─┬─────────────▶ copy ─ under strace: resume, step, save ✗ at the nth rename, fsync, … ─▶ verdict
+//!                     └ 2 damaged ──▶ copy ─ the same, while damaged ones are renamed ✗ ────────────────────▶ verdict
+//!   verdict: nothing incomplete is loaded; after step 4 the weights are right, also if the newest was damaged as well
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,8 +15,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use drumline::checkpoint::Checkpoints;
+use drumline::data::{DistributedSampler, Loader, LoaderOptions, SamplerOptions};
 use drumline::trainer::{CrossEntropy, DistTrainer, LoadBestModel};
-use drumline::{Accelerator, DistributedSampler, Loader, LoaderOptions, ProcessGroup, SamplerOptions};
+use drumline::{Accelerator, ProcessGroup};
 use rank_test::require_tool;
 use tch::nn::VarStore;
 use tch::{Device, Tensor};
@@ -100,7 +102,8 @@ struct Point {
     nth: usize,
 }
 
-/// The points of a run that nobody kills. Of several writes to a file the first stands for all: what is half written is not looked at.
+/// The points of a run that nobody kills. Of several writes to a file the first stands for all: what is half written is
+/// not looked at.
 fn points(test: &str, base: &Path, epochs: u64) -> Vec<Point> {
     let (dir, trace) = (copied(base), tempfile::NamedTempFile::new().unwrap());
     let calls = r"trace=/^(mkdir|rename|symlink|unlink|rmdir)(at|at2)?$,write,fsync".to_owned();
@@ -192,8 +195,8 @@ fn killed_at_each_point(test: &str, train: Train) {
     assert!(whole >= 18 && damaged >= 3, "{whole}, {damaged}");
     // The control: the verdict is no mere consequence of training from the beginning, which nobody may do here.
     damage(&base.path().join("step-00000001"));
-    let told = trained(train, base.path(), WHOLE).unwrap_err().to_string();
-    assert!(told.contains("no checkpoint in ") && told.contains("is damaged"), "{told}");
+    let message = trained(train, base.path(), WHOLE).unwrap_err().to_string();
+    assert!(message.contains("no checkpoint in ") && message.contains("is damaged"), "{message}");
 }
 
 #[test]

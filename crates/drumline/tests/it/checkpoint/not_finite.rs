@@ -1,18 +1,18 @@
 //! Whatever a run saves after it has gone to NaN, the last checkpoint that was finite stays.
 
-use drumline::checkpoint::{Checkpoints, Mark, TrainState};
+use drumline::checkpoint::{Checkpoints, Mark, RunState};
 use tch::Tensor;
 
 use super::{alone, listing, load, state_of};
 
-fn with_nan_weights(step: u64) -> TrainState {
+fn with_nan_weights(step: u64) -> RunState {
     let mut state = state_of(step, 10);
     state.model[0].tensor = Tensor::from_slice(&[1.0f32, f32::NAN]);
     state
 }
 
-fn with_nan_loss(step: u64) -> TrainState {
-    TrainState { loss: Some(f64::NAN), ..state_of(step, 10) }
+fn with_nan_loss(step: u64) -> RunState {
+    RunState { loss: Some(f64::NAN), ..state_of(step, 10) }
 }
 
 #[test]
@@ -26,7 +26,7 @@ fn the_last_finite_one_stays() {
         };
         alone(|group| {
             let save =
-                |state: &TrainState| Checkpoints::new(dir.path()).save(state, Mark::Latest, group).unwrap();
+                |state: &RunState| Checkpoints::new(dir.path()).save(state, Mark::Latest, group).unwrap();
             save(&state_of(1, 10));
             save(&state_of(2, 10));
             (3..7).for_each(|step| drop(save(&broken(step))));
@@ -44,7 +44,7 @@ fn one_that_is_not_finite_is_loaded_with_a_warning() {
     let log = std::sync::Arc::new(std::sync::Mutex::new(String::new()));
     alone(|group| {
         let checkpoints = Checkpoints::new(dir.path());
-        checkpoints.save(&TrainState { loss: Some(0.5), ..state_of(1, 10) }, Mark::Latest, group).unwrap();
+        checkpoints.save(&RunState { loss: Some(0.5), ..state_of(1, 10) }, Mark::Latest, group).unwrap();
         checkpoints.save(&with_nan_loss(2), Mark::Latest, group).unwrap();
         let log = log.clone();
         let checkpoints = checkpoints.on_warning(move |line| log.lock().unwrap().push_str(line));

@@ -1,9 +1,9 @@
-//! Python reads the files, and goes on with the same random numbers.
+//! Python reads the files, and continues with the same random numbers.
 
 use std::path::Path;
 use std::process::Command;
 
-use drumline::checkpoint::{Checkpoints, Mark, RngState, TrainState, named};
+use drumline::checkpoint::{Checkpoints, Mark, RngState, RunState, named};
 use rank_test::{python_with_torch, skipped};
 use tch::nn::{self, VarStore};
 use tch::{Device, Kind, Tensor};
@@ -47,9 +47,9 @@ fn python(dir: &Path) -> Option<Vec<String>> {
         skipped("the Python with torch has no safetensors; try that of `cargo xtask python`");
         return None;
     }
-    let said = String::from_utf8(output.stdout).unwrap();
-    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
-    Some(said.lines().map(str::to_owned).collect())
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{printed}{}", String::from_utf8_lossy(&output.stderr));
+    Some(printed.lines().map(str::to_owned).collect())
 }
 
 #[test]
@@ -61,15 +61,15 @@ fn python_loads_weights_and_random_numbers() {
     let norm = nn::batch_norm2d(store.root() / "bn1", 8, Default::default());
     let image = Tensor::arange(75, (Kind::Float, Device::Cpu)).reshape([1, 3, 5, 5]) / 75;
     let sum = tch::no_grad(|| image.apply(&conv).apply_t(&norm, false).sum(Kind::Float).double_value(&[]));
-    let mut state = TrainState::new(named(&store)).unwrap();
+    let mut state = RunState::new(named(&store)).unwrap();
     // A generator of this test's own: others draw from the process's.
     (state.step, state.rng) = (12, RngState::seeded(2026).unwrap());
     let state = std::sync::Mutex::new(state);
     alone(|group| {
         Checkpoints::new(dir.path()).save(&state.lock().unwrap(), Mark::Latest, group).unwrap();
     });
-    let Some(said) = python(dir.path()) else { return };
-    let [theirs, numbers, step] = &said[..] else { panic!("{said:?}") };
+    let Some(printed) = python(dir.path()) else { return };
+    let [theirs, numbers, step] = &printed[..] else { panic!("{printed:?}") };
     assert!((theirs.parse::<f64>().unwrap() - sum).abs() < 1e-5, "{theirs} {sum}");
     assert_eq!(step, "12");
     let numbers: Vec<f64> = serde_json::from_str(numbers).unwrap();

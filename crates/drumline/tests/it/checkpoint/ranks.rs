@@ -89,11 +89,11 @@ ranks_test!(a_failed_save_is_told_to_all_and_the_job_goes_on, 2, {
     let dir = tempfile::tempdir()?;
     let state = state_of(3, 10);
     let bad = Checkpoints::new("/dev/null/below").save(&state, Mark::Latest, &group).unwrap_err().to_string();
-    let said = match group.rank() {
+    let output = match group.rank() {
         0 => bad.clone(),
         _ => bad.strip_prefix("on rank 0: ").unwrap().to_owned(),
     };
-    assert!(said.starts_with("cannot save a checkpoint: /dev/null/below: "), "{bad}");
+    assert!(output.starts_with("cannot save a checkpoint: /dev/null/below: "), "{bad}");
     Checkpoints::new(dir.path()).save(&state, Mark::Latest, &group)?;
     // Rank 0's folder has it; the other rank's was not touched.
     assert_eq!(listing(dir.path()).is_empty(), group.rank() != 0);

@@ -15,14 +15,14 @@ use super::{alone, listing, load, save, state_of, whole_step};
 fn assert_stops(dir: &Path, words: &[&str], load: impl Fn(&Path) -> Result<Option<Loaded>, CheckpointError>) {
     let before = listing(dir);
     let error = load(dir).unwrap_err();
-    let told = error.to_string();
-    assert!(matches!(error, CheckpointError::Unreadable { .. }), "{told}");
+    let message = error.to_string();
+    assert!(matches!(error, CheckpointError::Unreadable { .. }), "{message}");
     for words in
         words.iter().chain(&["cannot load the checkpoint ", "step-00000002: ", "; nothing was changed; try "])
     {
-        assert!(told.contains(words), "expected `{words}`: {told}");
+        assert!(message.contains(words), "expected `{words}`: {message}");
     }
-    assert!(!told.contains("damaged"), "{told}");
+    assert!(!message.contains("damaged"), "{message}");
     assert_eq!(listing(dir), before);
 }
 
@@ -97,16 +97,16 @@ fn a_checkpoint_of_a_newer_program() {
     let dir = two();
     let file = dir.path().join("step-00000002/manifest.json");
     let text = fs::read_to_string(&file).unwrap();
-    let newer = text.replace("\"format_version\": 1", "\"format_version\": 2");
+    let newer = text.replace("\"format_version\": 2", "\"format_version\": 3");
     let (head, rest) = newer.split_at(newer.find(": \"").unwrap() + 3);
     let plain = format!("{head}00000000{}", &rest[8..]);
     let newer = format!("{head}{:08x}{}", crc32fast::hash(plain.as_bytes()), &rest[8..]);
     fs::write(&file, newer).unwrap();
-    let told = [
-        "it has format version 2, this program reads version 1",
+    let message = [
+        "it has format version 3, this program reads versions 1 and 2",
         "try the version of Drumline that saved it",
     ];
-    assert_stops(dir.path(), &told, load);
+    assert_stops(dir.path(), &message, load);
     fs::write(&file, text).unwrap();
     assert_eq!(whole_step(&load(dir.path()).unwrap().unwrap()), 2, "control");
 }

@@ -1,13 +1,14 @@
-//! Averaged weights: evaluated and saved in place of the trained ones, which training goes on with.
+//! Averaged weights: evaluated and saved instead of the trained ones, with which training continues.
 
 use std::sync::{Arc, Mutex};
 
+use drumline::ProcessGroup;
 use drumline::checkpoint::Checkpoints;
+use drumline::optim::Named;
 use drumline::trainer::{
     Callback, CallbackResult, Checkpoint, DistTrainer, Evaluation, Every, LoadBestModel, MovingAverage,
     TrainState,
 };
-use drumline::{Named, ProcessGroup};
 use rank_test::ranks_test;
 use tch::nn::VarStore;
 use tch::{Device, Tensor};
@@ -80,7 +81,7 @@ ranks_test!(averages_are_evaluated_and_saved_and_training_does_not_know_of_them,
         assert_eq!(
             difference(&weights(&store), &weights(&plain)),
             0.0,
-            "training goes on with its own weights"
+            "training continues with its own weights"
         );
         let (trained, evaluated) = (noting.trained.lock().unwrap(), noting.evaluated.lock().unwrap());
         assert_eq!((trained.len(), evaluated.len()), (9, 2));
@@ -154,10 +155,7 @@ ranks_test!(averages_go_on_with_the_same_bits, 2, {
             let train = |store: &VarStore, is_averaged: bool| {
                 let net = Net::new(store);
                 let trainer = new(&group, &net, store)?.save_path(&path).resume_from(&path);
-                let trainer = match is_averaged {
-                    true => trainer.callback(MovingAverage::sma()),
-                    false => trainer,
-                };
+                let trainer = if is_averaged { trainer.callback(MovingAverage::sma()) } else { trainer };
                 let every = Checkpoint::every(Every::Never);
                 anyhow::Ok(trainer.callback(every).callback(StopAt(stop)).train(LoadBestModel::No)?.steps)
             };
@@ -170,9 +168,10 @@ ranks_test!(averages_go_on_with_the_same_bits, 2, {
                 "also where nobody averages any more"
             );
             let model = last(&group, &path)?;
-            match goes_on {
-                true => assert_eq!(difference(&model, &expected), 0.0, "stopped after {stop}"),
-                false => assert_eq!(difference(&model, &weights(&whole)), 0.0),
+            if goes_on {
+                assert_eq!(difference(&model, &expected), 0.0, "stopped after {stop}")
+            } else {
+                assert_eq!(difference(&model, &weights(&whole)), 0.0)
             }
             group.barrier()?;
         }
@@ -184,12 +183,12 @@ ranks_test!(two_averages_and_one_that_never_moves_are_told, 2, {
     let store = VarStore::new(Device::Cpu);
     let net = Net::new(&store);
     let twice = new(&group, &net, &store)?.callback(MovingAverage::sma()).callback(MovingAverage::ema(0.5));
-    let told = twice.train(LoadBestModel::No).unwrap_err().to_string();
+    let message = twice.train(LoadBestModel::No).unwrap_err().to_string();
     assert!(
-        told.contains("`MovingAverage` and `MovingAverage` both have weights to evaluate; try one"),
-        "{told}"
+        message.contains("`MovingAverage` and `MovingAverage` both have weights to evaluate; try one"),
+        "{message}"
     );
     let still = new(&group, &net, &store)?.callback(MovingAverage::ema(0.0));
-    let told = still.train(LoadBestModel::No).unwrap_err().to_string();
-    assert!(told.contains("alpha is 0, expected a number between 0 and 1; try"), "{told}");
+    let message = still.train(LoadBestModel::No).unwrap_err().to_string();
+    assert!(message.contains("alpha is 0, expected a number between 0 and 1; try"), "{message}");
 });

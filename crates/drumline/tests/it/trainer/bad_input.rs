@@ -3,12 +3,15 @@
 use std::cell::Cell;
 use std::time::Duration;
 
+use drumline::ProcessGroup;
 use drumline::checkpoint::Checkpoints;
+use drumline::comm::LocalGroup;
+use drumline::data::Cause;
+use drumline::optim::{ScalePolicy, Sgd, SgdOptions, parameters};
 use drumline::trainer::{
     Callback, CallbackResult, Checkpoint, CrossEntropy, DistTrainer, EarlyStop, EvaluateEvery, Every,
     LoadBestModel, Loss, MasterCallback, Precision, TrainState,
 };
-use drumline::{Cause, LocalGroup, ProcessGroup, ScalePolicy, Sgd, SgdOptions, parameters};
 use rank_test::{Ranks, ranks_test};
 use tch::nn::{Module, VarStore, linear};
 use tch::{Device, Tensor};
@@ -24,10 +27,13 @@ fn assert_refused(
     trainer: DistTrainer<'_, Net, super::Pair>,
     words: &str,
 ) -> anyhow::Result<()> {
-    let told = trainer.train(LoadBestModel::No).unwrap_err().to_string();
-    assert!(told.contains(words), "expected `{words}`, got `{told}`");
-    let all = group.all_gather_object(&told)?;
-    assert!(all.iter().all(|other| *other == told), "the same on all ranks, which can still talk: {all:?}");
+    let message = trainer.train(LoadBestModel::No).unwrap_err().to_string();
+    assert!(message.contains(words), "expected `{words}`, got `{message}`");
+    let all = group.all_gather_object(&message)?;
+    assert!(
+        all.iter().all(|other| *other == message),
+        "the same on all ranks, which can still talk: {all:?}"
+    );
     Ok(())
 }
 
@@ -42,7 +48,7 @@ ranks_test!(what_makes_no_sense_is_told_before_anything_is_done, 2, {
     assert_refused(&group, DistTrainer::new(&group, &net, &store, data(8)), "there is no loss; try")?;
     assert_refused(&group, new()?.update_every(0), "update_every is 0")?;
     let scaled = new()?.precision(Precision::Fp16).loss_scale(ScalePolicy::Static(0.0));
-    assert_refused(&group, scaled, "a loss cannot be scaled by Static(0.0)")?;
+    assert_refused(&group, scaled, "the loss scale policy is Static(0.0)")?;
     assert_refused(&group, new()?.device(Device::Cuda(7)), "the model is on Cpu, expected Cuda(7)")?;
     assert_refused(
         &group,

@@ -1,8 +1,9 @@
 //! A data set that changed under a run is an error with both, unless it is accepted.
 
+use drumline::ProcessGroup;
 use drumline::checkpoint::Checkpoints;
+use drumline::data::{Dataset, Sample, SampleError};
 use drumline::trainer::{CrossEntropy, DistTrainer, LoadBestModel};
-use drumline::{Dataset, ProcessGroup, Sample, SampleError};
 use rank_test::ranks_test;
 use tch::Device;
 use tch::nn::VarStore;
@@ -10,7 +11,7 @@ use tch::nn::VarStore;
 use super::resuming::StopAt;
 use super::{Net, Pair, data, sgd, shared_folder};
 
-/// A data set that can be told from others.
+/// A data set with a fingerprint.
 struct Printed<D>(D, u32);
 
 impl<D: Dataset<Batch = Pair>> Dataset for Printed<D> {
@@ -50,13 +51,13 @@ ranks_test!(it_is_refused_with_both_unless_it_is_accepted, 2, {
         let (_temp, path) = shared_folder(&group)?;
         let first = train(&group, &path, (16, 7), |trainer| trainer.callback(StopAt(stop)))?;
         assert_eq!(first, Ok(stop));
-        for (other, told) in [
+        for (other, message) in [
             ((12, 7), "but this one has 12 samples with fingerprint 00000007"),
             ((16, 8), "but this one has 16 samples with fingerprint 00000008"),
         ] {
             let told_all = train(&group, &path, other, |trainer| trainer)?.unwrap_err();
             assert!(told_all.contains("of a data set of 16 samples with fingerprint 00000007"), "{told_all}");
-            assert!(told_all.contains(told) && told_all.contains("; try the data "), "{told_all}");
+            assert!(told_all.contains(message) && told_all.contains("; try the data "), "{told_all}");
         }
         group.barrier()?;
         assert_eq!(Checkpoints::new(&path).load_latest(&group)?.unwrap().state.step, stop, "nothing is lost");

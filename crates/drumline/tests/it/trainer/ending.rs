@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use drumline::ProcessGroup;
 use drumline::checkpoint::Checkpoints;
+use drumline::comm::LocalGroup;
+use drumline::launch::Signal;
 use drumline::trainer::{Callback, CallbackResult, End, LoadBestModel, MasterCallback, TrainState};
-use drumline::{LocalGroup, ProcessGroup, Signal};
 use rank_test::{Exit, ranks_test};
 use tch::Device;
 use tch::nn::VarStore;
@@ -66,10 +68,10 @@ ranks_test!(a_rank_that_dies_ends_all_and_one_tells, 3, { slow_training()? }, |r
         let report = running.wait_all(PROMPT)?;
         assert_eq!(report.ranks[lost].exit, Exit::Signal(9));
         let others = report.ranks.iter().filter(|rank| rank.rank != lost);
-        let told: Vec<_> =
+        let reported: Vec<_> =
             others.map(|rank| (rank.exit, rank.stderr_text().matches("lost rank").count())).collect();
-        assert!(told.iter().all(|(exit, _)| *exit == Exit::Code(1)), "{report}");
-        assert_eq!(told.iter().map(|(_, told)| told).sum::<usize>(), 1, "{report}");
+        assert!(reported.iter().all(|(exit, _)| *exit == Exit::Code(1)), "{report}");
+        assert_eq!(reported.iter().map(|(_, reported)| reported).sum::<usize>(), 1, "{report}");
     }
 });
 
@@ -77,7 +79,7 @@ ranks_test!(a_rank_that_dies_ends_all_and_one_tells, 3, { slow_training()? }, |r
 struct Witness;
 
 impl MasterCallback for Witness {
-    fn on_exception(&mut self, _: &TrainState, error: &drumline::TrainerError) -> CallbackResult {
+    fn on_exception(&mut self, _: &TrainState, error: &drumline::trainer::TrainerError) -> CallbackResult {
         println!("exception: {error}");
         Ok(())
     }
@@ -93,7 +95,7 @@ impl drumline::trainer::Model<super::Pair> for Panicking {
         &self,
         batch: &super::Pair,
         _mode: drumline::trainer::Mode,
-    ) -> Result<tch::Tensor, drumline::Cause> {
+    ) -> Result<tch::Tensor, drumline::data::Cause> {
         use tch::nn::Module;
         assert!(self.1 != 1 || batch.0.double_value(&[0, 0]) < 0.9, "no such word");
         Ok(self.0.forward(&batch.0))

@@ -1,9 +1,12 @@
-//! What is known to be wrong in fastNLP's DistTrainer is right here. Its loss that is divided twice, and its reduction of each micro-batch, are in `windows`.
+//! What is known to be wrong in fastNLP's DistTrainer is right here. Its loss that is divided twice, and its reduction
+//! of each micro-batch, are in `windows`.
 
 use std::sync::{Arc, Mutex};
 
+use drumline::data::{Cause, Dataset};
+use drumline::metrics::{Metric, TopK};
 use drumline::trainer::{CrossEntropy, DistTrainer, LoadBestModel, Mode, Model};
-use drumline::{Cause, Dataset, Metric, ProcessGroup, TopK, is_master};
+use drumline::{ProcessGroup, is_master};
 use rank_test::ranks_test;
 use tch::nn::{Linear, Module, VarStore, linear};
 use tch::{Device, Tensor};

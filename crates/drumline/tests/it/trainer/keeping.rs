@@ -3,11 +3,15 @@
 use std::cell::Cell;
 use std::sync::{Arc, Mutex};
 
+use drumline::ProcessGroup;
+use drumline::data::Cause;
+use drumline::metrics::MeanLoss;
+use drumline::optim::Optimizer;
+use drumline::schedule::ReduceOnPlateau;
 use drumline::trainer::{
     BatchMetric, Callback, CallbackResult, Checkpoint, EarlyStop, Evaluation, Every, LoadBestModel,
-    ReduceOnPlateau, TrainState,
+    TrainState,
 };
-use drumline::{Cause, MeanLoss, Optimizer, ProcessGroup};
 use rank_test::ranks_test;
 use tch::nn::VarStore;
 use tch::{Device, Tensor};
@@ -207,7 +211,7 @@ ranks_test!(a_loss_that_stays_reduces_the_learning_rate_also_after_a_stop, 2, {
         let trainer = trainer.validate_every(Every::Steps(1)).save_path(&path).resume_from(&path);
         let schedule = ReduceOnPlateau::patience(1).scale(0.1).min_lr(2e-32).warmup(2);
         trainer
-            .callback(schedule)
+            .schedule(schedule)
             .callback(Rates(Arc::clone(&rates)))
             .callback(StopAt(stop))
             .train(LoadBestModel::No)?;

@@ -4,10 +4,11 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use drumline::ProcessGroup;
+use drumline::metrics::TopK;
 use drumline::trainer::{
     Callback, CallbackResult, EventFile, LoadBestModel, Plots, RankFiles, TensorBoard, TrainState,
 };
-use drumline::{ProcessGroup, TopK};
 use drumline_observe::events::{self, Event, Reason};
 use drumline_observe::status::{self, RankStatus, State};
 use rank_test::ranks_test;
@@ -90,7 +91,8 @@ impl Callback for See<'_> {
 
 ranks_test!(metrics_of_a_step_are_those_of_all_its_samples, 2, {
     let group = ProcessGroup::from_env()?;
-    // The whole epoch is one step: 4 + 4 + 2 samples on rank 0, 4 + 4 + 1 on rank 1. Its metric is that of the first weights.
+    // The whole epoch is one step: 4 + 4 + 2 samples on rank 0, 4 + 4 + 1 on rank 1. Its metric is that of the first
+    // weights.
     let store = VarStore::new(Device::Cpu);
     let net = Net::new(&store);
     let everything: Vec<_> = (0..19).map(sample).collect();
@@ -121,7 +123,7 @@ ranks_test!(steps_are_traced_on_request, 2, {
     let lines = whole["traceEvents"].as_array().unwrap();
     let count = |name: &str| lines.iter().filter(|line| line["ph"] == "X" && line["name"] == name).count();
     // Two of four steps, of two batches each, with one reduction.
-    let found = ["batches", "meet", "forward", "backward", "bucket 0", "optimizer"].map(count);
+    let found = ["batches", "agree", "forward", "backward", "bucket 0", "optimizer"].map(count);
     assert_eq!(found, [2, 2, 4, 4, 2, 2]);
 });
 

@@ -2,13 +2,15 @@
 
 use std::sync::{Arc, Mutex};
 
-use drumline::trainer::{
-    Callback, CallbackResult, CrossEntropy, DistTrainer, End, Evaluation, LearningRate, LoadBestModel,
-    TrainState,
+use drumline::ProcessGroup;
+use drumline::data::{
+    DistributedSampler, MapDataset, PlannedBatches, PlannedOptions, Sample, SamplerError, SamplerOptions,
 };
-use drumline::{
-    At, DistributedSampler, MapDataset, Optimizer, Perplexity, PlannedBatches, PlannedOptions, ProcessGroup,
-    Sample, SamplerError, SamplerOptions,
+use drumline::metrics::Perplexity;
+use drumline::optim::Optimizer;
+use drumline::schedule::At;
+use drumline::trainer::{
+    Callback, CallbackResult, CrossEntropy, DistTrainer, End, Evaluation, LoadBestModel, TrainState,
 };
 use rank_test::ranks_test;
 use tch::nn::{Module, VarStore};
@@ -64,7 +66,11 @@ fn reference() -> anyhow::Result<Vec<Tensor>> {
             let logits = net.forward(&x).view([-1, 9]);
             optimizer.zero_grad()?;
             logits.cross_entropy_loss::<Tensor>(&y.view([-1]), None, Reduction::Mean, 0, 0.0).backward();
-            optimizer.set_lr(rate(At { epoch: epoch as f64 + step as f64 / steps as f64, step: 0 }));
+            optimizer.set_lr(rate(At {
+                epoch: epoch as f64 + step as f64 / steps as f64,
+                step: 0,
+                ..At::default()
+            }));
             optimizer.step()?;
         }
     }
@@ -82,13 +88,13 @@ fn new<'a, M: Module>(
         .sampler(planned(group)?)
         .loss(CrossEntropy { ignored: Some(0), ..CrossEntropy::default() })
         .optimizer(sgd(store)?)
-        .callback(LearningRate::by(rate))
+        .schedule(rate)
         .update_every(OF_STEP / group.size())
         .n_epochs(EPOCHS)
         .print_every(0))
 }
 
-/// Notes how long each epoch is, and the whole training as it is known then.
+/// Records the length of each epoch, and the length of the whole training as far as it is known then.
 struct Noting(Arc<Mutex<Vec<(u64, u64)>>>);
 
 impl Callback for Noting {
@@ -120,7 +126,7 @@ ranks_test!(a_stop_among_planned_batches_is_gone_on_from_with_the_same_bits, 2, 
     let group = ProcessGroup::from_env()?;
     let whole = VarStore::new(Device::Cpu);
     new(&group, &speaker(&whole), &whole)?.train(LoadBestModel::No)?;
-    // In the midst of the first epoch, at its end, and in the midst of the others.
+    // In the middle of the first epoch, at its end, and in the middle of the others.
     for stop in [2, 3, 4, 6] {
         let (_temp, path) = shared_folder(&group)?;
         let first = VarStore::new(Device::Cpu);
@@ -198,7 +204,8 @@ ranks_test!(a_plan_without_batches_is_told_on_all_ranks, 2, {
     // The second epoch has none; before it, one rank is without a batch.
     let plan = |epoch| Arc::new(if epoch == 0 { vec![vec![0, 1, 2]] } else { Vec::new() });
     let sampler = PlannedBatches::new(plan, PlannedOptions::in_group(SAMPLES, &group))?;
-    let told = new(&group, &net, &store)?.sampler(sampler).train(LoadBestModel::No).unwrap_err().to_string();
-    assert!(told.contains("no rank a batch in epoch 1, of 29 samples; try"), "{told}");
+    let message =
+        new(&group, &net, &store)?.sampler(sampler).train(LoadBestModel::No).unwrap_err().to_string();
+    assert!(message.contains("no rank a batch in epoch 1, of 29 samples; try"), "{message}");
     same_on_all_ranks(&group, &store)?;
 });

@@ -2,11 +2,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use drumline::trainer::{
-    Callback, CallbackResult, DistTrainer, End, GradientClip, LearningRate, LoadBestModel, Precision,
-    TrainState,
-};
-use drumline::{At, DynamicScale, ProcessGroup, ScalePolicy};
+use drumline::ProcessGroup;
+use drumline::optim::{DynamicScale, ScalePolicy};
+use drumline::schedule::At;
+use drumline::trainer::{Callback, CallbackResult, DistTrainer, End, LoadBestModel, Precision, TrainState};
 use rank_test::ranks_test;
 use tch::nn::VarStore;
 use tch::{Device, Kind};
@@ -58,8 +57,8 @@ impl Callback for Noting {
             weights: sum(&|weight| weight.detach()),
             norm: sum(&|weight| weight.grad().square()).sqrt(),
         });
-        let told = state.train_metrics().iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>();
-        let norm = told.strip_suffix(&["loss_scale", "skipped_steps"]).unwrap();
+        let message = state.train_metrics().iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>();
+        let norm = message.strip_suffix(&["loss_scale", "skipped_steps"]).unwrap();
         assert_eq!(norm, if state.has_overflowed() { &[][..] } else { &["grad_norm"][..] });
         Ok(())
     }
@@ -69,7 +68,7 @@ ranks_test!(steps_that_overflow_are_left_out_and_counted, 2, {
     let group = ProcessGroup::from_env()?;
     let store = VarStore::new(Device::Cpu);
     let (net, noted) = (Net::new(&store), Arc::default());
-    let trainer = new(&group, &net, &store)?.callback(GradientClip::norm(0.05));
+    let trainer = new(&group, &net, &store)?.clip_norm(0.05);
     let outcome = trainer.callback(Noting(Arc::clone(&noted))).train(LoadBestModel::No)?;
     same_on_all_ranks(&group, &store)?;
     let seen = noted.lock().unwrap().clone();
@@ -110,19 +109,19 @@ fn weights_of_a_new_net() -> Vec<tch::Tensor> {
 
 ranks_test!(a_training_in_fp16_goes_on_with_the_same_bits, 2, {
     let group = ProcessGroup::from_env()?;
-    let schedule = || LearningRate::by(|at: At| 0.1 / (1.0 + at.step as f64));
+    let schedule = |at: At| 0.1 / (1.0 + at.step as f64);
     let whole = VarStore::new(Device::Cpu);
-    new(&group, &Net::new(&whole), &whole)?.callback(schedule()).train(LoadBestModel::No)?;
+    new(&group, &Net::new(&whole), &whole)?.schedule(schedule).train(LoadBestModel::No)?;
     for stop in [1, 6] {
         let (_temp, path) = shared_folder(&group)?;
         let first = VarStore::new(Device::Cpu);
         let net = Net::new(&first);
-        let trainer = new(&group, &net, &first)?.callback(schedule()).callback(StopAt(stop));
+        let trainer = new(&group, &net, &first)?.schedule(schedule).callback(StopAt(stop));
         let stopped = trainer.save_path(&path).train(LoadBestModel::No)?;
         assert_eq!((stopped.steps, stopped.end), (stop, End::Stopped { reason: "enough (rank 0)".into() }));
         let second = VarStore::new(Device::Cpu);
         let net = Net::new(&second);
-        let trainer = new(&group, &net, &second)?.callback(schedule()).callback(StopAt(stop));
+        let trainer = new(&group, &net, &second)?.schedule(schedule).callback(StopAt(stop));
         trainer.save_path(&path).resume_from(&path).train(LoadBestModel::No)?;
         assert_eq!(difference(&weights(&second), &weights(&whole)), 0.0, "stopped after {stop}");
         group.barrier()?;

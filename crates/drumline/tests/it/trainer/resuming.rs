@@ -1,13 +1,16 @@
-//! A training that goes on from a checkpoint ends as one that never stopped.
+//! A training that resumes from a checkpoint ends as one that never stopped.
 
 use std::time::{Duration, Instant};
 
 use drumline::checkpoint::Checkpoints;
+use drumline::launch::Signal;
+use drumline::metrics::TopK;
+use drumline::schedule::At;
 use drumline::trainer::{
-    Callback, CallbackResult, Checkpoint, CrossEntropy, DistTrainer, EarlyStop, End, Every, LearningRate,
-    LoadBestModel, TrainState, was_evaluated,
+    Callback, CallbackResult, Checkpoint, CrossEntropy, DistTrainer, EarlyStop, End, Every, LoadBestModel,
+    TrainState, was_evaluated,
 };
-use drumline::{At, ProcessGroup, Signal, StopRequest, TopK};
+use drumline::{ProcessGroup, StopRequest};
 use rank_test::{Ranks, ranks_test};
 use tch::Device;
 use tch::nn::VarStore;
@@ -34,12 +37,12 @@ fn new<'a>(
     net: &'a Net,
     store: &'a VarStore,
 ) -> anyhow::Result<DistTrainer<'a, Net, Pair>> {
-    let schedule = LearningRate::by(|at: At| 0.1 / (1.0 + at.epoch + at.step as f64));
+    let schedule = |at: At| 0.1 / (1.0 + at.epoch + at.step as f64);
     let trainer = trainer(group, net, store, 30)?.batch_size_per_gpu(2).update_every(2).n_epochs(3);
     Ok(trainer
         .dev_data(data(7))
         .metric("acc", TopK::new(1))
-        .callback(schedule)
+        .schedule(schedule)
         .callback(EarlyStop::patience(9)))
 }
 
@@ -47,7 +50,7 @@ ranks_test!(a_training_that_was_stopped_goes_on_with_the_same_bits, 2, {
     let group = ProcessGroup::from_env()?;
     let whole = VarStore::new(Device::Cpu);
     let outcome = new(&group, &Net::new(&whole), &whole)?.train(LoadBestModel::No)?;
-    // In the midst of the second epoch, after its end, and after the first.
+    // In the middle of the second epoch, after its end, and after the first.
     for stop in [6, 8, 4] {
         let (_temp, path) = shared_folder(&group)?;
         let first = VarStore::new(Device::Cpu);
@@ -67,7 +70,7 @@ ranks_test!(a_training_that_was_stopped_goes_on_with_the_same_bits, 2, {
     }
 });
 
-/// A signal in the midst of the evaluation after so many steps, heard before the next batch.
+/// A signal in the middle of the evaluation after this step, received before the next batch.
 struct SignalInEvaluation {
     step: u64,
     heard: StopRequest,
@@ -88,7 +91,8 @@ impl Callback for SignalInEvaluation {
 
 ranks_test!(an_evaluation_that_was_cut_is_made_when_training_goes_on, 2, {
     let group = ProcessGroup::from_env()?;
-    // The last one, so that nothing else is left: of the last epoch, of `max_steps` within an epoch of 4 steps, and at its end.
+    // The last one, so that nothing else is left: of the last epoch, of `max_steps` within an epoch of 4 steps, and at
+    // its end.
     for last in [12, 6, 8] {
         let whole = VarStore::new(Device::Cpu);
         let undisturbed = StopRequest::listen_for(&[Signal::USR1])?;
@@ -132,8 +136,7 @@ ranks_test!(the_best_model_of_before_is_found_where_it_was_saved, 2, {
     let net = Net::new(&store);
     let trainer =
         DistTrainer::new(&group, &net, &store, data(30)).loss(CrossEntropy::default()).dev_data(data(7));
-    let trainer =
-        trainer.optimizer(sgd(&store)?).callback(LearningRate::by(|_: At| -0.5)).metric_key("-loss");
+    let trainer = trainer.optimizer(sgd(&store)?).schedule(|_: At| -0.5).metric_key("-loss");
     let trainer = trainer.batch_size_per_gpu(2).update_every(2).n_epochs(3).print_every(0);
     let resumed = trainer.resume_from(&first).save_path(&second).train(LoadBestModel::Yes)?;
     assert_eq!((resumed.best_step, resumed.steps), (best.best_step, 12), "the control: nothing was better");
@@ -162,7 +165,7 @@ ranks_test!(a_training_ends_after_max_steps_and_goes_on_with_more, 2, {
     let group = ProcessGroup::from_env()?;
     let whole = VarStore::new(Device::Cpu);
     new(&group, &Net::new(&whole), &whole)?.train(LoadBestModel::No)?;
-    // In the midst of an epoch of 4 steps, and at its end.
+    // In the middle of an epoch of 4 steps, and at its end.
     for most in [6, 8] {
         let (_temp, path) = shared_folder(&group)?;
         let first = VarStore::new(Device::Cpu);
@@ -239,7 +242,7 @@ ranks_test!(without_a_folder_the_best_weights_are_kept_in_memory, 2, {
     assert_eq!(difference(&weights(&store), &noted.lock().unwrap()), 0.0);
 });
 
-/// Two ranks stop after some steps of the whole training, one goes on and stops, too, four come to the end.
+/// Two ranks stop after some steps of the whole training, one rank resumes and stops, and four ranks complete it.
 pub(super) fn stop_and_go_on(ranks: &Ranks, stops: [&str; 2]) -> anyhow::Result<()> {
     let temp = tempfile::tempdir()?;
     let run = |nproc, stop| {

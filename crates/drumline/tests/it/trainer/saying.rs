@@ -16,7 +16,7 @@ use tch::nn::VarStore;
 
 use super::{FOLDER, Net, data, end_as_a_program, folder, sgd, trainer};
 
-/// A training whose loss stays as it is, so that no evaluation is better than the first.
+/// A training whose loss is constant, so that no evaluation is better than the first.
 fn stale(group: &ProcessGroup, folder: &Path, patience: u64) -> anyhow::Result<TrainOutcome> {
     let store = VarStore::new(Device::Cpu);
     let net = Net::new(&store);
@@ -53,12 +53,12 @@ ranks_test!(
     |ranks| {
         let temp = tempfile::tempdir()?;
         let report = ranks.env([(FOLDER, temp.path().to_str().unwrap())]).pass()?;
-        let said = report.ranks[0].stdout_text();
+        let output = report.ranks[0].stdout_text();
         let lines = |words: &str| {
-            said.lines().filter(|line| line.contains(words)).map(str::to_owned).collect::<Vec<_>>()
+            output.lines().filter(|line| line.contains(words)).map(str::to_owned).collect::<Vec<_>>()
         };
         let (stops, ends) = (lines("[stop] == early stop: no better"), lines("ended in "));
-        assert_eq!((stops.len(), ends.len()), (3, 3), "{said}");
+        assert_eq!((stops.len(), ends.len()), (3, 3), "{output}");
         for (stop, end) in stops.iter().zip(&ends) {
             let folder = end.strip_prefix("ended in ").unwrap();
             assert!(
@@ -66,9 +66,9 @@ ranks_test!(
                 "{stop}"
             );
         }
-        assert!(stops[0].contains("| after step 3, in epoch 4 of 9 |"), "{said}");
-        let (first, rest) = said.split_once("[stop] ==").unwrap();
-        assert!(first.contains("== step: [1/1] [3/9]") && rest.contains("before the checkpoint"), "{said}");
+        assert!(stops[0].contains("| after step 3, in epoch 4 of 9 |"), "{output}");
+        let (first, rest) = output.split_once("[stop] ==").unwrap();
+        assert!(first.contains("== step: [1/1] [3/9]") && rest.contains("before the checkpoint"), "{output}");
         let second = rest.split("[stop] ==").next().unwrap();
         assert!(!second.contains("== step:"), "the second makes no step: {second}");
     }
@@ -87,9 +87,9 @@ ranks_test!(
     },
     |ranks| {
         let report = ranks.pass()?;
-        let said = report.ranks[0].stdout_text();
+        let output = report.ranks[0].stdout_text();
         let line = "[stop] == time limit: 1ms (rank 0) | after step 1, in epoch 1 of 1 | no checkpoint, as there is no save_path ==";
-        assert!(said.contains(line), "{said}");
+        assert!(output.contains(line), "{output}");
         assert!(!report.ranks[1].stdout_text().contains("[stop]"), "rank 0 alone");
     }
 );
@@ -122,19 +122,19 @@ ranks_test!(
         let temp = tempfile::tempdir()?;
         let running = ranks.env([(FOLDER, temp.path().to_str().unwrap())]).start()?;
         let report = running.wait_all(Duration::from_secs(40))?;
-        let said = report.ranks[0].stdout_text();
-        let line = said.lines().find(|line| {
+        let output = report.ranks[0].stdout_text();
+        let line = output.lines().find(|line| {
             line.starts_with("[stop] == failed after step 2, in epoch 1 of 1 | last checkpoint ")
         });
         let line = line.unwrap_or_else(|| panic!("{report}"));
         let folder = line.rsplit_once("last checkpoint ").unwrap().1.trim_end_matches(" ==");
         assert!(Path::new(folder).join("manifest.json").is_file(), "{folder}");
-        let told: usize = report
+        let reported: usize = report
             .ranks
             .iter()
             .map(|rank| rank.stderr_text().matches("the loss is NaN at step 3").count())
             .sum();
-        assert_eq!(told, 1, "{report}");
+        assert_eq!(reported, 1, "{report}");
     }
 );
 
@@ -175,13 +175,13 @@ ranks_test!(
     },
     |ranks| {
         let report = ranks.clone().env([(SLOW, "1")]).pass()?;
-        let said = report.ranks[0].stdout_text();
+        let output = report.ranks[0].stdout_text();
         assert_eq!(
-            said.matches("[ranks] == rank 1 is slower than the others: its work of a step took 2.").count(),
+            output.matches("[ranks] == rank 1 is slower than the others: its work of a step took 2.").count(),
             1,
-            "{said}"
+            "{output}"
         );
-        assert_eq!(said.matches("[ranks] == rank 1 was slower than the others in ").count(), 1, "{said}");
+        assert_eq!(output.matches("[ranks] == rank 1 was slower than the others in ").count(), 1, "{output}");
         assert!(report.ranks.iter().all(|rank| rank.stdout_text().contains("slow: [1]")), "{report}");
         // Control: both take as long.
         let control = ranks.pass()?;

@@ -3,11 +3,13 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use drumline::ProcessGroup;
+use drumline::engine::Clip;
+use drumline::schedule::{At, Schedule, Warmup};
 use drumline::trainer::{
-    Callback, CallbackResult, Checkpoint, EarlyStop, End, EvaluateEvery, Evaluation, Every, GradientClip,
-    LearningRate, LoadBestModel, Precision, TimeLimit, TrainState, Warmup,
+    Callback, CallbackResult, Checkpoint, EarlyStop, End, EvaluateEvery, Evaluation, Every, LoadBestModel,
+    Precision, TimeLimit, TrainState,
 };
-use drumline::{At, ProcessGroup};
 use rank_test::ranks_test;
 use tch::nn::VarStore;
 use tch::{Device, Kind};
@@ -36,17 +38,11 @@ impl Callback for EvaluatedAt {
 
 ranks_test!(learning_rates_follow_warm_up_and_schedule, 2, {
     let group = ProcessGroup::from_env()?;
-    let rates = |callback: Box<dyn Fn() -> Box<dyn Callback>>| -> anyhow::Result<Vec<f64>> {
-        struct Boxed(Box<dyn Callback>);
-        impl Callback for Boxed {
-            fn on_backward_end(&mut self, state: &mut TrainState) -> CallbackResult {
-                self.0.on_backward_end(state)
-            }
-        }
+    let rates = |schedule: Box<dyn Schedule>| -> anyhow::Result<Vec<f64>> {
         let store = VarStore::new(Device::Cpu);
         let net = Net::new(&store);
         let noted = Arc::default();
-        let trainer = trainer(&group, &net, &store, 16)?.batch_size_per_gpu(2).callback(Boxed(callback()));
+        let trainer = trainer(&group, &net, &store, 16)?.batch_size_per_gpu(2).schedule(schedule);
         trainer.callback(Each(Arc::clone(&noted), TrainState::lr)).train(LoadBestModel::No)?;
         Ok(noted.lock().unwrap().clone())
     };
@@ -56,10 +52,11 @@ ranks_test!(learning_rates_follow_warm_up_and_schedule, 2, {
             "{rates:?}"
         );
     };
-    close(rates(Box::new(|| Box::new(Warmup::steps(4))))?, [0.025, 0.05, 0.075, 0.1]);
-    close(rates(Box::new(|| Box::new(Warmup::fraction(0.5).then_linear())))?, [0.05, 0.1, 0.05, 0.0]);
-    let schedule = |at: At| 1.0 + at.step as f64 + at.epoch;
-    close(rates(Box::new(move || Box::new(LearningRate::by(schedule))))?, [1.0, 2.25, 3.5, 4.75]);
+    close(rates(Box::new(Warmup::steps(4)))?, [0.025, 0.05, 0.075, 0.1]);
+    close(rates(Box::new(Warmup::fraction(0.5).then_linear()))?, [0.05, 0.1, 0.05, 0.0]);
+    let growing = |at: At| 1.0 + at.step as f64 + at.epoch;
+    close(rates(Box::new(growing))?, [1.0, 2.25, 3.5, 4.75]);
+    close(rates(Box::new(Warmup::steps(4).then(growing)))?, [0.25, 1.125, 2.625, 4.75]);
 });
 
 ranks_test!(gradients_are_clipped_after_the_reduction, 2, {
@@ -71,22 +68,24 @@ ranks_test!(gradients_are_clipped_after_the_reduction, 2, {
             .map(|named| named.tensor.grad().square().sum(Kind::Double).double_value(&[]));
         squares.sum::<f64>().sqrt()
     };
-    let norms = |clip: Option<GradientClip>| -> anyhow::Result<Vec<f64>> {
+    let norms = |clip: Option<Clip>| -> anyhow::Result<Vec<f64>> {
         let store = VarStore::new(Device::Cpu);
         let net = Net::new(&store);
         let noted = Arc::default();
         let mut trainer = trainer(&group, &net, &store, 16)?.batch_size_per_gpu(2);
-        if let Some(clip) = clip {
-            trainer = trainer.callback(clip);
-        }
+        trainer = match clip {
+            Some(Clip::Norm(most)) => trainer.clip_norm(most),
+            Some(Clip::Value(most)) => trainer.clip_value(most),
+            None => trainer,
+        };
         trainer.callback(Each(Arc::clone(&noted), norm)).train(LoadBestModel::No)?;
         same_on_all_ranks(&group, &store)?;
         Ok(noted.lock().unwrap().clone())
     };
     assert!(norms(None)?.iter().all(|norm| *norm > 0.011), "the control is not clipped");
-    assert!(norms(Some(GradientClip::norm(0.01)))?.iter().all(|norm| (norm - 0.01).abs() < 1e-4));
+    assert!(norms(Some(Clip::Norm(0.01)))?.iter().all(|norm| (norm - 0.01).abs() < 1e-4));
     // 12 x 6 + 12 + 12 x 3 + 3 elements of at most that.
-    assert!(norms(Some(GradientClip::value(1e-4)))?.iter().all(|norm| *norm <= 1e-4 * 123f64.sqrt() * 1.001));
+    assert!(norms(Some(Clip::Value(1e-4)))?.iter().all(|norm| *norm <= 1e-4 * 123f64.sqrt() * 1.001));
 });
 
 ranks_test!(training_stops_early_when_it_does_not_get_better, 2, {
@@ -95,7 +94,7 @@ ranks_test!(training_stops_early_when_it_does_not_get_better, 2, {
     let net = Net::new(&store);
     let trainer = trainer(&group, &net, &store, 16)?.dev_data(data(5)).n_epochs(50);
     // The learning rate is 0: the first evaluation stays the best.
-    let trainer = trainer.callback(LearningRate::by(|_: At| 0.0)).callback(EarlyStop::patience(3));
+    let trainer = trainer.schedule(|_: At| 0.0).callback(EarlyStop::patience(3));
     let outcome = trainer.train(LoadBestModel::No)?;
     assert_eq!((outcome.epochs, outcome.best_epoch), (4, Some(1)));
     let reason = "early stop: no better loss in 3 evaluations (rank 0)".to_owned();
@@ -134,8 +133,8 @@ ranks_test!(a_loss_that_is_no_number_ends_the_training, 2, {
     let store = VarStore::new(Device::Cpu);
     let net = Net::new(&store);
     let trainer = trainer(&group, &net, &store, 64)?.callback(Break);
-    let told = trainer.batch_size_per_gpu(4).train(LoadBestModel::No).unwrap_err().to_string();
-    assert!(told.starts_with("the loss is NaN at step 3 (epoch 1, lr 0.1)"), "{told}");
+    let message = trainer.batch_size_per_gpu(4).train(LoadBestModel::No).unwrap_err().to_string();
+    assert!(message.starts_with("the loss is NaN at step 3 (epoch 1, lr 0.1)"), "{message}");
 });
 
 ranks_test!(evaluations_come_when_they_are_asked_for_and_once_a_step, 2, {
@@ -187,7 +186,8 @@ ranks_test!(without_the_stop_the_last_finite_checkpoint_stays, 2, {
     if group.rank() == 0 {
         let mut kept: Vec<_> = std::fs::read_dir(&path)?.map(|entry| entry.unwrap().file_name()).collect();
         kept.sort();
-        // The weights were broken in step 2. After step 8 a checkpoint was asked for, and another was saved at the end of the epoch.
+        // The weights were broken in step 2. After step 8 a checkpoint was asked for, and another was saved at the end
+        // of the epoch.
         assert_eq!(kept, ["latest", "step-00000001", "step-00000008", "step-00000008-2"]);
     }
     group.barrier()?;

@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use drumline::trainer::{CrossEntropy, DistTrainer, LoadBestModel};
-use drumline::{
-    AllReduce, CommHook, Ddp, DdpOptions, DistributedSampler, GradBucket, MapDataset, Optimizer,
-    ProcessGroup, Sample, Sampler, SamplerError, SamplerOptions, SamplerPosition, SyncBatchNorm, SyncGroup,
-    TorchError,
+use drumline::data::{
+    DistributedSampler, MapDataset, Sample, Sampler, SamplerError, SamplerOptions, SamplerPosition,
 };
+use drumline::engine::{AllReduce, CommHook, GradBucket, SyncBatchNorm, SyncGroup};
+use drumline::optim::Optimizer;
+use drumline::torch::TorchError;
+use drumline::trainer::{CrossEntropy, DistTrainer, LoadBestModel};
+use drumline::{Ddp, DdpOptions, ProcessGroup};
 use rank_test::ranks_test;
 use tch::nn::{BatchNormConfig, Module, ModuleT, VarStore, batch_norm1d, embedding, linear, seq, seq_t};
 use tch::{Device, Kind, Reduction, Tensor};
@@ -88,8 +90,7 @@ ranks_test!(there_is_one_reduction_for_all_micro_batches, 2, {
     let store = VarStore::new(Device::Cpu);
     let net = Net::new(&store);
     let (count, options) = counted();
-    let trainer =
-        trainer(&group, &net, &store, 32)?.batch_size_per_gpu(2).update_every(4).ddp_options(options);
+    let trainer = trainer(&group, &net, &store, 32)?.batch_size_per_gpu(2).update_every(4).engine(options);
     assert_eq!(trainer.train(LoadBestModel::No)?.steps, 2);
     assert_eq!(count.load(Ordering::SeqCst), 2, "the model fits into one bucket");
     // The control: a loop that reduces each micro-batch.
@@ -122,7 +123,7 @@ pub(super) fn sentences(indices: &[usize]) -> Pair {
 pub(super) fn speaker(store: &VarStore) -> impl Module + use<> {
     let words = embedding(store.root() / "words", 9, 4, Default::default());
     let out = linear(store.root() / "out", 4, 9, Default::default());
-    for named in drumline::parameters(store) {
+    for named in drumline::optim::parameters(store) {
         let values = Tensor::arange(named.tensor.numel() as i64, (Kind::Float, Device::Cpu));
         tch::no_grad(|| named.tensor.shallow_clone().copy_(&(values.sin() * 0.5).view_as(&named.tensor)));
     }
@@ -269,9 +270,9 @@ ranks_test!(norms_over_all_ranks_need_a_first_batch_on_each, 3, {
     let trainer = DistTrainer::new(&group, &net, &store, data(4)).loss(CrossEntropy::default());
     let options = DdpOptions { sync_group: Some(sync), ..DdpOptions::default() };
     let trainer =
-        trainer.batch_size_per_gpu(2).print_every(0).ddp_options(options).sampler(NoneForRank2(group.rank()));
-    let told = trainer.train(LoadBestModel::No).unwrap_err().to_string();
-    assert!(told.starts_with("rank 2 has no batch in the first step"), "{told}");
+        trainer.batch_size_per_gpu(2).print_every(0).engine(options).sampler(NoneForRank2(group.rank()));
+    let message = trainer.train(LoadBestModel::No).unwrap_err().to_string();
+    assert!(message.starts_with("rank 2 has no batch in the first step"), "{message}");
 });
 
 /// Four samples for each of ranks 0 and 1.
@@ -306,7 +307,7 @@ ranks_test!(norms_over_all_ranks_go_on_where_some_have_fewer_batches, 3, {
         let trainer = DistTrainer::new(&group, &net, &store, data(samples)).loss(CrossEntropy::default());
         let trainer = trainer.batch_size_per_gpu(2).update_every(2).n_epochs(2).print_every(0);
         let options = DdpOptions { sync_group: Some(sync), ..DdpOptions::default() };
-        assert_eq!(trainer.ddp_options(options).train(LoadBestModel::No)?.steps, 6);
+        assert_eq!(trainer.engine(options).train(LoadBestModel::No)?.steps, 6);
         same_on_all_ranks(&group, &store)?;
     }
 });

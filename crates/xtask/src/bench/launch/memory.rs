@@ -1,7 +1,7 @@
 //! Memory of a launcher while its ranks sleep: its own processes, each page shared with others counted in part (PSS).
 
 use super::line;
-use crate::bench::child;
+use crate::family::{family, kill_with_descendants};
 use anyhow::{Context, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
@@ -33,8 +33,8 @@ fn measure(launcher: &mut Child, world: usize, program: &Path) -> anyhow::Result
         ensure!(begin.elapsed() < PATIENCE, "not all of {world} ranks ran within {PATIENCE:?}");
         std::thread::sleep(TICK);
     }
-    let family = child::family(launcher.id());
-    let (ranks, own): (Vec<u32>, Vec<u32>) = family.into_iter().partition(|pid| runs(*pid, program));
+    let (ranks, own): (Vec<u32>, Vec<u32>) =
+        family(launcher.id()).into_iter().partition(|pid| runs(*pid, program));
     ensure!(ranks.len() == world, "expected {world} ranks, found {} of {}", ranks.len(), program.display());
     own.into_iter().map(pss).sum()
 }
@@ -77,7 +77,7 @@ fn end(mut launcher: Child) {
     let begin = Instant::now();
     while matches!(launcher.try_wait(), Ok(None)) {
         if begin.elapsed() > PATIENCE {
-            child::kill_with_descendants(launcher.id());
+            kill_with_descendants(launcher.id());
             break;
         }
         std::thread::sleep(TICK);

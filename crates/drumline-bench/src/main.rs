@@ -1,0 +1,47 @@
+//! The steps that benchmarks time: `cargo xtask bench` and the scripts of `bench/` start this program beside their peers.
+//!
+//! | command | what is timed |
+//! |---|---|
+//! | `gpu` | steps of a network on a GPU, eager and as a graph |
+//! | `loader` | batches of images |
+//! | `observe` | steps with and without what watches them |
+//! | `step` | data parallel steps |
+//! | `transformer` | steps and translations of a Transformer |
+#![forbid(unsafe_code)]
+
+mod gpu;
+mod loader;
+mod observe;
+mod step;
+mod transformer;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Time steps for benchmarks; one rank of a job
+#[derive(Debug, Parser)]
+#[command(name = "drumline-bench", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Gpu(gpu::GpuArgs),
+    Loader(loader::LoaderArgs),
+    Observe(observe::ObserveArgs),
+    Step(step::StepArgs),
+    Transformer(transformer::TransformerArgs),
+}
+
+fn main() -> ExitCode {
+    drumline::exit_code(match Cli::parse().command {
+        Command::Gpu(args) => gpu::run(&args),
+        Command::Loader(args) => loader::run(&args),
+        Command::Observe(args) => observe::run(&args),
+        Command::Step(args) => step::run(&args),
+        Command::Transformer(args) => transformer::run(&args),
+    })
+}

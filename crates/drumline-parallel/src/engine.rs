@@ -1,0 +1,178 @@
+//! The engine: the interface between a training loop and a kind of parallelism.
+//!
+//! ```text
+//!   Agreed::reach ─▶ begin_step ─▶ begin_micro_batch ─ forward ─ backward ─▶ … ─▶ unscale ─▶ clip ─▶ step
+//!   counts, who       buffers      or backward_nothing, where this rank          overflow    norm    optimizer
+//!   has data          of one rank  has no batch; the last one reduces            of all      of all
+//! ```
+//! A loop holds a `dyn Engine` and the model. A step has micro-batches, and all ranks take part in as many as the rank
+//! that has most; gradients are reduced in the last one. A new kind of parallelism is a new folder that implements
+//! [`Engine`] and [`EngineOptions`].
+//!
+//! Not here: what ranks agree on before a step (`agreement`), reduction itself (`ddp`).
+
+mod alone;
+mod clip;
+mod placed;
+
+use std::sync::Arc;
+
+use drumline_comm::{Mesh, MeshShape, ShapeError};
+use drumline_torch::{LossScaler, Named, Optimizer, Unscaled};
+use tch::Tensor;
+use tch::nn::VarStore;
+
+pub use alone::Alone;
+pub use clip::Clip;
+pub use placed::Placed;
+
+use crate::agreement::Agreed;
+use crate::ddp::ReductionObserver;
+use crate::error::{NotRecordable, ParallelError};
+
+type Result<T = ()> = std::result::Result<T, ParallelError>;
+
+/// What a backward does with gradients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GradSync {
+    /// It accumulates them on this rank.
+    Accumulate,
+    /// It reduces the sum over all ranks.
+    Reduce,
+}
+
+impl GradSync {
+    /// The value for a micro-batch of a step: the last one reduces.
+    pub fn of(micro_batch: usize, num_micro_batches: usize) -> Self {
+        if micro_batch + 1 < num_micro_batches { Self::Accumulate } else { Self::Reduce }
+    }
+}
+
+/// A kind of parallelism, as a training loop sees it. All ranks call each method together, unless its documentation
+/// says otherwise.
+pub trait Engine {
+    /// How the ranks are arranged. Samples are divided over `mesh.samples()`, losses are summed over `mesh.losses()`.
+    fn mesh(&self) -> &Mesh;
+
+    /// Whether a step communicates: there are several ranks, or a single rank reduces to measure the cost.
+    fn communicates(&self) -> bool;
+
+    /// Whether a forward waits for other ranks. A rank that fails in such a forward cannot call
+    /// [`backward_nothing`](Self::backward_nothing) instead.
+    fn is_lockstep(&self) -> bool;
+
+    /// The parameters, with the gradients that this rank holds.
+    fn parameters(&self) -> Vec<Named>;
+
+    /// Begins a step in which ranks may have different numbers of batches. Without it, a step begins with its first
+    /// forward, and every rank has data.
+    fn begin_step(&self, agreed: &Agreed) -> Result;
+
+    /// Begins a micro-batch of the step, on a rank that has a batch as on one that has none.
+    fn begin_micro_batch(&self);
+
+    /// Runs the forward of a micro-batch whose backward will be of this kind.
+    fn forward(&self, sync: GradSync, body: &mut dyn FnMut()) -> Result;
+
+    /// Backward from this rank's part of the loss.
+    fn backward(&self, loss: &Tensor, sync: GradSync) -> Result;
+
+    /// Takes part in the other ranks' forward and backward of a micro-batch without a batch.
+    fn backward_nothing(&self, sync: GradSync) -> Result;
+
+    /// Runs forwards and backwards of this rank alone: nothing in them waits for other ranks, and nothing is reduced.
+    fn alone(&self, body: &mut dyn FnMut());
+
+    /// Runs a forward of an evaluation. Ranks may make different numbers of them, so that each rank calls it by itself.
+    fn evaluate(&self, body: &mut dyn FnMut()) -> Result {
+        body();
+        Ok(())
+    }
+
+    /// Gives all ranks the same buffers. Called before an evaluation, and before buffers are saved.
+    fn sync_buffers(&self) -> Result;
+
+    /// Turns gradients of a scaled loss into those of the loss, and agrees with all ranks whether some have overflowed.
+    fn unscale(&self, scaler: &LossScaler, parameters: Vec<Named>) -> Result<Unscaled> {
+        let mut unscaled = scaler.received().unscale(scaler, parameters)?;
+        unscaled.agree(self.mesh().whole())?;
+        Ok(unscaled)
+    }
+
+    /// Clips the gradients of these parameters. Returns their norm before clipping, if they are clipped by norm.
+    fn clip(&self, clip: Clip, parameters: &[Named]) -> Result<Option<f64>> {
+        clip.apply(parameters)
+    }
+
+    /// The same without waiting for a GPU, so that it can be part of a CUDA graph.
+    fn clip_on_device(&self, clip: Clip, parameters: &[Named]) -> Result<Option<Tensor>> {
+        clip.apply_on_device(parameters)
+    }
+
+    /// Steps the optimizer.
+    fn step(&self, optimizer: &mut dyn Optimizer) -> Result {
+        Ok(optimizer.step()?)
+    }
+
+    /// The model's tensors that this rank holds, each with its place in the whole: what it saves, and what it loads
+    /// into.
+    fn state(&self) -> Vec<Placed>;
+
+    /// An error that says why, if a step cannot be recorded as a CUDA graph. Called after the first two steps, which
+    /// show in which order gradients become ready.
+    fn is_recordable(&self) -> std::result::Result<(), NotRecordable>;
+
+    /// Ends all groups that steps use: this rank will not continue, and others may be waiting in any of them. One rank
+    /// calls it.
+    fn abort(&self, cause: &str);
+}
+
+impl dyn Engine + '_ {
+    /// [`forward`](Engine::forward) with a result.
+    pub fn forward_with<R>(&self, sync: GradSync, body: impl FnOnce() -> R) -> Result<R> {
+        let (mut body, mut result) = (Some(body), None);
+        self.forward(sync, &mut || result = body.take().map(|body| body()))?;
+        Ok(result.expect("forward runs its body"))
+    }
+
+    /// [`evaluate`](Engine::evaluate) with a result.
+    pub fn evaluate_with<R>(&self, body: impl FnOnce() -> R) -> Result<R> {
+        let (mut body, mut result) = (Some(body), None);
+        self.evaluate(&mut || result = body.take().map(|body| body()))?;
+        Ok(result.expect("evaluate runs its body"))
+    }
+
+    /// [`alone`](Engine::alone) with a result.
+    pub fn alone_with<R>(&self, body: impl FnOnce() -> R) -> R {
+        let (mut body, mut result) = (Some(body), None);
+        self.alone(&mut || result = body.take().map(|body| body()));
+        result.expect("alone runs its body")
+    }
+
+    /// Takes part in all micro-batches of a step for which this rank has no batch.
+    pub fn join_rest(&self, done: usize, num_micro_batches: usize) -> Result {
+        (done..num_micro_batches).try_for_each(|micro_batch| {
+            self.begin_micro_batch();
+            self.backward_nothing(GradSync::of(micro_batch, num_micro_batches))
+        })
+    }
+}
+
+/// The arguments of [`EngineOptions::engine`].
+pub struct EngineSetup<'a> {
+    /// The model's variables.
+    pub store: &'a VarStore,
+    /// The ranks.
+    pub mesh: &'a Mesh,
+    /// Observes reductions, in addition to an observer of the options.
+    pub observer: Option<Arc<dyn ReductionObserver>>,
+}
+
+/// The options of an engine, which create it.
+pub trait EngineOptions {
+    /// The number of ranks along each axis of the mesh, for `num_ranks` in all.
+    fn mesh_shape(&self, num_ranks: usize) -> std::result::Result<MeshShape, ShapeError>;
+
+    /// Creates the engine. All ranks of the mesh call it, and get the weights of rank 0.
+    fn engine(self: Box<Self>, setup: EngineSetup<'_>) -> Result<Box<dyn Engine>>;
+}

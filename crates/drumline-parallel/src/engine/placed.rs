@@ -1,0 +1,47 @@
+//! The part of a model's tensor that a rank holds, and its place in the whole tensor.
+
+use drumline_torch::{Named, buffers, parameters};
+use tch::Tensor;
+use tch::nn::VarStore;
+
+/// The part of a model's tensor that a rank holds, and its place in the whole tensor.
+#[derive(Debug)]
+pub struct Placed {
+    /// The name of the whole tensor.
+    pub name: String,
+    /// The part on this rank.
+    pub tensor: Tensor,
+    /// The size of the whole tensor.
+    pub whole: Vec<i64>,
+    /// The offset of this part along each dim.
+    pub offsets: Vec<i64>,
+}
+
+impl Clone for Placed {
+    fn clone(&self) -> Self {
+        Self {
+            name: self.name.clone(),
+            tensor: self.tensor.shallow_clone(),
+            whole: self.whole.clone(),
+            offsets: self.offsets.clone(),
+        }
+    }
+}
+
+impl Placed {
+    /// A tensor that is not sharded.
+    pub fn replicated(Named { name, tensor }: Named) -> Self {
+        let whole = tensor.size();
+        Self { name, tensor, offsets: vec![0; whole.len()], whole }
+    }
+
+    /// All parameters and buffers of a store.
+    pub(crate) fn all_of(store: &VarStore) -> Vec<Self> {
+        parameters(store).into_iter().chain(buffers(store)).map(Self::replicated).collect()
+    }
+
+    /// Whether this rank holds the whole tensor.
+    pub fn is_whole(&self) -> bool {
+        self.tensor.size() == self.whole
+    }
+}

@@ -1,0 +1,161 @@
+//! BERT: an encoder that predicts the masked words of a text.
+//!
+//! ```text
+//!   tokens, types ─▶ words + places + types ─▶ LayerNorm ─▶ num_hidden_layers × layer ─▶ states
+//!   states at the masked places ─▶ dense, GELU, LayerNorm ─▶ head (the words' embedding again) ─▶ logits
+//! ```
+//! Tokens are i64 `[texts, places]`, padded with [`PAD`]. Tensors have the names and shapes of Hugging Face's
+//! `BertForMaskedLM`: `bert.embeddings.word_embeddings.weight`, …, `cls.predictions.bias`.
+//! [`mlm::weights`](crate::mlm::weights) reads its files.
+
+mod layer;
+mod masked;
+
+use drumline::data::Cause;
+use drumline::trainer::{Mode, Model};
+use tch::nn::{Init, Path};
+use tch::{Kind, Tensor};
+
+pub use masked::MaskedBatch;
+
+use super::options::{check_dropout, check_heads, check_sizes};
+use crate::config::section::section;
+use crate::error::ZooError;
+use crate::models::dropout::dropout;
+use crate::models::transformer::{
+    Embedding, EmbeddingShape, LayerNorm, Linear, Mask, Rows, hidden, padding_mask,
+};
+use layer::Layer;
+
+/// The padding token.
+pub const PAD: i64 = 0;
+
+/// The number of token types: first text and second text.
+const NUM_TYPES: i64 = 2;
+/// The standard deviation of BERT's initial weights.
+const STDEV: f64 = 0.02;
+/// The epsilon of layer norms.
+const EPS: f64 = 1e-12;
+
+section! {
+    /// `MODEL`: sizes of a BERT, by Hugging Face's names. The default is BERT-small.
+    BertOptions "MODEL" {
+        /// Number of layers
+        "NUM_HIDDEN_LAYERS" num_hidden_layers: usize = 4;
+        /// Number of attention heads
+        "NUM_ATTENTION_HEADS" num_attention_heads: usize = 8;
+        /// Size of the hidden states
+        "HIDDEN_SIZE" hidden_size: usize = 512;
+        /// Size of the feed-forward layers
+        "INTERMEDIATE_SIZE" intermediate_size: usize = 2048;
+        /// Longest text, in tokens; longer ones are cut
+        "MAX_POSITION_EMBEDDINGS" max_position_embeddings: usize = 512;
+        /// Probability of dropout
+        "DROPOUT" dropout: f64 = 0.1;
+    }
+}
+
+impl BertOptions {
+    /// Returns an error if the sizes do not define a valid model.
+    pub fn check(&self) -> Result<(), ZooError> {
+        let (size, heads) = (self.hidden_size as i64, self.num_attention_heads as i64);
+        check_sizes(&[
+            ("num_hidden_layers", self.num_hidden_layers as i64),
+            ("num_attention_heads", heads),
+            ("hidden_size", size),
+            ("intermediate_size", self.intermediate_size as i64),
+            ("max_position_embeddings", self.max_position_embeddings as i64),
+        ])?;
+        check_heads("hidden_size", size, heads)?;
+        check_dropout(self.dropout)
+    }
+}
+
+/// A BERT with the head that predicts masked words.
+///
+/// ```
+/// use drumline_zoo::models::bert::{Bert, BertOptions};
+/// use tch::nn::VarStore;
+/// use tch::{Device, Tensor};
+///
+/// let store = VarStore::new(Device::Cpu);
+/// let small = BertOptions { hidden_size: 16, intermediate_size: 32, ..Default::default() };
+/// let model = Bert::new(&store.root(), &small, 30)?;
+/// let tokens = Tensor::from_slice2(&[[2i64, 7, 29, 1], [2, 8, 1, 0]]);
+/// assert_eq!(model.logits(&tokens, &tokens.zeros_like()).size(), [2, 4, 30]);
+/// assert!(store.variables().contains_key("bert.encoder.layer.3.attention.self.query.weight"));
+/// # Ok::<(), drumline_zoo::ZooError>(())
+/// ```
+#[derive(Debug)]
+pub struct Bert {
+    words: Embedding,
+    places: Tensor,
+    types: Tensor,
+    norm: LayerNorm,
+    layers: Vec<Layer>,
+    transform: Linear,
+    transform_norm: LayerNorm,
+    bias: Tensor,
+    dropout: f64,
+}
+
+impl Bert {
+    /// Creates the model under `path` with BERT's initial weights.
+    pub fn new(path: &Path<'_>, options: &BertOptions, vocab_size: i64) -> Result<Self, ZooError> {
+        options.check()?;
+        let size = options.hidden_size as i64;
+        let (embeddings, head) = (path / "bert" / "embeddings", path / "cls" / "predictions");
+        let transform = &head / "transform";
+        let table = |name: &str, rows| (&embeddings / name).var("weight", &[rows, size], init());
+        let shape = EmbeddingShape { vocab: vocab_size, size, pad: PAD };
+        let layer = |place| Layer::new(&(path / "bert" / "encoder" / "layer" / place), options);
+        Ok(Self {
+            words: Embedding::new(&embeddings / "word_embeddings", shape, STDEV),
+            places: table("position_embeddings", options.max_position_embeddings as i64),
+            types: table("token_type_embeddings", NUM_TYPES),
+            norm: LayerNorm::with_eps(&embeddings / "LayerNorm", size, EPS),
+            layers: (0..options.num_hidden_layers as i64).map(layer).collect(),
+            transform: Linear::with_init(&transform / "dense", size, size, init()),
+            transform_norm: LayerNorm::with_eps(&transform / "LayerNorm", size, EPS),
+            bias: head.zeros("bias", &[vocab_size]),
+            dropout: options.dropout,
+        })
+    }
+
+    /// The logits of the token at each place `[texts, places, vocab_size]`. Those at padding have no meaning.
+    pub fn logits(&self, tokens: &Tensor, types: &Tensor) -> Tensor {
+        self.predicted(&self.states(tokens, types, 0.0))
+    }
+
+    /// The outputs of the last layer `[texts, places, hidden_size]`.
+    fn states(&self, tokens: &Tensor, types: &Tensor, p: f64) -> Tensor {
+        let hidden = hidden(tokens, PAD);
+        let rows = Rows::seen(&hidden);
+        let places = self.places.narrow(0, 0, tokens.size()[1]);
+        let types = Tensor::embedding(&self.types, types, -1, false, false);
+        let embedded = self.norm.forward(&(self.words.rows(tokens) + types + places));
+        let mask = padding_mask(&hidden, Kind::Float);
+        let through = |xs: Tensor, layer: &Layer| layer.forward(&xs, &rows, Mask::Added(&mask), p);
+        rows.unpack(&self.layers.iter().fold(rows.pack(&dropout(&embedded, p)), through))
+    }
+
+    fn predicted(&self, states: &Tensor) -> Tensor {
+        let transformed = self.transform_norm.forward(&self.transform.forward(states).gelu("none"));
+        transformed.linear(&self.words.weight, Some(&self.bias))
+    }
+}
+
+/// Computes the logits at the masked places only: `[masked places, vocab_size]`.
+impl Model<MaskedBatch> for Bert {
+    type Output = Tensor;
+
+    fn forward_batch(&self, batch: &MaskedBatch, mode: Mode) -> Result<Tensor, Cause> {
+        let p = if mode == Mode::Train { self.dropout } else { 0.0 };
+        let states = self.states(&batch.tokens, &batch.types, p).f_flatten(0, 1)?;
+        Ok(self.predicted(&states.f_index_select(0, &batch.places)?))
+    }
+}
+
+fn init() -> Init {
+    Init::Randn { mean: 0.0, stdev: STDEV }
+}

@@ -1,0 +1,153 @@
+//! The one reader and writer of safetensors files.
+//!
+//! ```text
+//!   8 bytes: length of the header │ header (JSON) │ bytes of the tensors, one after another
+//!
+//!   header: "__metadata__": { "format": "pt", "DCP_VERSION": "1.0",
+//!                             "DCP_SHARDING_INFO": "{fc.weight: {saved_offsets: […]}, …}" }
+//!           "fc.weight":    { "dtype": "F32", "shape": […], "data_offsets": [begin, end] }
+//! ```
+//! `DCP_SHARDING_INFO` gives the offsets of a file's part in the global tensor. PyTorch's distributed checkpoints write
+//! it into Hugging Face files (`HuggingFaceStorageWriter`); other programs ignore it. A file has at most one part of a
+//! tensor.
+//!
+//! The checksum is computed while a file is written or read, so each byte is touched once. Tensors that are not
+//! contiguous, or on a GPU, are copied one at a time. Wide elements come first, so that all are aligned. The same
+//! tensors give the same bytes.
+
+mod dtype;
+mod header;
+mod writing;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+
+use ::safetensors::SafeTensorError;
+use ::safetensors::tensor::Dtype;
+use drumline_torch::{Named, TorchError, bytes_mut};
+use tch::Tensor;
+
+pub(super) use dtype::{dtype_of, empty, size_of};
+pub(super) use header::{Entry, Header};
+pub(super) use writing::{Part, write_parts};
+
+/// Bytes that are hashed and copied together: few calls, and still in the cache for the second of the two.
+pub(super) const PIECE: usize = 1 << 20;
+
+/// Why a file of tensors cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SafetensorsError {
+    /// Reading or writing failed.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    /// The length of the header is impossible.
+    #[error("its header claims {claimed} bytes")]
+    HeaderLength {
+        /// The length in the first eight bytes.
+        claimed: u64,
+    },
+    /// The header is malformed.
+    #[error("its header: {0}")]
+    Header(#[from] SafeTensorError),
+    /// The header does not match the length of the file.
+    #[error("its header claims {claimed} bytes of tensors, there are {found}")]
+    DataLength {
+        /// The length according to the header.
+        claimed: u64,
+        /// The real length.
+        found: u64,
+    },
+    /// The offsets of a part are missing, or have the wrong number of dims.
+    #[error("its header does not say where `{name}`, of shape {shape:?}, begins in the global tensor")]
+    Offsets {
+        /// The tensor.
+        name: String,
+        /// The part's shape.
+        shape: Vec<usize>,
+    },
+    /// The file has only a part of a tensor.
+    #[error(
+        "it has a part of tensor `{name}`, from {offsets:?} on, and not the whole; try the folder with all parts"
+    )]
+    PartOnly {
+        /// The tensor.
+        name: String,
+        /// Where the part begins.
+        offsets: Vec<usize>,
+    },
+    /// libtorch has no such element type.
+    #[error("tensor `{name}` is of type {dtype}, which libtorch does not have")]
+    NoKind {
+        /// The tensor.
+        name: String,
+        /// Its type.
+        dtype: Dtype,
+    },
+    /// A tensor cannot be saved.
+    #[error("cannot save tensor `{name}`: {cause}")]
+    Unsavable {
+        /// The tensor.
+        name: String,
+        /// Why not.
+        cause: String,
+    },
+    /// There is no memory for a tensor.
+    #[error(transparent)]
+    Memory(#[from] TorchError),
+}
+
+impl SafetensorsError {
+    /// Whether the file is not a valid safetensors file.
+    pub fn is_malformed(&self) -> bool {
+        matches!(
+            self,
+            Self::HeaderLength { .. } | Self::Header(_) | Self::DataLength { .. } | Self::Offsets { .. }
+        ) || matches!(self, Self::Io(error) if error.kind() == std::io::ErrorKind::UnexpectedEof)
+    }
+}
+
+/// Reads all tensors of a file, which must have them completely.
+///
+/// ```
+/// use drumline::checkpoint::safetensors;
+/// use drumline::optim::Named;
+///
+/// let folder = tempfile::tempdir()?;
+/// let file = folder.path().join("model.safetensors");
+/// let weight = Named { name: "fc.weight".into(), tensor: tch::Tensor::from_slice(&[1f32, 2.0]) };
+/// safetensors::write(&file, &[weight])?;
+/// assert_eq!(safetensors::read(&file)?["fc.weight"], tch::Tensor::from_slice(&[1f32, 2.0]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn read(path: &Path) -> Result<BTreeMap<String, Tensor>, SafetensorsError> {
+    let mut file = File::open(path)?;
+    let header = Header::read(&mut file)?;
+    let mut tensors = BTreeMap::new();
+    for Entry { name, dtype, shape, offsets, .. } in header.entries {
+        if offsets.iter().any(|offset| *offset > 0) {
+            return Err(SafetensorsError::PartOnly { name, offsets });
+        }
+        let mut tensor = empty(&name, dtype, &shape)?;
+        file.read_exact(bytes_mut(&mut tensor)?)?;
+        tensors.insert(name, tensor);
+    }
+    Ok(tensors)
+}
+
+/// Writes complete tensors to a file. The file replaces the one at `path` when it is complete.
+pub fn write(path: &Path, tensors: &[Named]) -> Result<(), SafetensorsError> {
+    let parts: Vec<Part<'_>> = tensors.iter().map(Part::whole).collect();
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".partial");
+    let beside = Path::new(&beside);
+    // A process that died may have left it behind.
+    let _ = fs::remove_file(beside);
+    let written = write_parts(beside, &parts).and_then(|_| Ok(fs::rename(beside, path)?));
+    if written.is_err() {
+        let _ = fs::remove_file(beside);
+    }
+    written
+}

@@ -1,0 +1,16 @@
+//! How ranks train one model together: the engine that the trainer and the accelerator drive, and [`Ddp`] for loops of
+//! your own.
+//!
+//! - [`Engine`], [`EngineOptions`]: one step over all ranks, for any kind of parallelism
+//! - [`Ddp`], [`DdpOptions`], and the communication hooks [`Compressed`], [`PowerSgd`], [`PostLocalSgd`]
+//! - [`DataParallel`]: several devices of one process
+//! - [`SyncBatchNorm`]: batch norm over the batches of all ranks
+//! - [`StepTrace`]: a trace of steps, with the reduction of each bucket beside backward
+
+pub use crate::step_trace::{Recording, StepTrace};
+pub use drumline_parallel::{
+    Agreed, AllReduce, Brought, Clip, CommHook, Compressed, DataParallel, Ddp, DdpOptions, Divide, Engine,
+    EngineOptions, EngineSetup, GradBucket, GradSync, ParallelError, PostLocalSgd, PowerSgd, PowerSgdOptions,
+    ReducedBucket, ReductionObserver, Share, StageBytes, SyncBatchNorm, SyncGroup, Traffic, Turn, Uneven,
+    subgroup,
+};

@@ -1,0 +1,159 @@
+//! Loads checkpoints of a training: to resume, and for the best model at the end.
+
+use super::batch::Batch;
+use super::context::Context;
+use super::error::TrainerError;
+use super::learner::Learner;
+use super::model::Model;
+use super::save::{SavedTrainer, Saver};
+use super::settings::Every;
+use super::state::Best;
+use super::train_data::TrainData;
+use super::weights::load_weights;
+use crate::checkpoint::{Loaded, RunState, named, restore};
+use crate::comm::shared_failure::{LocalFailure, SharedFailure, agree};
+use crate::data::loader::Cause;
+use crate::data::sampler::SamplerPosition;
+use crate::scaling::SavedScale;
+
+/// The name under which checkpoints kept the state of `ReduceOnPlateau` while it was a callback.
+const PLATEAU_CALLBACK: &str = "ReduceOnPlateau";
+
+/// The parts of a training that a checkpoint is loaded into.
+pub(super) struct Resume<'r, 'a, M: Model<B> + ?Sized, B: Batch> {
+    pub(super) saver: &'r mut Saver,
+    pub(super) learner: &'r mut Learner<'a, M, B>,
+    pub(super) data: &'r mut TrainData<B>,
+    pub(super) context: &'r mut Context<'a>,
+}
+
+impl<M: Model<B> + ?Sized, B: Batch> Resume<'_, '_, M, B> {
+    /// Resumes from a checkpoint that the program has loaded, or from the latest one of `resume_from`, if there is one.
+    /// Returns whether the training has resumed.
+    pub(super) fn run(mut self, loaded: Option<Loaded>) -> Result<bool, TrainerError> {
+        let group = self.context.state.group.clone();
+        let found = match (loaded, self.context.settings.resume_from.clone()) {
+            (None, Some(folder)) => self.saver.checkpoints_in(&folder).load_latest(&group)?,
+            (loaded, _) => loaded,
+        };
+        let Some(found) = found else { return Ok(false) };
+        self.warn(found.rank_change_warning(&group));
+        let loaded = self.load(&found);
+        self.saver.resumed_from = found.path.parent().map(Into::into);
+        // Rank 0's folder counts: other ranks may know it by another name.
+        let own = self.saver.checkpoints.as_ref().zip(self.saver.resumed_from.as_ref());
+        let mut is_saved = [u8::from(own.is_some_and(|(own, folder)| own.is_in(folder)))];
+        group.broadcast(&mut is_saved, 0)?;
+        let is_saved = is_saved[0] > 0;
+        self.context.state.saved_at = is_saved.then_some(found.state.step);
+        self.context.state.checkpoint = Some(found.path.clone());
+        self.context.is_unsaved = !is_saved;
+        let loaded = loaded.map_err(|cause| {
+            LocalFailure::from(cause).within(&format!("cannot resume from {}", found.path.display()))
+        });
+        agree::<_, TrainerError>(&group, loaded)?;
+        Ok(true)
+    }
+
+    /// Warns on rank 0, and in the run's log.
+    fn warn(&self, text: Option<String>) {
+        let Some(text) = text.filter(|_| self.context.state.rank() == 0) else { return };
+        match &self.saver.checkpoints {
+            Some(checkpoints) => checkpoints.warn(&text),
+            None => tracing::warn!("{text}"),
+        }
+    }
+
+    /// The position of a checkpoint, on this run's data.
+    fn position_of(&self, saved: &RunState) -> Result<SamplerPosition, Cause> {
+        let from: SamplerPosition = serde_json::from_value(saved.sampler.clone())?;
+        from.check_seed(self.data.sampler().seed())?;
+        match self.data.id().map_or(Ok(()), |now| from.check_data(now)) {
+            Err(error) if self.context.settings.accept_new_data => {
+                self.warn(Some(format!("{error}; it was accepted, and the epoch continues at its position")))
+            }
+            checked => checked?,
+        }
+        let all = self.data.sampler().num_positions(from.epoch);
+        Ok(SamplerPosition { samples_seen: from.samples_seen.min(all), data: self.data.id(), ..from })
+    }
+
+    fn load(&mut self, found: &Loaded) -> Result<(), Cause> {
+        let saved = &found.state;
+        let from = self.position_of(saved)?;
+        let section = SavedTrainer::of(saved)?;
+        let scale = SavedScale::of(&saved.scaler)?;
+        load_weights(self.context, self.learner.store, saved)?;
+        let state = &mut self.context.state;
+        state.optimizer.load_state(&saved.optimizer)?;
+        scale.load_into(self.learner.scaler.as_mut())?;
+        state.skipped = scale.skipped;
+        self.context.hooks.load_state(&section.callbacks)?;
+        self.load_schedule(&section)?;
+        saved.rng.restore()?;
+        self.data.begin_at(from);
+        let state = &mut self.context.state;
+        state.step_in_epoch = self.data.steps_before(from);
+        state.epoch = saved.epoch;
+        state.step = saved.step;
+        state.resumed_at = Some(saved.step);
+        state.best =
+            section.best.map(|best| Best { metric: best.metric.0, step: best.step, epoch: best.epoch });
+        self.saver.evaluated_at = section.evaluated_at;
+        self.saver.best.metrics = section.best_metrics.iter().map(|metric| metric.0).collect();
+        if self.saver.best.metrics.is_empty() {
+            self.saver.best.metrics.extend(state.best.map(|best| best.metric));
+        }
+        if let Some(left) = &found.best_left {
+            self.saver.best.reset_to(self.context, left);
+        }
+        Ok(())
+    }
+
+    fn load_schedule(&mut self, section: &SavedTrainer) -> Result<(), Cause> {
+        let Some(schedule) = &mut self.learner.schedule else { return Ok(()) };
+        let of_callback = section.callbacks.get(PLATEAU_CALLBACK);
+        let state = if section.schedule.is_null() { of_callback } else { Some(&section.schedule) };
+        match state {
+            Some(state) => Ok(schedule.load_state(state, self.context.state.lr())?),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Requests an evaluation that was due after a checkpoint's last step. The evaluation at the end of an epoch is made
+/// when the epoch is ended again.
+pub(super) fn ask_for_missing_evaluation(saver: &Saver, context: &mut Context<'_>) {
+    let every = context.settings.validate_every;
+    let state = &mut context.state;
+    let is_last = state.is_enough() && state.step_in_epoch > 0 && every != Every::Never;
+    let is_due = every.is_at_step(state.step) || is_last;
+    state.requests.validation = is_due && saver.evaluated_at != Some(state.step);
+}
+
+/// Loads the weights of the best model into the model.
+pub(super) fn load_best<M: Model<B> + ?Sized, B: Batch>(
+    saver: &mut Saver,
+    learner: &Learner<'_, M, B>,
+    context: &Context<'_>,
+) -> Result<(), TrainerError> {
+    if let Some(weights) = saver.best.take_weights() {
+        return Ok(restore(&named(learner.store), &weights)?);
+    }
+    let Some(best) = context.state.best else { return Ok(()) };
+    // The best model may be older than the checkpoint that was resumed, and then be in its folder.
+    let others = saver.resumed_from.as_ref().map(|folder| saver.checkpoints_in(folder));
+    for checkpoints in saver.checkpoints.clone().into_iter().chain(others) {
+        let found = checkpoints.load_best(&context.state.group)?;
+        if let Some(found) = found.filter(|found| found.state.step == best.step) {
+            let restored = restore(&named(learner.store), &found.state.model);
+            return agree(&context.state.group, restored.map_err(LocalFailure::from));
+        }
+    }
+    Err(SharedFailure::on_all_ranks(format!(
+        "the best model, of step {}, is in none of the folders that this training knows; the last weights stay; \
+         try the save_path of the training that it resumes",
+        best.step
+    ))
+    .into())
+}
