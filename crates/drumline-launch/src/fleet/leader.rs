@@ -47,6 +47,8 @@ pub struct Leader {
     /// How the hosts ended, in order of time.
     ends: Vec<HostEnd>,
     failed: Option<Failed>,
+    /// The signal that asked for the job's end before any host had failed.
+    stopped_by: Option<Signal>,
 }
 
 /// The first host that failed.
@@ -118,8 +120,16 @@ impl Leader {
             patience: PATIENCE,
         };
         let streams = Arc::<Streams>::default();
-        let mut leader =
-            Self { hosts: Vec::new(), requests, streams, pump: None, policy, ends: Vec::new(), failed: None };
+        let mut leader = Self {
+            hosts: Vec::new(),
+            requests,
+            streams,
+            pump: None,
+            policy,
+            ends: Vec::new(),
+            failed: None,
+            stopped_by: None,
+        };
         let mut sources = Vec::new();
         for (index, command) in commands.iter().enumerate() {
             let (host, pipes) = Host::start(command, key)?;
@@ -165,6 +175,7 @@ impl Leader {
         let queue = std::mem::take(&mut *self.requests.queue.lock().unwrap_or_else(PoisonError::into_inner));
         queue.into_iter().fold(before, |stop, request| match (request, stop) {
             (LeaderRequest::Stop(signal), None) => {
+                self.stopped_by = self.failed.is_none().then_some(signal);
                 Some(Request::Stop { signal, grace: None, not_before: None })
             }
             (LeaderRequest::Stop(_), Some(_)) => Some(Request::Kill),
@@ -247,7 +258,7 @@ impl Leader {
             }
         }
         self.pump = None;
-        outcome(&self.ends)
+        outcome(&self.ends, self.stopped_by)
     }
 }
 

@@ -1,5 +1,7 @@
 //! Derives how the whole job ended from how each host's command ended: a pure function.
 
+use rustix::process::Signal;
+
 use crate::{Exit, signal_name};
 
 /// The exit code of `ssh` when it fails itself; an agent never uses it.
@@ -10,7 +12,7 @@ const NO_PROGRAM: [i32; 2] = [126, 127];
 /// How the job ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FleetEnd {
-    /// The exit code of the whole job: that of the first host that failed.
+    /// The exit code of the whole job: 128 + the signal that stopped it, or else that of the first host that failed.
     pub code: i32,
     /// Problems that no agent can have reported.
     pub problems: Vec<HostProblem>,
@@ -93,9 +95,11 @@ impl HostEnd {
     }
 }
 
-/// The outcome of the whole job, from the ends of the hosts in order of time.
-pub(super) fn outcome(ends: &[HostEnd]) -> FleetEnd {
-    let code = ends.iter().map(HostEnd::code).find(|code| *code != 0).unwrap_or(0);
+/// The outcome of the whole job, from the ends of the hosts in order of time. A job that a signal stopped ends as a shell
+/// reports it: an agent that learns of the stop from another agent does not know the signal, and may end first.
+pub(super) fn outcome(ends: &[HostEnd], stopped_by: Option<Signal>) -> FleetEnd {
+    let first_failed = ends.iter().map(HostEnd::code).find(|code| *code != 0);
+    let code = first_failed.map_or(0, |code| stopped_by.map_or(code, |signal| 128 + signal.as_raw()));
     FleetEnd { code, problems: ends.iter().filter_map(HostEnd::problem).collect() }
 }
 
@@ -109,12 +113,21 @@ mod tests {
 
     #[test]
     fn the_first_failed_host_determines_the_exit_code() {
-        let code =
-            |exits: &[Exit]| outcome(&exits.iter().map(|exit| end("a", *exit)).collect::<Vec<_>>()).code;
+        let code = |exits: &[Exit]| {
+            outcome(&exits.iter().map(|exit| end("a", *exit)).collect::<Vec<_>>(), None).code
+        };
         assert_eq!(code(&[Exit::Code(0), Exit::Code(0)]), 0);
         assert_eq!(code(&[Exit::Code(0), Exit::Code(130), Exit::Code(1)]), 130);
         assert_eq!(code(&[Exit::Code(255), Exit::Code(143)]), 1);
         assert_eq!(code(&[Exit::Signal(9), Exit::Code(143)]), 1);
+    }
+
+    #[test]
+    fn a_job_that_a_signal_stopped_says_so_whichever_host_ends_first() {
+        let ends = [end("a", Exit::Code(1)), end("b", Exit::Code(130))];
+        assert_eq!(outcome(&ends, Some(Signal::INT)).code, 130);
+        assert_eq!(outcome(&ends, None).code, 1, "the control");
+        assert_eq!(outcome(&[end("a", Exit::Code(0))], Some(Signal::INT)).code, 0, "it had finished before");
     }
 
     #[test]
@@ -125,10 +138,10 @@ mod tests {
             (Exit::Signal(9), "ended by SIGKILL"),
             (Exit::Unkillable, "a did not end in time"),
         ] {
-            let problems = outcome(&[end("a", exit), end("b", Exit::Code(143))]).problems;
+            let problems = outcome(&[end("a", exit), end("b", Exit::Code(143))], None).problems;
             assert_eq!(problems.len(), 1);
             assert!(problems[0].to_string().contains(output), "{}", problems[0]);
         }
-        assert_eq!(outcome(&[end("a", Exit::Code(1))]).problems, []);
+        assert_eq!(outcome(&[end("a", Exit::Code(1))], None).problems, []);
     }
 }
