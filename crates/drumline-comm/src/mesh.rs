@@ -15,12 +15,6 @@ pub use shape::{Axis, MeshShape, NoSuchAxis, ShapeError};
 use crate::error::CommError;
 use crate::group::ProcessGroup;
 
-/// The axes along which samples are divided.
-const SAMPLES: &[Axis] = &[Axis::Dp, Axis::Shard];
-
-/// The axes over which losses, counts and metrics are summed: ranks along `cp` share a sample's tokens.
-const LOSSES: &[Axis] = &[Axis::Dp, Axis::Shard, Axis::Cp];
-
 /// The ranks of a group along named axes.
 ///
 /// ```
@@ -55,7 +49,7 @@ impl Mesh {
         }
         let mut mesh = Self { shape, whole: group.clone(), slices: Vec::new() };
         let axes = Axis::ALL.each_ref().map(std::slice::from_ref);
-        for axes in axes.into_iter().chain([SAMPLES, LOSSES]) {
+        for axes in axes.into_iter().chain([Axis::SAMPLES, Axis::LOSSES]) {
             mesh.make(axes)?;
         }
         Ok(mesh)
@@ -89,12 +83,12 @@ impl Mesh {
 
     /// The ranks among which samples are divided: `dp × shard`.
     pub fn samples(&self) -> &ProcessGroup {
-        self.slice(SAMPLES)
+        self.slice(Axis::SAMPLES)
     }
 
     /// The ranks over which losses, counts and metrics are summed: `dp × shard × cp`.
     pub fn losses(&self) -> &ProcessGroup {
-        self.slice(LOSSES)
+        self.slice(Axis::LOSSES)
     }
 
     fn slice(&self, axes: &[Axis]) -> &ProcessGroup {

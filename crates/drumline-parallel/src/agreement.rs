@@ -134,7 +134,7 @@ impl Agreed {
             count: sum(2, has_own_tokens),
             batches: ranks.iter().map(|words| words[0] as usize).collect(),
             work: ranks.iter().map(|words| words[4]).collect(),
-            num_averaged: shape.size_of(&[Axis::Dp, Axis::Shard, Axis::Cp]),
+            num_averaged: shape.size_of(Axis::LOSSES),
             micro_batches: each_micro_batch(ranks),
         }
     }

@@ -19,6 +19,7 @@ mod progress;
 mod queues;
 mod reducer;
 mod shared_buffers;
+mod uneven;
 
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,6 +32,7 @@ use tch::nn::{ModuleT, VarStore};
 pub(crate) use lane::BucketShape;
 pub use lane::{AllReduce, CommHook, GradBucket};
 pub use observer::{ReducedBucket, ReductionObserver};
+pub use uneven::{DivideBy, Uneven, UnevenTurn};
 
 use crate::arena::Arena;
 use crate::error::{NotRecordable, ParallelError};
@@ -173,9 +175,9 @@ pub struct Ddp<M> {
     /// Whether `begin_step` has begun the current step, so that all its forwards belong to it.
     is_begun: Cell<bool>,
     /// The rank whose buffers are broadcast: rank 0, or with uneven inputs the last rank that has data.
-    pub(crate) buffers_of: Cell<usize>,
+    buffers_of: Cell<usize>,
     /// The factor of a loss before its backward.
-    pub(crate) loss_factor: Cell<f64>,
+    loss_factor: Cell<f64>,
 }
 
 impl<M> std::fmt::Debug for Ddp<M> {

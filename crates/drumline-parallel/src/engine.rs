@@ -18,7 +18,7 @@ mod placed;
 use std::sync::Arc;
 
 use drumline_comm::{Mesh, MeshShape, ShapeError};
-use drumline_torch::{LossScaler, Named, Optimizer, Unscaled};
+use drumline_torch::{LossScaler, Named, NormType, Optimizer, StepMade, Unscaled, grad_norm};
 use tch::Tensor;
 use tch::nn::VarStore;
 
@@ -27,7 +27,7 @@ pub use clip::Clip;
 pub use placed::Placed;
 
 use crate::agreement::Agreed;
-use crate::ddp::ReductionObserver;
+use crate::ddp::{DdpOptions, ReductionObserver};
 use crate::error::{NotRecordable, ParallelError};
 
 type Result<T = ()> = std::result::Result<T, ParallelError>;
@@ -99,6 +99,11 @@ pub trait Engine {
         Ok(unscaled)
     }
 
+    /// The norm of these parameters' gradients together. It may be infinite or NaN.
+    fn grad_norm(&self, parameters: &[Named]) -> Result<f64> {
+        Ok(grad_norm(parameters, NormType::L2)?)
+    }
+
     /// Clips the gradients of these parameters. Returns their norm before clipping, if they are clipped by norm.
     fn clip(&self, clip: Clip, parameters: &[Named]) -> Result<Option<f64>> {
         clip.apply(parameters)
@@ -149,6 +154,19 @@ impl dyn Engine + '_ {
         result.expect("alone runs its body")
     }
 
+    /// [`step`](Engine::step), unless gradients have overflowed.
+    pub fn step_unless_overflowed(
+        &self,
+        unscaled: &Unscaled,
+        optimizer: &mut dyn Optimizer,
+    ) -> Result<StepMade> {
+        if unscaled.has_overflowed()? {
+            return Ok(StepMade::Skipped);
+        }
+        self.step(optimizer)?;
+        Ok(StepMade::Yes)
+    }
+
     /// Takes part in all micro-batches of a step for which this rank has no batch.
     pub fn join_rest(&self, done: usize, num_micro_batches: usize) -> Result {
         (done..num_micro_batches).try_for_each(|micro_batch| {
@@ -175,4 +193,17 @@ pub trait EngineOptions {
 
     /// Creates the engine. All ranks of the mesh call it, and get the weights of rank 0.
     fn engine(self: Box<Self>, setup: EngineSetup<'_>) -> Result<Box<dyn Engine>>;
+}
+
+/// The default: a replica of the model on each rank.
+impl Default for Box<dyn EngineOptions> {
+    fn default() -> Self {
+        Box::new(DdpOptions::default())
+    }
+}
+
+impl<O: EngineOptions + 'static> From<O> for Box<dyn EngineOptions> {
+    fn from(options: O) -> Self {
+        Box::new(options)
+    }
 }

@@ -28,7 +28,6 @@ mod layout;
 mod same_model;
 mod sync_batch_norm;
 mod sync_group;
-mod uneven;
 
 /// Compiles the examples of the README and of the guide.
 #[cfg(doctest)]
@@ -42,14 +41,16 @@ mod guides {
 pub use agreement::{Agreed, Brought, Count};
 pub use averaging::{AveragingLevel, HierarchicalAverager, PeriodicAverager};
 pub use data_parallel::{DataParallel, StageBytes};
-pub use ddp::{AllReduce, CommHook, Ddp, DdpOptions, GradBucket, ReducedBucket, ReductionObserver};
+pub use ddp::{
+    AllReduce, CommHook, Ddp, DdpOptions, DivideBy, GradBucket, ReducedBucket, ReductionObserver, Uneven,
+    UnevenTurn,
+};
 pub use distributed_optimizer::{DistributedOptimizer, Divide, broadcast_optimizer_state};
 pub use engine::{Alone, Clip, Engine, EngineOptions, EngineSetup, GradSync, Placed};
 pub use error::{NotRecordable, ParallelError};
 pub use hooks::{Compressed, PostLocalSgd, PowerSgd, PowerSgdOptions, Traffic, subgroup};
 pub use sync_batch_norm::SyncBatchNorm;
 pub use sync_group::{SyncCall, SyncGroup};
-pub use uneven::{Share, Turn, Uneven};
 
 /// A new group of the same ranks, whose calls cannot mix with those of the program.
 fn own_group(group: &drumline_comm::ProcessGroup) -> Result<drumline_comm::ProcessGroup, ParallelError> {

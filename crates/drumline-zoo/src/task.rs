@@ -10,10 +10,12 @@
 
 use std::path::{Path, PathBuf};
 
+use drumline::ProcessGroup;
 use drumline::checkpoint::Loaded;
+use drumline::comm::{Axis, MeshShape};
 use drumline::data::{Cause, Dataset, Prediction, Sampler};
+use drumline::engine::SyncGroup;
 use drumline::trainer::{Batch, DistTrainer, Model, TrainState};
-use drumline::{DdpOptions, ProcessGroup};
 use serde_json::Value as Json;
 use tch::Device;
 use tch::nn::VarStore;
@@ -53,8 +55,9 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    pub(crate) fn in_group(group: &ProcessGroup) -> Self {
-        Self { rank: group.rank(), num_replicas: group.size() }
+    /// The place of a rank of the mesh.
+    pub(crate) fn on(shape: &MeshShape, rank: usize) -> Self {
+        Self { rank: shape.index(rank, Axis::SAMPLES), num_replicas: shape.size_of(Axis::SAMPLES) }
     }
 }
 
@@ -112,15 +115,16 @@ pub(crate) struct TestData<D> {
     pub(crate) notes: Vec<String>,
 }
 
-/// A network and the options of its `Ddp` engine.
+/// A network, and what its engine must know of it.
 pub(crate) struct Built<M: ?Sized> {
     pub(crate) model: Box<M>,
-    pub(crate) ddp: DdpOptions,
+    /// The group of its synchronised norms, if it has any.
+    pub(crate) sync_group: Option<SyncGroup>,
 }
 
 impl<M: ?Sized> Built<M> {
     pub(crate) fn new(model: Box<M>) -> Self {
-        Self { model, ddp: DdpOptions::default() }
+        Self { model, sync_group: None }
     }
 }
 

@@ -37,8 +37,8 @@ use std::io::Write;
 use std::rc::Rc;
 
 use drumline_comm::{ProcessGroup, call_site, on_behalf_of};
-use drumline_parallel::{DdpOptions, EngineOptions};
-use drumline_torch::{Named, NormType, Optimizer, clip_grad_norm, grad_norm, nccl};
+use drumline_parallel::EngineOptions;
+use drumline_torch::{Named, Optimizer, nccl};
 use tch::nn::VarStore;
 use tch::{Device, Tensor};
 
@@ -49,7 +49,7 @@ use crate::launch::main_first::main_first;
 use crate::schedule::Schedule;
 use crate::trainer::Batch;
 use error::Result;
-use model::Replica;
+use model::{Replica, clip_norm};
 use optimizer::{OptimizerHandle, Scheduled};
 use shared::Shared;
 use tracker::Trackers;
@@ -104,20 +104,12 @@ pub use uneven::JoinUnevenInputs;
 /// ```
 pub struct Accelerator {
     shared: Rc<Shared>,
-    /// The prepared models, with all their tensors.
-    models: RefCell<Vec<Prepared>>,
     optimizers: RefCell<Vec<OptimizerHandle>>,
     schedules: RefCell<Vec<Rc<dyn Scheduled>>>,
     trackers: RefCell<Trackers>,
     /// One for each folder that was saved to or loaded from.
     checkpoints: RefCell<Vec<Checkpoints>>,
     new_data: builder::NewData,
-}
-
-/// A prepared model of any type.
-struct Prepared {
-    replica: Rc<Replica>,
-    tensors: Vec<Named>,
 }
 
 impl Accelerator {
@@ -147,24 +139,20 @@ impl Accelerator {
         D::Batch: Batch,
     {
         let loader = self.prepare_loader(loader)?;
-        let model = self.prepare_model(model, store, DdpOptions::default())?;
+        let model = self.prepare_model(model, store, self.shared.engine_options())?;
         Ok((model, self.prepare_optimizer(optimizer), loader))
     }
 
-    /// Prepares one more model, or one with options that say how ranks train it together.
+    /// Prepares one more model, or one with options that say how ranks train it together. They arrange the ranks as
+    /// those of the accelerator ([`AcceleratorBuilder::engine`]) do.
     #[track_caller]
     pub fn prepare_model<M: 'static>(
         &self,
         model: M,
         store: &VarStore,
-        options: impl EngineOptions,
+        options: impl Into<Box<dyn EngineOptions>>,
     ) -> Result<PreparedModel<M>> {
-        on_behalf_of(call_site(), || {
-            model::check(store, &self.models.borrow(), &self.shared)?;
-            let (model, prepared) = PreparedModel::new(model, store, options, &self.shared)?;
-            self.models.borrow_mut().push(prepared);
-            Ok(model)
-        })
+        on_behalf_of(call_site(), || PreparedModel::new(model, store, options.into(), &self.shared))
     }
 
     /// Prepares one more optimizer.
@@ -210,7 +198,7 @@ impl Accelerator {
     }
 
     fn replica(&self) -> Result<Rc<Replica>> {
-        match &self.models.borrow()[..] {
+        match &self.shared.models.borrow()[..] {
             [model] => Ok(model.replica.clone()),
             // The number is the same on every rank, because ranks prepare models together.
             models => Err(SharedFailure::on_all_ranks(format!(
@@ -259,11 +247,9 @@ impl Accelerator {
             return Ok(None);
         }
         let has_overflowed = self.unscale(parameters)?;
-        Ok(Some(if has_overflowed {
-            grad_norm(parameters, NormType::L2)?
-        } else {
-            clip_grad_norm(parameters, max_norm)?
-        }))
+        // Gradients that have overflowed are not clipped: the step will be skipped.
+        let max_norm = if has_overflowed { f64::INFINITY } else { max_norm };
+        Ok(Some(clip_norm(&self.shared.by_model(parameters), max_norm)?))
     }
 
     /// Unscales the gradients of all optimizers that train one of these parameters. Returns whether some have
@@ -276,7 +262,7 @@ impl Accelerator {
             let is_asked_for =
                 |own: &Named| parameters.iter().any(|asked| asked.tensor.data_ptr() == own.tensor.data_ptr());
             if own.iter().any(is_asked_for) {
-                has_overflowed |= scaled.unscale(own)?;
+                has_overflowed |= scaled.unscale(&own)?;
             }
         }
         Ok(has_overflowed)

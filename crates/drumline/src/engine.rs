@@ -9,8 +9,8 @@
 
 pub use crate::step_trace::{Recording, StepTrace};
 pub use drumline_parallel::{
-    Agreed, AllReduce, Brought, Clip, CommHook, Compressed, DataParallel, Ddp, DdpOptions, Divide, Engine,
-    EngineOptions, EngineSetup, GradBucket, GradSync, ParallelError, PostLocalSgd, PowerSgd, PowerSgdOptions,
-    ReducedBucket, ReductionObserver, Share, StageBytes, SyncBatchNorm, SyncGroup, Traffic, Turn, Uneven,
-    subgroup,
+    Agreed, AllReduce, Alone, Brought, Clip, CommHook, Compressed, Count, DataParallel, Ddp, DdpOptions,
+    Divide, DivideBy, Engine, EngineOptions, EngineSetup, GradBucket, GradSync, NotRecordable, ParallelError,
+    Placed, PostLocalSgd, PowerSgd, PowerSgdOptions, ReducedBucket, ReductionObserver, StageBytes,
+    SyncBatchNorm, SyncGroup, Traffic, Uneven, UnevenTurn, subgroup,
 };

@@ -22,6 +22,7 @@ mod callback;
 mod callbacks;
 mod context;
 mod data;
+mod end;
 mod error;
 mod evaluate;
 mod graphs;
@@ -53,7 +54,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use drumline_comm::{CommError, ProcessGroup, call_site, on_behalf_of};
-use drumline_parallel::{Clip, DdpOptions, EngineOptions};
+use drumline_parallel::{Clip, EngineOptions};
 use drumline_torch::{Optimizer, ScalePolicy};
 use serde_json::Value;
 use tch::Device;
@@ -78,11 +79,12 @@ pub use callbacks::{
     Checkpoint, EarlyStop, EvaluateEvery, EventFile, MovingAverage, Plots, RankFiles, TensorBoard, TimeLimit,
 };
 pub use drumline_observe::slow_ranks::SlowRank;
+pub use end::End;
 pub use error::TrainerError;
 pub use loss::{CrossEntropy, Loss};
 pub use metric::{BatchMetric, MetricKey};
 pub use model::{Mode, Model};
-pub use run::{End, TrainOutcome};
+pub use run::TrainOutcome;
 pub use save::was_evaluated;
 pub use settings::{Every, LoadBestModel, Precision};
 pub use state::{Best, Evaluation, Times, TrainState};
@@ -171,7 +173,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
             optimizer: None,
             device: None,
             schedule: None,
-            engine: Box::new(DdpOptions::default()),
+            engine: Default::default(),
             stop: None,
             checkpoints: None,
             loaded: None,
@@ -500,10 +502,10 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         self
     }
 
-    /// Sets how ranks train the model together; by default [`DdpOptions`], a replica on each rank.
+    /// Sets how ranks train the model together; by default each rank has a replica.
     #[must_use]
-    pub fn engine(self, options: impl EngineOptions + 'static) -> Self {
-        Self { engine: Box::new(options), ..self }
+    pub fn engine(self, options: impl Into<Box<dyn EngineOptions>>) -> Self {
+        Self { engine: options.into(), ..self }
     }
 
     /// Sets what requests an early end; by default SIGTERM, SIGUSR1 and Ctrl-C.

@@ -77,6 +77,12 @@ impl Axis {
     /// All axes, the outermost first.
     pub const ALL: [Self; 5] = [Self::Pp, Self::Dp, Self::Shard, Self::Cp, Self::Tp];
 
+    /// The axes along which samples are divided.
+    pub const SAMPLES: &[Self] = &[Self::Dp, Self::Shard];
+
+    /// The axes over which losses, counts and metrics are summed: ranks along `cp` share a sample's tokens.
+    pub const LOSSES: &[Self] = &[Self::Dp, Self::Shard, Self::Cp];
+
     /// The name that configurations and errors use.
     pub fn name(self) -> &'static str {
         match self {

@@ -7,13 +7,13 @@
 
 use drumline_comm::{call_site, on_behalf_of};
 
+use super::Ddp;
 use crate::agreement::{Agreed, Brought};
-use crate::ddp::Ddp;
 use crate::error::ParallelError;
 
 /// What a rank does in one step.
 #[derive(Debug, PartialEq)]
-pub enum Turn<B> {
+pub enum UnevenTurn<B> {
     /// A batch to train on.
     Batch(B),
     /// This rank has run out of data, and others have not: call [`Ddp::backward_nothing`], then step the optimizer as
@@ -21,14 +21,14 @@ pub enum Turn<B> {
     Empty,
 }
 
-/// Over how many ranks gradients are averaged.
+/// By how many ranks gradients are divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Share {
-    /// Over all ranks, also those that have run out of data, as PyTorch does by default: each batch has the same
+pub enum DivideBy {
+    /// By all ranks, also those that have run out of data, as PyTorch does by default: each batch has the same
     /// weight.
     #[default]
     AllRanks,
-    /// Over the ranks that have a batch: the last steps are as large as the others.
+    /// By the ranks that have a batch: the last steps are as large as the others.
     RanksWithData,
 }
 
@@ -37,7 +37,7 @@ pub enum Share {
 pub struct Uneven<'a, M, I> {
     ddp: &'a Ddp<M>,
     batches: I,
-    share: Share,
+    divide_by: DivideBy,
     is_done: bool,
 }
 
@@ -46,21 +46,21 @@ impl<M> Ddp<M> {
     /// turn is one step: one backward that reduces, after any number of backwards inside [`no_sync`](Ddp::no_sync).
     ///
     /// ```no_run
-    /// # use drumline_parallel::{Ddp, ParallelError, Share, Turn};
+    /// # use drumline_parallel::{Ddp, ParallelError, DivideBy, UnevenTurn};
     /// # use tch::{Kind, Tensor, nn};
     /// # fn epoch(model: &Ddp<nn::Linear>, batches: Vec<Tensor>) -> Result<(), ParallelError> {
-    /// for turn in model.uneven(batches, Share::AllRanks) {
+    /// for turn in model.uneven(batches, DivideBy::AllRanks) {
     ///     match turn? {
-    ///         Turn::Batch(x) => model.backward(&model.forward(&x)?.mean(Kind::Float))?,
-    ///         Turn::Empty => model.backward_nothing()?,
+    ///         UnevenTurn::Batch(x) => model.backward(&model.forward(&x)?.mean(Kind::Float))?,
+    ///         UnevenTurn::Empty => model.backward_nothing()?,
     ///     }
     ///     // optimizer.step(): on all ranks, so that all stay equal
     /// }
     /// # Ok(())
     /// # }
     /// ```
-    pub fn uneven<I: IntoIterator>(&self, batches: I, share: Share) -> Uneven<'_, M, I::IntoIter> {
-        Uneven { ddp: self, batches: batches.into_iter(), share, is_done: false }
+    pub fn uneven<I: IntoIterator>(&self, batches: I, divide_by: DivideBy) -> Uneven<'_, M, I::IntoIter> {
+        Uneven { ddp: self, batches: batches.into_iter(), divide_by, is_done: false }
     }
 }
 
@@ -68,9 +68,9 @@ impl<M, I: Iterator> Uneven<'_, M, I> {
     /// Begins a step with the buffers of rank `last`, the last one that has data, as in PyTorch's join.
     fn begin(&self, last: usize, num_with_data: usize) -> Result<(), ParallelError> {
         self.ddp.begin_step(last)?;
-        let factor = match self.share {
-            Share::AllRanks => 1.0,
-            Share::RanksWithData => self.ddp.group().size() as f64 / num_with_data as f64,
+        let factor = match self.divide_by {
+            DivideBy::AllRanks => 1.0,
+            DivideBy::RanksWithData => self.ddp.group().size() as f64 / num_with_data as f64,
         };
         self.ddp.loss_factor.set(factor);
         Ok(())
@@ -78,7 +78,7 @@ impl<M, I: Iterator> Uneven<'_, M, I> {
 }
 
 impl<M, I: Iterator> Iterator for Uneven<'_, M, I> {
-    type Item = Result<Turn<I::Item>, ParallelError>;
+    type Item = Result<UnevenTurn<I::Item>, ParallelError>;
 
     #[track_caller]
     fn next(&mut self) -> Option<Self::Item> {
@@ -91,7 +91,7 @@ impl<M, I: Iterator> Iterator for Uneven<'_, M, I> {
 }
 
 impl<M, I: Iterator> Uneven<'_, M, I> {
-    fn turn(&mut self, batch: Option<I::Item>) -> Option<Result<Turn<I::Item>, ParallelError>> {
+    fn turn(&mut self, batch: Option<I::Item>) -> Option<Result<UnevenTurn<I::Item>, ParallelError>> {
         let brought = Brought { batches: usize::from(batch.is_some()), ..Brought::default() };
         let agreed = match Agreed::reach_among(self.ddp.group(), &brought) {
             Ok(agreed) => agreed,
@@ -102,7 +102,7 @@ impl<M, I: Iterator> Uneven<'_, M, I> {
         };
         if let Some(last) = agreed.last_with_data() {
             let begun = self.begin(last, agreed.num_with_data());
-            return Some(begun.map(|()| batch.map_or(Turn::Empty, Turn::Batch)));
+            return Some(begun.map(|()| batch.map_or(UnevenTurn::Empty, UnevenTurn::Batch)));
         }
         self.is_done = true;
         // The rank that trained last has the current buffers.

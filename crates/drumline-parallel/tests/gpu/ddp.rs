@@ -3,8 +3,8 @@
 use anyhow::Result;
 use drumline_comm::ProcessGroup;
 use drumline_parallel::{
-    Compressed, Ddp, DdpOptions, DistributedOptimizer, Divide, PeriodicAverager, PowerSgd, PowerSgdOptions,
-    Share, Turn, broadcast_optimizer_state,
+    Compressed, Ddp, DdpOptions, DistributedOptimizer, Divide, DivideBy, PeriodicAverager, PowerSgd,
+    PowerSgdOptions, UnevenTurn, broadcast_optimizer_state,
 };
 use drumline_torch::{Optimizer, Sgd, SgdOptions, parameters, set_grad};
 use rank_test::ranks_test;
@@ -88,10 +88,10 @@ ranks_test!(ranks_that_run_out_of_data_take_part_with_nothing, 2, {
     let ddp = replica(&group, &vs)?;
     let batches = (0..2 + group.rank() as i64 * 3).map(|step| part(&group, step));
     let mut turns = 0;
-    for turn in ddp.uneven(batches, Share::RanksWithData) {
+    for turn in ddp.uneven(batches, DivideBy::RanksWithData) {
         match turn? {
-            Turn::Batch((x, y)) => ddp.backward(&loss(&ddp.forward(&x)?, &y))?,
-            Turn::Empty => ddp.backward_nothing()?,
+            UnevenTurn::Batch((x, y)) => ddp.backward(&loss(&ddp.forward(&x)?, &y))?,
+            UnevenTurn::Empty => ddp.backward_nothing()?,
         }
         descend(&parameters(&vs))?;
         turns += 1;

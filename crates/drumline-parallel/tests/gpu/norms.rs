@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use drumline_comm::ProcessGroup;
-use drumline_parallel::{Ddp, DdpOptions, Share, SyncBatchNorm, SyncGroup, Turn};
+use drumline_parallel::{Ddp, DdpOptions, DivideBy, SyncBatchNorm, SyncGroup, UnevenTurn};
 use drumline_torch::{Named, buffers, parameters};
 use rank_test::ranks_test;
 use tch::nn::{BatchNormConfig, ModuleT, VarStore, batch_norm1d, linear, seq_t};
@@ -83,12 +83,12 @@ ranks_test!(a_rank_without_data_shadows_norms_on_the_gpu, 2, {
     let ddp = replica(&group, &vs)?;
     let batch = |step: i64| samples(step * 8..step * 8 + 8);
     let mut turns = 0;
-    for turn in ddp.uneven((0..2 + 2 * group.rank() as i64).map(batch), Share::RanksWithData) {
+    for turn in ddp.uneven((0..2 + 2 * group.rank() as i64).map(batch), DivideBy::RanksWithData) {
         match turn? {
-            Turn::Batch((x, y)) => {
+            UnevenTurn::Batch((x, y)) => {
                 ddp.backward(&loss(&ddp.forward(&x.to_device(GPU))?, &y.to_device(GPU)))?;
             }
-            Turn::Empty => ddp.backward_nothing()?,
+            UnevenTurn::Empty => ddp.backward_nothing()?,
         }
         descend(&parameters(&vs))?;
         turns += 1;

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use drumline_comm::{ProcessGroup, ReduceOp};
-use drumline_parallel::{Ddp, DdpOptions, Share, Turn};
+use drumline_parallel::{Ddp, DdpOptions, DivideBy, UnevenTurn};
 use drumline_torch::{TensorCollectives, autocast, grad, parameters, set_grad};
 use rank_test::ranks_test;
 use tch::nn::{self, EmbeddingConfig, Module, ModuleT, VarStore};
@@ -286,10 +286,10 @@ ranks_test!(turns_that_end_early_leave_nothing_behind, 2, {
     let ddp = replica(&group, &vs)?;
     let (x, y) = own(&group);
     let batches = (0..1 + 4 * group.rank()).map(|_| (x.shallow_clone(), y.shallow_clone()));
-    for (count, turn) in ddp.uneven(batches, Share::RanksWithData).enumerate() {
+    for (count, turn) in ddp.uneven(batches, DivideBy::RanksWithData).enumerate() {
         match turn? {
-            Turn::Batch((x, y)) => ddp.backward(&loss(&ddp.forward(&x)?, &y))?,
-            Turn::Empty => ddp.backward_nothing()?,
+            UnevenTurn::Batch((x, y)) => ddp.backward(&loss(&ddp.forward(&x)?, &y))?,
+            UnevenTurn::Empty => ddp.backward_nothing()?,
         }
         if count == 2 {
             break;

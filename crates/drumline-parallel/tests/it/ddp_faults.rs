@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use drumline_comm::ProcessGroup;
-use drumline_parallel::{Ddp, DdpOptions, ParallelError, Share, SyncGroup, Turn};
+use drumline_parallel::{Ddp, DdpOptions, DivideBy, ParallelError, SyncGroup, UnevenTurn};
 use drumline_torch::autograd_function;
 use rank_test::{Exit, ranks_test};
 use tch::nn::{self, Linear, Module, VarStore};
@@ -130,12 +130,12 @@ ranks_test!(a_rank_without_any_batch_ends_a_step_with_synchronised_norms_at_once
     let ddp = Ddp::new(net, &vs, &group, options)?;
     let began = Instant::now();
     let batches = if group.rank() == 0 { vec![samples(0..8)] } else { vec![] };
-    let mut turns = ddp.uneven(batches, Share::AllRanks);
+    let mut turns = ddp.uneven(batches, DivideBy::AllRanks);
     let error = match turns.next().expect("one rank has a batch")? {
-        Turn::Batch((x, y)) => {
+        UnevenTurn::Batch((x, y)) => {
             ddp.forward(&x).and_then(|output| ddp.backward(&loss(&output, &y))).unwrap_err()
         }
-        Turn::Empty => ddp.backward_nothing().unwrap_err(),
+        UnevenTurn::Empty => ddp.backward_nothing().unwrap_err(),
     };
     assert!(error.to_string().contains("rank 1"), "{error}");
     assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 use drumline_comm::ProcessGroup;
-use drumline_parallel::{Ddp, DdpOptions, Share, Turn};
+use drumline_parallel::{Ddp, DdpOptions, DivideBy, UnevenTurn};
 use drumline_torch::{Named, Optimizer, Sgd, SgdOptions, buffers, parameters};
 use rank_test::ranks_test;
 use serde_json::Value;
@@ -125,18 +125,18 @@ impl Training {
     }
 }
 
-fn uneven(case: &str, batches: &[i64], share: Share) -> Result<()> {
+fn uneven(case: &str, batches: &[i64], share: DivideBy) -> Result<()> {
     let mut training = Training::new()?;
     let mine = 0..batches[training.group.rank()];
     // The loop borrows the replica while the optimizer steps.
     let (ddp, rank) = (&training.ddp, training.group.rank());
     for turn in ddp.uneven(mine, share) {
         match turn? {
-            Turn::Batch(index) => {
+            UnevenTurn::Batch(index) => {
                 let (x, y) = batch(rank, index);
                 ddp.backward(&loss(&ddp.forward(&x)?, &y))?;
             }
-            Turn::Empty => ddp.backward_nothing()?,
+            UnevenTurn::Empty => ddp.backward_nothing()?,
         }
         training.optimizer.step()?;
         training.optimizer.zero_grad()?;
@@ -145,18 +145,18 @@ fn uneven(case: &str, batches: &[i64], share: Share) -> Result<()> {
 }
 
 ranks_test!(uneven_inputs_divided_among_all_ranks, 3, {
-    uneven("uneven_divided_among_all_ranks", &[4, 2, 5], Share::AllRanks)?
+    uneven("uneven_divided_among_all_ranks", &[4, 2, 5], DivideBy::AllRanks)?
 });
 
 ranks_test!(uneven_inputs_divided_among_ranks_with_data, 3, {
-    uneven("uneven_divided_among_ranks_with_data", &[4, 2, 5], Share::RanksWithData)?
+    uneven("uneven_divided_among_ranks_with_data", &[4, 2, 5], DivideBy::RanksWithData)?
 });
 
 ranks_test!(uneven_inputs_of_two_ranks, 2, {
-    uneven("uneven_first_rank_is_last", &[5, 3], Share::AllRanks)?;
-    uneven("uneven_first_rank_has_nothing", &[0, 3], Share::RanksWithData)?;
+    uneven("uneven_first_rank_is_last", &[5, 3], DivideBy::AllRanks)?;
+    uneven("uneven_first_rank_has_nothing", &[0, 3], DivideBy::RanksWithData)?;
     // The buffers are the last rank's, as long as it has data, as in PyTorch.
-    uneven("even_in_join", &[3, 3], Share::AllRanks)?
+    uneven("even_in_join", &[3, 3], DivideBy::AllRanks)?
 });
 
 ranks_test!(control_flow_that_differs_by_rank_and_step, 2, {

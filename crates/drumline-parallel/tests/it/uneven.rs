@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use drumline_comm::ProcessGroup;
-use drumline_parallel::{Ddp, DdpOptions, Share, SyncBatchNorm, SyncGroup, Turn};
+use drumline_parallel::{Ddp, DdpOptions, DivideBy, SyncBatchNorm, SyncGroup, UnevenTurn};
 use drumline_torch::parameters;
 use rank_test::ranks_test;
 use tch::nn::{BatchNormConfig, Module, ModuleT, VarStore, linear, seq_t};
@@ -30,15 +30,15 @@ fn alone(world: usize, divisor: impl Fn(usize) -> usize) -> Result<Vec<Tensor>> 
     Ok(values(&parameters(&vs)))
 }
 
-fn train(share: Share, reference: impl Fn(usize) -> Result<Vec<Tensor>>) -> Result<()> {
+fn train(share: DivideBy, reference: impl Fn(usize) -> Result<Vec<Tensor>>) -> Result<()> {
     let group = ProcessGroup::from_env()?;
     let vs = VarStore::new(Device::Cpu);
     let ddp = replica(&group, &vs)?;
     let mut turns = 0;
     for turn in ddp.uneven(batches(group.rank()), share) {
         match turn? {
-            Turn::Batch((x, y)) => ddp.backward(&loss(&ddp.forward(&x)?, &y))?,
-            Turn::Empty => ddp.backward_nothing()?,
+            UnevenTurn::Batch((x, y)) => ddp.backward(&loss(&ddp.forward(&x)?, &y))?,
+            UnevenTurn::Empty => ddp.backward_nothing()?,
         }
         descend(&parameters(&vs))?;
         turns += 1;
@@ -51,11 +51,11 @@ fn train(share: Share, reference: impl Fn(usize) -> Result<Vec<Tensor>>) -> Resu
 }
 
 ranks_test!(divided_among_all_ranks_as_pytorch_does, 3, {
-    train(Share::AllRanks, |world| alone(world, |_| world))?
+    train(DivideBy::AllRanks, |world| alone(world, |_| world))?
 });
 
 ranks_test!(divided_among_those_that_have_data, 3, {
-    train(Share::RanksWithData, |world| alone(world, |present| present))?
+    train(DivideBy::RanksWithData, |world| alone(world, |present| present))?
 });
 
 ranks_test!(a_rank_without_any_batch_takes_part, 2, {
@@ -63,10 +63,10 @@ ranks_test!(a_rank_without_any_batch_takes_part, 2, {
     let vs = VarStore::new(Device::Cpu);
     let ddp = replica(&group, &vs)?;
     let mine = if group.rank() == 0 { Vec::new() } else { batches(1) };
-    for turn in ddp.uneven(mine, Share::AllRanks) {
+    for turn in ddp.uneven(mine, DivideBy::AllRanks) {
         match turn? {
-            Turn::Batch((x, y)) => ddp.backward(&loss(&ddp.forward(&x)?, &y))?,
-            Turn::Empty => ddp.backward_nothing()?,
+            UnevenTurn::Batch((x, y)) => ddp.backward(&loss(&ddp.forward(&x)?, &y))?,
+            UnevenTurn::Empty => ddp.backward_nothing()?,
         }
         descend(&parameters(&vs))?;
     }
@@ -96,9 +96,9 @@ fn with_norms(micro_batches: i64) -> Result<()> {
     let options = DdpOptions { sync_group: Some(sync), ..DdpOptions::default() };
     let ddp = Ddp::new(net, &vs, &group, options)?;
     let mut turns = 0;
-    for turn in ddp.uneven(batches(group.rank()), Share::RanksWithData) {
+    for turn in ddp.uneven(batches(group.rank()), DivideBy::RanksWithData) {
         match turn? {
-            Turn::Batch((x, y)) => {
+            UnevenTurn::Batch((x, y)) => {
                 let parts = x.chunk(micro_batches, 0).into_iter().zip(y.chunk(micro_batches, 0));
                 let mut parts: Vec<_> = parts.collect();
                 let last = parts.pop();
@@ -106,7 +106,7 @@ fn with_norms(micro_batches: i64) -> Result<()> {
                 ddp.no_sync(|| parts.iter().try_for_each(backward))?;
                 last.iter().try_for_each(backward)?;
             }
-            Turn::Empty => ddp.backward_nothing()?,
+            UnevenTurn::Empty => ddp.backward_nothing()?,
         }
         descend(&parameters(&vs))?;
         turns += 1;

@@ -10,8 +10,8 @@
 //! disk.
 //!
 //! Three figures are compared. The loss of each step depends on all steps before it. The gradients of the first two
-//! steps are compared because an optimizer such as Adam hides a gradient of the wrong size; two steps, because `Ddp`
-//! reorders its buckets after the first. Gradient norms are compared where gradients are clipped, for the same reason.
+//! steps are compared because an optimizer such as Adam hides a gradient of the wrong size; two steps, because
+//! buckets are reordered after the first. Gradient norms are compared where gradients are clipped, for the same reason.
 //! The differences of parameters are printed but have no bound: where a gradient is only rounding error, Adam makes a
 //! whole step in the direction of its sign.
 //!
@@ -33,6 +33,7 @@ use tch::nn::VarStore;
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::job::{Job, say};
+use super::parallelism::Parallelism;
 use super::train::{Batches, Network, step_trainer};
 use super::whole_batch::WholeBatch;
 use crate::config::PrecisionKind;
@@ -119,10 +120,11 @@ pub(super) fn verify<T: Task>(job: &Job, mut task: T, seed: u64, steps: u64) -> 
     let parity = Parity { task, device, seed, steps };
     let alone = job.group.split(Some(job.group.rank() as u32), 0)?;
     let alone = alone.context("a rank is in the group of its colour")?;
-    let one = job.agree(parity.whole_batch(job.group.size(), &alone))?;
+    let num_replicas = job.agree(Parallelism::of(&job.group))?.place(0).num_replicas;
+    let one = job.agree(parity.whole_batch(num_replicas, &alone))?;
     let all = parity.share(&job.group)?;
     if had_dropout {
-        job.say("note: dropout is off here, as each rank draws units of its own");
+        job.say("note: dropout is off here, as each rank draws its own dropout mask");
     }
     job.on_rank_0(|| {
         let ranks = Ranks { count: job.group.size(), batch_size: keys.train.batch_size };
@@ -155,7 +157,7 @@ impl<T: Task> Parity<'_, T> {
     /// Runs on all ranks, each with its own batches.
     fn share(&self, group: &ProcessGroup) -> anyhow::Result<Ran> {
         let data = drumline::comm::agree_on(group, self.task.train_data(self.device))?.train;
-        let sampler = self.task.sampler(&data, Place::in_group(group), self.seed);
+        let sampler = self.task.sampler(&data, Parallelism::of(group)?.place(group.rank()), self.seed);
         let sampler = drumline::comm::agree_on(group, sampler)?;
         self.run(group, Batches { data, sampler, seed: self.seed })
     }
@@ -163,10 +165,10 @@ impl<T: Task> Parity<'_, T> {
     fn run(&self, group: &ProcessGroup, batches: Batches<T::Data>) -> anyhow::Result<Ran> {
         tch::manual_seed(self.seed as i64);
         let store = VarStore::new(self.device);
-        let Built { model, ddp } = self.task.model(&store, group)?;
+        let Built { model, sync_group } = self.task.model(&store, group)?;
         let record = Rc::new(RefCell::new(Record::default()));
         let trainer = step_trainer(self.task, group, Network { model: &*model, store: &store }, batches)?
-            .engine(ddp)
+            .engine(Parallelism::of(group)?.engine(sync_group))
             .max_steps(self.steps)
             .callback(Recorder(Rc::clone(&record)));
         trainer.train(LoadBestModel::No)?;

@@ -16,6 +16,7 @@ use drumline_torch::{flush_denormals, keep_freed_memory};
 use tch::nn::VarStore;
 
 use super::job::Job;
+use super::parallelism::Parallelism;
 use super::predictions;
 use super::report::Report;
 use super::train::Network;
@@ -52,15 +53,18 @@ pub(crate) fn test<T: Task>(given: &Given<'_>, options: TestOptions) -> anyhow::
     let (task, keys) = (&task, shared(&task));
     let device = job.device(keys.run.device)?;
     let store = VarStore::new(device);
-    let Built { model, ddp } = job.agree(task.model(&store, &job.group))?;
+    let Built { model, sync_group } = job.agree(task.model(&store, &job.group))?;
     let precision = Precision::new(keys.run.precision, &keys.fp16);
     precision.convert_weights(&store)?;
     let tested = TestedModel { job: &job, task, given, options }.load(&store)?;
     let TestData { data, notes } = job.agree(task.test_data(device))?;
     notes.iter().for_each(|note| job.say(note));
     let network = Network { model: &*model, store: &store };
-    let trainer = job.agree(trainer(&job, task, network, data))?;
-    let evaluation = evaluate(&job, task, precision.set(trainer).engine(ddp))?;
+    let parallelism = job.agree(Parallelism::of(&job.group))?;
+    let place = parallelism.place(job.group.rank());
+    let trainer = job.agree(trainer(&job, task, network, TestShare { data, place }))?;
+    let trainer = precision.set(trainer).engine(parallelism.engine(sync_group));
+    let evaluation = evaluate(&job, task, trainer)?;
     let loss = evaluation.metric("loss").unwrap_or(f64::NAN);
     let metrics = T::REPORT_STYLE.metrics(&evaluation.metrics);
     let (count, samples) = (evaluation.samples, T::REPORT_STYLE.samples);
@@ -68,15 +72,21 @@ pub(crate) fn test<T: Task>(given: &Given<'_>, options: TestOptions) -> anyhow::
     Ok(())
 }
 
+/// The test set, and this rank's place among those that split it.
+struct TestShare<D> {
+    data: D,
+    place: Place,
+}
+
 /// Creates the trainer that evaluates the test set. It does not communicate.
 fn trainer<'a, T: Task>(
     job: &Job,
     task: &T,
     network: Network<'a, T>,
-    data: T::Data,
+    share: TestShare<T::Data>,
 ) -> anyhow::Result<Trainer<'a, T>> {
     let SharedKeys { train, test, .. } = shared(task);
-    let place = Place::in_group(&job.group);
+    let TestShare { data, place } = share;
     let sampler = task.dev_sampler(&data, place)?;
     let progress = if job.is_rank_0() { Progress::lines(1) } else { Progress::silent() };
     let trainer = DistTrainer::for_evaluation(&job.group, network.model, network.store, data)

@@ -13,6 +13,7 @@ use tch::nn::VarStore;
 
 use super::callbacks::{EvaluateLast, FiniteLoss, SaveBeside};
 use super::job::Job;
+use super::parallelism::Parallelism;
 use super::report::Report;
 use super::resume::{self, Begin};
 use super::{opened, parity};
@@ -97,6 +98,13 @@ pub(super) fn step_trainer<'a, T: Task>(
     task.with_schedule(trainer)
 }
 
+/// How ranks split the training data.
+#[derive(Clone, Copy)]
+struct Split {
+    place: Place,
+    seed: u64,
+}
+
 /// One training run, from start to end.
 struct TrainingRun<'t, T: Task> {
     job: &'t Job,
@@ -111,11 +119,14 @@ impl<T: Task> TrainingRun<'_, T> {
         let device = job.device(self.keys.run.device)?;
         tch::manual_seed(seed as i64);
         let store = VarStore::new(device);
-        let Built { model, ddp } = job.agree(task.model(&store, &job.group))?;
+        let Built { model, sync_group } = job.agree(task.model(&store, &job.group))?;
         let network = Network { model: &*model, store: &store };
         let sets = job.agree(task.train_data(device))?;
         sets.notes.iter().for_each(|note| progress.say(note));
-        let trainer = job.agree(self.trainer(network, sets, seed))?.engine(ddp).save_path(checkpoints);
+        let parallelism = job.agree(Parallelism::of(&job.group))?;
+        let place = parallelism.place(job.group.rank());
+        let trainer = job.agree(self.trainer(network, sets, Split { place, seed }))?;
+        let trainer = trainer.engine(parallelism.engine(sync_group)).save_path(checkpoints);
         let is_new = found.is_none();
         let found = job.agree(found.map(|found| task.resumed(found, &store)).transpose())?;
         let trainer = match found {
@@ -127,7 +138,7 @@ impl<T: Task> TrainingRun<'_, T> {
         self.report(&outcome, &progress);
         match outcome.end {
             End::Stopped { .. } => Ok(job.check_signal()?),
-            End::Finished => Ok(()),
+            End::Finished | End::EarlyStopped { .. } => Ok(()),
         }
     }
 
@@ -136,9 +147,9 @@ impl<T: Task> TrainingRun<'_, T> {
         &self,
         network: Network<'a, T>,
         sets: DataSets<T::Data>,
-        seed: u64,
+        split: Split,
     ) -> anyhow::Result<Trainer<'a, T>> {
-        let (task, place) = (self.task, Place::in_group(&self.job.group));
+        let (task, Split { place, seed }) = (self.task, split);
         let sampler = task.sampler(&sets.train, place, seed)?;
         let batches = Batches { data: sets.train, sampler, seed };
         let trainer = step_trainer(task, &self.job.group, network, batches)?;
@@ -208,9 +219,7 @@ impl<T: Task> TrainingRun<'_, T> {
         };
         progress.say(&match &outcome.end {
             End::Finished => finished(""),
-            End::Stopped { reason } if reason.starts_with("early stop") => {
-                finished(&format!("\n   {reason}, after step {step}"))
-            }
+            End::EarlyStopped { reason } => finished(&format!("\n   {reason}, after step {step}")),
             End::Stopped { reason } => format!(
                 "[stop] == asked to stop after step {step}: {reason}; the checkpoint is in {}; the same command{} resumes there ==",
                 outcome.checkpoint.as_deref().unwrap_or(&folder).display(),

@@ -15,7 +15,7 @@ use super::data::{Begin, TokenData};
 use super::figures::{PerToken, Perplexity, TokensPerSecond};
 use super::found::{BYTES, check_beside};
 use super::weights;
-use crate::driver::{Job, check_file};
+use crate::driver::{Job, Parallelism, check_file};
 use crate::models::gpt::Gpt;
 use crate::optimizer::{OptimizerOptions, warmup};
 use crate::task::{Built, DataSets, Evaluated, Place, Purpose, ReportStyle, Start, Task, TestData, Trainer};
@@ -173,7 +173,8 @@ impl Task for GptTask {
     }
 
     fn meet(&mut self, job: &Job, start: Start<'_>) -> anyhow::Result<()> {
-        job.agree(self.check_enough(job.group.size()))?;
+        let place = Parallelism::of(&job.group).map(|parallelism| parallelism.place(job.group.rank()));
+        job.agree(place.and_then(|place| self.check_enough(place.num_replicas)))?;
         // Rank 0 decides, because its folder counts.
         job.on_rank_0(|| match start {
             Start::New | Start::TestOfFile => Ok(()),

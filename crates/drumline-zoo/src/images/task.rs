@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use anyhow::bail;
+use drumline::ProcessGroup;
 use drumline::checkpoint::{Loaded, RngState};
 use drumline::data::{Cause, Dataset, DistributedSampler, ImageBatch, Prediction, Sampler, SamplerOptions};
 use drumline::engine::SyncGroup;
 use drumline::schedule::{At, Schedule};
 use drumline::trainer::{CrossEntropy, TrainState};
-use drumline::{DdpOptions, ProcessGroup};
 use drumline_torch::{Determinism, Optimizer, Sgd, parameters, use_deterministic_algorithms};
 use tch::nn::VarStore;
 use tch::{Device, Kind, Tensor};
@@ -104,7 +104,7 @@ impl Task for ImageTask {
         }
         let is_channels_last = keys.memory_format.is_channels_last(store.device());
         let model = if is_channels_last { model.channels_last(store)? } else { model };
-        Ok(Built { model: Box::new(model), ddp: DdpOptions { sync_group, ..DdpOptions::default() } })
+        Ok(Built { model: Box::new(model), sync_group })
     }
 
     fn train_data(&self, device: Device) -> anyhow::Result<DataSets<Images>> {

@@ -4,12 +4,13 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use drumline_comm::ProcessGroup;
+use drumline_parallel::EngineOptions;
 use drumline_torch::ScalePolicy;
 use tch::Device;
 
 use super::Accelerator;
 use super::error::{AcceleratorError, Result};
-use super::shared::{Shared, SharedOptions};
+use super::shared::{MakeEngineOptions, Shared, SharedOptions};
 use super::tracker::{JsonLines, Tracker, Trackers};
 use crate::comm::alike::{NamedValues, check_alike};
 use crate::comm::shared_failure::{LocalFailure, agree};
@@ -36,6 +37,7 @@ pub struct AcceleratorBuilder {
     seed: Option<u64>,
     trackers: Vec<Box<dyn Tracker>>,
     new_data: NewData,
+    engine: Option<MakeEngineOptions>,
 }
 
 /// Whether a state that was saved on other data is accepted.
@@ -92,6 +94,13 @@ impl AcceleratorBuilder {
         Self { new_data: if accept { NewData::Accept } else { NewData::Refuse }, ..self }
     }
 
+    /// Sets how ranks train a model together; by default each rank has a replica. The function makes the options for
+    /// each model that [`prepare`](Accelerator::prepare) prepares.
+    #[must_use]
+    pub fn engine<O: Into<Box<dyn EngineOptions>>>(self, options: impl Fn() -> O + 'static) -> Self {
+        Self { engine: Some(Box::new(move || options().into())), ..self }
+    }
+
     /// Uses the CPU even if there is a GPU.
     #[must_use]
     pub fn cpu(self) -> Self {
@@ -129,10 +138,10 @@ impl AcceleratorBuilder {
         let scaler = scaler_for(self.precision, self.loss_scale, device);
         let scaler = agree::<_, AcceleratorError>(&group, scaler.map_err(LocalFailure::from))?;
         let trackers = if group.rank() == 0 { self.trackers } else { Vec::new() };
-        let options = SharedOptions { device, precision: self.precision, scaler, window };
+        let engine = self.engine.unwrap_or_else(|| Box::new(Default::default));
+        let options = SharedOptions { device, precision: self.precision, scaler, window, engine };
         Ok(Accelerator {
             shared: Rc::new(Shared::new(group, options)?),
-            models: Default::default(),
             optimizers: Default::default(),
             schedules: Default::default(),
             trackers: Trackers::new(trackers, self.seed).into(),

@@ -62,9 +62,9 @@ where
         let (dataset, whole, options) = loader.into_parts();
         check_alike(&shared.group, "loader", shared_values(&*whole, &options, dataset.fingerprint()))?;
         let LoaderOptions { batch_size, drop_last, .. } = options;
-        let (rank, num_replicas) = (shared.group.rank(), shared.group.size());
+        let (rank, num_replicas) = (shared.mesh.samples().rank(), shared.mesh.samples().size());
         let share = Arc::new(Share { whole, rank, num_replicas, batch_size, drop_last });
-        if rank == 0 && share.positions_of(0) == 0 {
+        if shared.group.rank() == 0 && share.positions_of(0) == 0 {
             tracing::warn!(
                 "a loader has no batch of {batch_size} for each of {num_replicas} ranks, as its data set has {} samples: its epochs are empty",
                 share.whole.num_samples()

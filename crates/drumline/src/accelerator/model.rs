@@ -1,26 +1,43 @@
 //! A prepared model: a replica of rank 0's, which tracks the current turn.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use drumline_comm::{call_site, on_behalf_of};
-use drumline_parallel::{Engine, EngineOptions, EngineSetup, GradSync};
+use drumline_parallel::{Clip, Engine, EngineOptions, EngineSetup, GradSync};
 use drumline_torch::Named;
 use tch::nn::{ModuleT, VarStore};
 use tch::{Kind, Tensor};
 
-use super::Prepared;
 use super::error::Result;
 use super::shared::Shared;
 use super::window::Turn;
 use crate::checkpoint::named;
-use crate::comm::shared_failure::agree;
+use crate::comm::shared_failure::{SharedFailure, agree};
 
 /// The engine of a model of any type, and the turn that it has begun.
 pub(super) struct Replica {
     engine: Box<dyn Engine>,
     begun: RefCell<Option<Rc<Turn>>>,
+    /// Backwards of scaled losses, on this rank or on others.
+    scaled_backwards: Cell<u64>,
 }
+
+/// A prepared model of any type, with all its tensors.
+pub(super) struct Prepared {
+    pub(super) replica: Rc<Replica>,
+    pub(super) tensors: Vec<Named>,
+}
+
+impl Prepared {
+    /// Whether it has this tensor.
+    pub(super) fn has(&self, named: &Named) -> bool {
+        self.tensors.iter().any(|own| own.tensor.data_ptr() == named.tensor.data_ptr())
+    }
+}
+
+/// Parameters of one model.
+pub(super) type OfModel = (Rc<Replica>, Vec<Named>);
 
 impl Replica {
     pub(super) fn engine(&self) -> &dyn Engine {
@@ -42,6 +59,16 @@ impl Replica {
         Ok(())
     }
 
+    /// The number of backwards of scaled losses.
+    pub(super) fn scaled_backwards(&self) -> u64 {
+        self.scaled_backwards.get()
+    }
+
+    /// Counts a backward of a scaled loss, on this rank or on others.
+    pub(super) fn note_scaled_backward(&self) {
+        self.scaled_backwards.set(self.scaled_backwards.get() + 1);
+    }
+
     /// Takes part in the other ranks' turn without a batch.
     pub(super) fn backward_nothing(&self, turn: &Turn, sync: GradSync) -> Result {
         if turn.window.agreed.is_none() {
@@ -51,12 +78,31 @@ impl Replica {
     }
 }
 
+/// Clips gradients of one model or several by their norm together. Returns the norm before clipping.
+pub(super) fn clip_norm(models: &[OfModel], max_norm: f64) -> Result<f64> {
+    if let [(replica, parameters)] = models
+        && max_norm.is_finite()
+    {
+        return Ok(replica.engine().clip(Clip::Norm(max_norm), parameters)?.unwrap_or(0.0));
+    }
+    let norms = models.iter().map(|(replica, parameters)| replica.engine().grad_norm(parameters));
+    let norms = norms.collect::<std::result::Result<Vec<_>, _>>()?;
+    let all = norms.iter().map(|norm| norm * norm).sum::<f64>().sqrt();
+    if max_norm.is_finite() {
+        for ((replica, parameters), norm) in models.iter().zip(norms) {
+            // If a norm is not finite, clipping returns an error that names the parameter.
+            let part = if all.is_finite() && all > 0.0 { norm / all } else { 1.0 };
+            replica.engine().clip(Clip::Norm(max_norm * part), parameters)?;
+        }
+    }
+    Ok(all)
+}
+
 /// Returns an error on all ranks if the model cannot be prepared on one of them.
-pub(super) fn check(store: &VarStore, models: &[Prepared], shared: &Shared) -> Result {
-    let is_prepared = |named: &&Named| {
-        let mut known = models.iter().flat_map(|model| &model.tensors);
-        named.tensor.numel() > 0 && known.any(|known| known.tensor.data_ptr() == named.tensor.data_ptr())
-    };
+fn check(store: &VarStore, shared: &Shared) -> Result {
+    let models = shared.models.borrow();
+    let is_prepared =
+        |named: &&Named| named.tensor.numel() > 0 && models.iter().any(|model| model.has(named));
     let failure = match named(store).iter().find(is_prepared) {
         _ if store.device() != shared.device => Some(format!(
             "the model is on {:?}, expected {:?}; try VarStore::new(accelerator.device())",
@@ -84,17 +130,24 @@ impl<M: 'static> PreparedModel<M> {
     pub(super) fn new(
         model: M,
         store: &VarStore,
-        options: impl EngineOptions,
+        options: Box<dyn EngineOptions>,
         shared: &Rc<Shared>,
-    ) -> Result<(Self, Prepared)> {
-        let setup = EngineSetup { store, mesh: &shared.mesh, observer: None };
-        let engine = Box::new(options).engine(setup)?;
-        let replica = Rc::new(Replica { engine, begun: RefCell::default() });
-        let prepared = Prepared { replica: replica.clone(), tensors: named(store) };
-        if let Some(scaling) = &shared.scaling {
-            scaling.add_model(replica.clone(), prepared.tensors.clone());
+    ) -> Result<Self> {
+        check(store, shared)?;
+        let on_all = |text: String| SharedFailure::on_all_ranks(text);
+        let shape = options.mesh_shape(shared.group.size()).map_err(|error| on_all(error.to_string()))?;
+        if shape != *shared.mesh.shape() {
+            let text = format!(
+                "the model's ranks are {shape}, those of the accelerator {}; try the same options in Accelerator::builder().engine(…)",
+                shared.mesh.shape()
+            );
+            return Err(on_all(text).into());
         }
-        Ok((Self { model, replica, shared: shared.clone() }, prepared))
+        let setup = EngineSetup { store, mesh: &shared.mesh, observer: None };
+        let engine = options.engine(setup)?;
+        let replica = Rc::new(Replica { engine, begun: RefCell::default(), scaled_backwards: Cell::new(0) });
+        shared.models.borrow_mut().push(Prepared { replica: replica.clone(), tensors: named(store) });
+        Ok(Self { model, replica, shared: shared.clone() })
     }
 
     /// Runs a forward in training: `body` gets the model. In a turn with a filler batch the output does not count, and

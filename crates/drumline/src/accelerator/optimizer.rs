@@ -58,7 +58,7 @@ impl<O: Optimizer> PreparedOptimizer<O> {
         let mut optimizer = self.optimizer.borrow_mut();
         let made = match self.shared.scaled(&self.grads) {
             Some(scaled) => scaled.step(&mut *optimizer)?,
-            None => optimizer.step().map(|()| StepMade::Yes)?,
+            None => self.shared.step(&mut *optimizer).map(|()| StepMade::Yes)?,
         };
         self.steps.set(self.steps.get() + u64::from(made == StepMade::Yes));
         Ok(())

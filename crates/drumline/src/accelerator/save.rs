@@ -153,7 +153,7 @@ impl Accelerator {
 
     /// The tensors of all models.
     fn tensors(&self) -> Vec<Named> {
-        let models = self.models.borrow();
+        let models = self.shared.models.borrow();
         all_tensors(&models.iter().map(|model| &model.tensors[..]).collect::<Vec<_>>())
     }
 
@@ -229,7 +229,7 @@ impl Accelerator {
     }
 
     fn check_prepared(&self) -> std::result::Result<(), LocalFailure> {
-        if self.models.borrow().is_empty() {
+        if self.shared.models.borrow().is_empty() {
             return Err("there is no prepared model to save or load; try prepare first".into());
         }
         Ok(())

@@ -8,30 +8,22 @@
 //! them, when it is needed next.
 
 use std::cell::{Cell, Ref, RefCell, RefMut};
-use std::collections::HashSet;
 use std::rc::Rc;
 
-use drumline_comm::ProcessGroup;
 use drumline_torch::{LossScaler, Named, Optimizer, StepMade, Unscaled};
 use tch::Tensor;
 
 use super::error::Result;
 use super::model::Replica;
+use super::shared::Shared;
 use crate::comm::alike::usage_error;
 use crate::run_error::UsageError;
 
-/// The scaler of all models, and the number of scaled backwards of each.
+/// The scaler of all models.
 pub(super) struct Scaling {
     scaler: RefCell<LossScaler>,
     /// What optimizers have found since the last update of the scale.
     found: RefCell<Option<Unscaled>>,
-    models: RefCell<Vec<ScaledModel>>,
-}
-
-struct ScaledModel {
-    replica: Rc<Replica>,
-    tensors: Vec<Named>,
-    backwards: u64,
 }
 
 /// The state of an optimizer's gradients.
@@ -47,12 +39,7 @@ pub(super) struct OwnGrads {
 
 impl Scaling {
     pub(super) fn new(scaler: LossScaler) -> Self {
-        Self { scaler: scaler.into(), found: RefCell::default(), models: RefCell::default() }
-    }
-
-    /// Adds a model.
-    pub(super) fn add_model(&self, replica: Rc<Replica>, tensors: Vec<Named>) {
-        self.models.borrow_mut().push(ScaledModel { replica, tensors, backwards: 0 });
+        Self { scaler: scaler.into(), found: RefCell::default() }
     }
 
     /// The scaler, with the scale of the next backward.
@@ -87,69 +74,63 @@ impl Scaling {
     /// Runs backward from the loss times the scale.
     pub(super) fn backward(
         &self,
-        replica: &Rc<Replica>,
+        replica: &Replica,
         loss: &Tensor,
         backward: impl FnOnce(&Tensor) -> Result,
     ) -> Result {
-        self.note_backward(replica);
+        replica.note_scaled_backward();
         drop(self.scaler()?.backward_with(loss, backward)?);
         Ok(())
-    }
-
-    /// Counts a backward of a scaled loss, on this rank or on others.
-    pub(super) fn note_backward(&self, replica: &Rc<Replica>) {
-        let mut models = self.models.borrow_mut();
-        models
-            .iter_mut()
-            .filter(|model| Rc::ptr_eq(&model.replica, replica))
-            .for_each(|model| model.backwards += 1);
-    }
-
-    /// The number of backwards of the models that have some of these parameters.
-    fn backwards_of(&self, parameters: &[Named]) -> u64 {
-        let place = |named: &Named| named.tensor.data_ptr();
-        let places: HashSet<_> = parameters.iter().map(place).collect();
-        let models = self.models.borrow();
-        let concerned =
-            models.iter().filter(|model| model.tensors.iter().any(|named| places.contains(&place(named))));
-        concerned.map(|model| model.backwards).sum()
     }
 }
 
 /// One optimizer and the scaling that it shares with the others.
 pub(super) struct Scaled<'a> {
     pub(super) scaling: &'a Scaling,
-    pub(super) group: &'a ProcessGroup,
+    pub(super) shared: &'a Shared,
     pub(super) own: &'a Rc<OwnGrads>,
 }
 
 impl Scaled<'_> {
     /// Unscales the gradients unless that is done, and returns whether they have overflowed on some rank. Every rank
     /// calls it.
-    pub(super) fn unscale(&self, parameters: Vec<Named>) -> Result<bool> {
-        let (scaler, backwards) = (self.scaling.scaler.borrow(), self.scaling.backwards_of(&parameters));
+    pub(super) fn unscale(&self, parameters: &[Named]) -> Result<bool> {
+        let by_model = self.shared.by_model(parameters);
+        let backwards = by_model.iter().map(|(replica, _)| replica.scaled_backwards()).sum();
         let mut held = self.own.unscaled.borrow_mut();
         if let Some((unscaled, at)) = &*held {
             if *at != backwards {
-                return Err(usage_error(self.group, UsageError::BackwardAfterClip));
+                return Err(usage_error(&self.shared.group, UsageError::BackwardAfterClip));
             }
             return Ok(unscaled.has_overflowed()?);
         }
         if backwards > 0 && self.own.stepped_at.get() == backwards {
-            return Err(usage_error(self.group, UsageError::StepWithoutBackward));
+            return Err(usage_error(&self.shared.group, UsageError::StepWithoutBackward));
         }
-        let mut unscaled = scaler.received().unscale(&scaler, parameters)?;
-        unscaled.agree(self.group)?;
-        let has_overflowed = unscaled.has_overflowed()?;
-        *held = Some((unscaled, backwards));
+        let scaler = self.scaling.scaler.borrow();
+        let mut all: Option<Unscaled> = None;
+        for (replica, own) in by_model {
+            let unscaled = replica.engine().unscale(&scaler, own)?;
+            all = Some(match all {
+                Some(others) => others.and(unscaled)?,
+                None => unscaled,
+            });
+        }
+        let has_overflowed = all.as_ref().map_or(Ok(false), Unscaled::has_overflowed)?;
+        *held = all.map(|unscaled| (unscaled, backwards));
         Ok(has_overflowed)
     }
 
     /// Steps the optimizer, unless gradients have overflowed.
     pub(super) fn step(&self, optimizer: &mut dyn Optimizer) -> Result<StepMade> {
-        self.unscale(optimizer.parameters())?;
+        self.unscale(&optimizer.parameters())?;
         let Some((unscaled, at)) = self.own.unscaled.take() else { return Ok(StepMade::Skipped) };
-        let made = unscaled.step_alone(optimizer)?;
+        let made = if unscaled.has_overflowed()? {
+            StepMade::Skipped
+        } else {
+            self.shared.step(optimizer)?;
+            StepMade::Yes
+        };
         self.scaling.note_found(unscaled)?;
         self.own.stepped_at.set(at);
         self.own.was_skipped.set(made == StepMade::Skipped);

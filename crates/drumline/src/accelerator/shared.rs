@@ -3,25 +3,31 @@
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 
-use drumline_comm::{Axis, Mesh, ProcessGroup};
-use drumline_parallel::GradSync;
-use drumline_torch::{Autocast, LossScaler, nccl};
+use drumline_comm::{Mesh, ProcessGroup};
+use drumline_parallel::{EngineOptions, GradSync};
+use drumline_torch::{Autocast, LossScaler, Named, Optimizer, nccl};
 use tch::{Device, Tensor};
 
 use super::error::{AcceleratorError, Result};
-use super::model::Replica;
+use super::model::{OfModel, Prepared, Replica};
 use super::save::LoaderPosition;
 use super::scaling::{OwnGrads, Scaled, Scaling};
 use super::window::{Turn, Window};
 use crate::comm::alike::usage_error;
+use crate::comm::shared_failure::SharedFailure;
 use crate::injected_faults::InjectedFaults;
 use crate::run_error::UsageError;
 use crate::trainer::Precision;
 
+/// Makes the options of a model's engine.
+pub(super) type MakeEngineOptions = Box<dyn Fn() -> Box<dyn EngineOptions>>;
+
 pub(super) struct Shared {
     pub(super) group: ProcessGroup,
-    /// All ranks along `dp`: replicas with different samples.
+    /// How the ranks are arranged.
     pub(super) mesh: Mesh,
+    engine: MakeEngineOptions,
+    pub(super) models: RefCell<Vec<Prepared>>,
     pub(super) device: Device,
     precision: Precision,
     /// Only in fp16.
@@ -53,14 +59,19 @@ pub(super) struct SharedOptions {
     pub(super) scaler: Option<LossScaler>,
     /// Turns in a window.
     pub(super) window: usize,
+    pub(super) engine: MakeEngineOptions,
 }
 
 impl Shared {
     pub(super) fn new(group: ProcessGroup, options: SharedOptions) -> Result<Self> {
-        let SharedOptions { device, precision, scaler, window } = options;
+        let SharedOptions { device, precision, scaler, window, engine } = options;
+        let shape = engine().mesh_shape(group.size());
+        let shape = shape.map_err(|error| SharedFailure::on_all_ranks(error.to_string()))?;
         Ok(Self {
             faults: InjectedFaults::from_env(&group)?.into(),
-            mesh: Mesh::along(&group, Axis::Dp)?,
+            mesh: Mesh::new(&group, shape)?,
+            engine,
+            models: RefCell::default(),
             group,
             device,
             precision,
@@ -75,6 +86,34 @@ impl Shared {
             stale: RefCell::default(),
             failure: RefCell::default(),
         })
+    }
+
+    /// The options of the engine of a model.
+    pub(super) fn engine_options(&self) -> Box<dyn EngineOptions> {
+        (self.engine)()
+    }
+
+    /// These parameters by the models that have them. Those of no prepared model are with the first one.
+    pub(super) fn by_model(&self, parameters: &[Named]) -> Vec<OfModel> {
+        let models = self.models.borrow();
+        if let [model] = &models[..] {
+            return vec![(model.replica.clone(), parameters.to_vec())];
+        }
+        let model_of = |named: &Named| models.iter().position(|model| model.has(named)).unwrap_or(0);
+        let of_model = |(place, model): (usize, &Prepared)| {
+            let own = parameters.iter().filter(|named| model_of(named) == place);
+            (model.replica.clone(), own.cloned().collect())
+        };
+        let all = models.iter().enumerate().map(of_model);
+        all.filter(|(_, own): &OfModel| !own.is_empty()).collect()
+    }
+
+    /// Steps an optimizer by the engine of the model that it trains.
+    pub(super) fn step(&self, optimizer: &mut dyn Optimizer) -> Result {
+        match self.by_model(&optimizer.parameters()).first() {
+            Some((replica, _)) => Ok(replica.engine().step(optimizer)?),
+            None => Ok(optimizer.step()?),
+        }
     }
 
     /// An optimizer is about to make this step. Injected faults happen here.
@@ -165,7 +204,7 @@ impl Shared {
         let sync = self.sync_of(&turn);
         replica.backward_nothing(&turn, sync)?;
         if sync == GradSync::Reduce {
-            self.scaling.iter().for_each(|scaling| scaling.note_backward(replica));
+            self.scaling.iter().for_each(|_| replica.note_scaled_backward());
             self.is_unreduced.set(false);
         }
         turn.note_backward();
@@ -185,8 +224,7 @@ impl Shared {
 
     /// The scaled gradients of an optimizer, in fp16.
     pub(super) fn scaled<'a>(&'a self, own: &'a Rc<OwnGrads>) -> Option<Scaled<'a>> {
-        let (scaling, group) = (self.scaling.as_ref()?, &self.group);
-        Some(Scaled { scaling, group, own })
+        Some(Scaled { scaling: self.scaling.as_ref()?, shared: self, own })
     }
 
     /// The gradients were cleared.

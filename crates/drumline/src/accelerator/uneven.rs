@@ -1,6 +1,6 @@
 //! Loops over batches whose number may differ between ranks.
 
-use drumline_parallel::{Count, Turn as ParallelTurn};
+use drumline_parallel::{Count, UnevenTurn};
 
 use super::Accelerator;
 use super::error::Result;
@@ -21,14 +21,14 @@ pub struct JoinUnevenInputs<I: Iterator> {
 
 impl Accelerator {
     /// Iterates over batches that this rank has loaded itself, without a prepared loader. All ranks take the same
-    /// number of turns; a rank that has run out of data gets [`Turn::Empty`](crate::engine::Turn::Empty). Windows are
+    /// number of turns; a rank that has run out of data gets [`UnevenTurn::Empty`](crate::engine::UnevenTurn::Empty). Windows are
     /// as those of a prepared loader: every sample has the same weight.
     ///
     /// ```
     /// # use drumline::tch::nn;
     /// # use drumline::Accelerator;
     /// # use drumline::accelerator::{AcceleratorError, PreparedModel, PreparedOptimizer};
-    /// # use drumline::engine::Turn;
+    /// # use drumline::engine::UnevenTurn;
     /// # use drumline::optim::{Sgd, SgdOptions};
     /// # use drumline::tch::Tensor;
     /// # fn epoch(
@@ -39,8 +39,8 @@ impl Accelerator {
     /// # ) -> Result<(), AcceleratorError> {
     /// for turn in accelerator.join_uneven_inputs(batches) {
     ///     match turn? {
-    ///         Turn::Batch((x, y)) => accelerator.backward(&model.forward_t(&x, true).cross_entropy_for_logits(&y))?,
-    ///         Turn::Empty => accelerator.backward_nothing()?,
+    ///         UnevenTurn::Batch((x, y)) => accelerator.backward(&model.forward_t(&x, true).cross_entropy_for_logits(&y))?,
+    ///         UnevenTurn::Empty => accelerator.backward_nothing()?,
     ///     }
     ///     optimizer.step()?; // on all ranks, so that all stay equal
     ///     optimizer.zero_grad()?;
@@ -66,13 +66,13 @@ impl<I: Iterator> Iterator for JoinUnevenInputs<I>
 where
     I::Item: Batch,
 {
-    type Item = Result<ParallelTurn<I::Item>>;
+    type Item = Result<UnevenTurn<I::Item>>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let turn = self.turns.next()?;
         Some(turn.and_then(|batch| match batch {
-            Some(batch) => Ok(ParallelTurn::Batch(batch.to_device(self.device)?)),
-            None => Ok(ParallelTurn::Empty),
+            Some(batch) => Ok(UnevenTurn::Batch(batch.to_device(self.device)?)),
+            None => Ok(UnevenTurn::Empty),
         }))
     }
 }

@@ -213,7 +213,8 @@ impl<M: Model<B> + ?Sized, B: Batch> Learner<'_, M, B> {
         unscaled: Unscaled,
     ) -> Result<(), TrainerError> {
         let Some(scaler) = &mut self.scaler else { return Ok(()) };
-        let made = unscaled.step(scaler, &mut *context.state.optimizer)?;
+        let made = self.engine.step_unless_overflowed(&unscaled, &mut *context.state.optimizer)?;
+        drop(unscaled.update(scaler)?);
         self.has_stepped |= made == StepMade::Yes;
         let scale = scaler.scale()?;
         context.state.note_scale(made, scale);

@@ -18,6 +18,7 @@ use drumline_parallel::{Agreed, Brought};
 
 use super::batch::Batch;
 use super::context::Context;
+use super::end::End;
 use super::error::TrainerError;
 use super::evaluate::{Evaluator, Validated};
 use super::graphs::{Graphs, OwnStream};
@@ -60,18 +61,6 @@ pub struct TrainOutcome {
     pub slow_ranks: Vec<SlowRank>,
 }
 
-/// Why a training ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum End {
-    /// All epochs are done.
-    Finished,
-    /// It was asked to stop.
-    Stopped {
-        /// The reason.
-        reason: String,
-    },
-}
-
 /// All parts of a training.
 pub(super) struct Run<'a, M: Model<B> + ?Sized, B: Batch> {
     /// The first field, because it is dropped first: NCCL waits for graphs that contain its calls.
@@ -95,16 +84,16 @@ enum EpochEnd {
     NoData,
     /// `max_steps` are done.
     Enough,
-    Stop {
-        reason: String,
-    },
+    /// The training is over, too.
+    Stop(End),
 }
 
 /// What comes next.
 enum Next {
     Step(Agreed),
     NoData,
-    Stop { reason: String },
+    /// The end of the training.
+    Stop(End),
 }
 
 impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
@@ -136,9 +125,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     fn whole(&mut self) -> Result<TrainOutcome, TrainerError> {
         self.begin()?;
         let end = self.epochs()?;
-        if let End::Stopped { reason } = &end {
-            self.context.state.stop_reason = Some(reason.clone());
-        }
+        self.context.state.stop_reason = end.stop_reason().map(str::to_owned);
         self.context.write_trace();
         self.context.call(Hook::TrainEnd);
         self.context.check()?;
@@ -200,7 +187,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     /// Logs why and where the training stopped, after everything is saved, and which ranks were slow.
     fn say_end(&self, end: &End) {
         let Some(progress) = &self.context.progress else { return };
-        if let End::Stopped { reason } = end {
+        if let Some(reason) = end.stop_reason() {
             progress.say(&stop_line(reason, &self.context.state));
         }
         for slow in self.context.state.slow.in_all() {
@@ -221,8 +208,8 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
 
     fn epochs(&mut self) -> Result<End, TrainerError> {
         // Makes the evaluation that a checkpoint lacks.
-        if let Next::Stop { reason } = self.next(Brought::default())? {
-            return Ok(End::Stopped { reason });
+        if let Next::Stop(end) = self.next(Brought::default())? {
+            return Ok(end);
         }
         while self.context.state.epoch < self.context.state.n_epochs && !self.context.state.is_enough() {
             self.context.call(Hook::EpochBegin);
@@ -233,10 +220,10 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
                         self.validate()?;
                     }
                 }
-                EpochEnd::Stop { reason } => return Ok(End::Stopped { reason }),
+                EpochEnd::Stop(end) => return Ok(end),
             }
-            if let Next::Stop { reason } = self.next(Brought::default())? {
-                return Ok(End::Stopped { reason });
+            if let Next::Stop(end) = self.next(Brought::default())? {
+                return Ok(end);
             }
         }
         Ok(End::Finished)
@@ -256,7 +243,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             match self.next(window.brought)? {
                 Next::Step(agreed) => self.step(window, &agreed, &mut supply)?,
                 Next::NoData => return Ok(EpochEnd::NoData),
-                Next::Stop { reason } => return Ok(EpochEnd::Stop { reason }),
+                Next::Stop(end) => return Ok(EpochEnd::Stop(end)),
             }
         }
     }
@@ -331,7 +318,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
             } else if agreed.checkpoint {
                 self.saver.save(&self.learner, &self.data, &mut self.context)?;
             } else if agreed.stop {
-                return Ok(Next::Stop { reason: self.reason()? });
+                return Ok(Next::Stop(self.asked_end()?));
             } else if agreed.buffers_of().is_none() {
                 return Ok(Next::NoData);
             } else {
@@ -359,13 +346,21 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         Ok(agreed)
     }
 
-    /// The reason of the stop, from the first rank that has one.
-    fn reason(&self) -> Result<String, TrainerError> {
-        let signal = self.context.stop.signal().map(signal_text);
+    /// The end that the first rank asks for, of those that ask for one.
+    fn asked_end(&self) -> Result<End, TrainerError> {
+        let signal = self.context.stop.signal().map(|signal| End::Stopped { reason: signal_text(signal) });
         let own = self.context.state.requests.stop.clone().or(signal);
         let all = self.context.state.group.all_gather_object(&own)?;
-        let first = all.into_iter().enumerate().find_map(|(rank, reason)| Some((rank, reason?)));
-        Ok(first.map_or_else(String::new, |(rank, reason)| format!("{reason} (rank {rank})")))
+        let first = all.into_iter().enumerate().find_map(|(rank, end)| Some((rank, end?)));
+        Ok(match first {
+            None | Some((_, End::Finished)) => End::Stopped { reason: String::new() },
+            Some((rank, End::EarlyStopped { reason })) => {
+                End::EarlyStopped { reason: format!("{reason} (rank {rank})") }
+            }
+            Some((rank, End::Stopped { reason })) => {
+                End::Stopped { reason: format!("{reason} (rank {rank})") }
+            }
+        })
     }
 }
 

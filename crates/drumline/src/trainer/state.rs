@@ -10,6 +10,7 @@ use drumline_torch::{Named, Optimizer, StepMade};
 use serde_json::Value;
 use tch::Device;
 
+use super::end::End;
 use crate::schedule::At;
 
 /// The result of an evaluation, over all samples and all ranks.
@@ -65,7 +66,7 @@ pub struct Times {
 /// Requests of callbacks, which are carried out between steps, on all ranks, if any of them asks.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Requests {
-    pub(super) stop: Option<String>,
+    pub(super) stop: Option<End>,
     pub(super) validation: bool,
     pub(super) checkpoint: bool,
     pub(super) keep_last: Option<usize>,
@@ -385,7 +386,12 @@ impl TrainState {
 
     /// Requests the end of the training after this step. All ranks stop together if any asks. The first reason counts.
     pub fn request_stop(&mut self, reason: impl Into<String>) {
-        self.requests.stop.get_or_insert_with(|| reason.into());
+        self.requests.stop.get_or_insert_with(|| End::Stopped { reason: reason.into() });
+    }
+
+    /// Like [`request_stop`](Self::request_stop), for a training that is complete, because more steps would not help.
+    pub fn request_early_stop(&mut self, reason: impl Into<String>) {
+        self.requests.stop.get_or_insert_with(|| End::EarlyStopped { reason: reason.into() });
     }
 
     /// Requests an evaluation after this step.

@@ -2,8 +2,9 @@
 //!
 //! Sentences are packed, longest first, so that neither direction sees padding.
 
+use drumline_torch::no_autocast;
 use tch::nn::{Init, Path};
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 #[derive(Debug)]
 pub(super) struct BiLstm {
@@ -39,6 +40,16 @@ impl BiLstm {
 
     /// `xs` is `[sentences, places, size]`; `p` is the dropout between layers.
     pub(super) fn forward(&self, xs: &Tensor, lengths: &Tensor, p: f64) -> States {
+        let kind = self.params[0].kind();
+        if kind != Kind::BFloat16 || !xs.device().is_cuda() {
+            return self.states(xs, lengths, p);
+        }
+        // Autocast has the LSTM compute in f16 on a GPU, and fails for weights in bf16: they compute in their own type.
+        let states = no_autocast(xs.device(), || self.states(&xs.to_kind(kind), lengths, p));
+        states.expect("autocast can be left on a device that exists")
+    }
+
+    fn states(&self, xs: &Tensor, lengths: &Tensor, p: f64) -> States {
         let (sorted, order) = lengths.sort(0, true);
         let back = order.argsort(0, false);
         let (data, sizes) =

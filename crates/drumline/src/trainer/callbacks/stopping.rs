@@ -29,7 +29,7 @@ impl Callback for EarlyStop {
         }
         // A training that has stopped early is over: when its checkpoint is resumed, it must not train another epoch.
         if self.waited >= self.patience {
-            state.request_stop(format!(
+            state.request_early_stop(format!(
                 "early stop: no better metric in {} evaluations before the checkpoint",
                 self.waited
             ));
@@ -44,7 +44,7 @@ impl Callback for EarlyStop {
         self.waited = if evaluation.is_better { 0 } else { self.waited + 1 };
         if self.waited >= self.patience {
             let (key, waited) = (&evaluation.metric_key, self.waited);
-            state.request_stop(format!("early stop: no better {key} in {waited} evaluations"));
+            state.request_early_stop(format!("early stop: no better {key} in {waited} evaluations"));
         }
         Ok(())
     }

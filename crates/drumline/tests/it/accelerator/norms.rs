@@ -2,7 +2,7 @@
 //! batch.
 
 use drumline::accelerator::{PreparedModel, PreparedOptimizer};
-use drumline::engine::{SyncBatchNorm, SyncGroup, Turn};
+use drumline::engine::{SyncBatchNorm, SyncGroup, UnevenTurn};
 use drumline::optim::Optimizer;
 use drumline::{DdpOptions, ProcessGroup};
 use rank_test::ranks_test;
@@ -126,10 +126,10 @@ ranks_test!(norms_over_all_ranks_go_on_where_ranks_bring_batches_of_their_own, 2
         let mut twins = Twins::new(&group, window)?;
         for turn in twins.accelerator.join_uneven_inputs((0..lens[group.rank()].len()).map(batch)) {
             match turn? {
-                Turn::Batch((x, y)) => twins
+                UnevenTurn::Batch((x, y)) => twins
                     .accelerator
                     .backward(&twins.model.forward_t(&x, true).cross_entropy_for_logits(&y))?,
-                Turn::Empty => twins.accelerator.backward_nothing()?,
+                UnevenTurn::Empty => twins.accelerator.backward_nothing()?,
             }
             twins.step()?;
         }
@@ -146,11 +146,11 @@ ranks_test!(a_rank_that_never_had_a_batch_is_told_of_on_all_ranks, 2, {
     let mut message = None;
     for turn in twins.accelerator.join_uneven_inputs(own) {
         let outcome = match turn? {
-            Turn::Batch((x, y)) => {
+            UnevenTurn::Batch((x, y)) => {
                 let loss = twins.model.forward_t(&x, true).cross_entropy_for_logits(&y);
                 twins.accelerator.backward(&loss)
             }
-            Turn::Empty => twins.accelerator.backward_nothing(),
+            UnevenTurn::Empty => twins.accelerator.backward_nothing(),
         };
         message = outcome.err().map(|error| error.to_string());
     }

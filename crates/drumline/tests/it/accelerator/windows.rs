@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use drumline::comm::TensorCollectives;
 use drumline::data::{MapDataset, Sample};
-use drumline::engine::{AllReduce, CommHook, GradBucket, Turn};
+use drumline::engine::{AllReduce, CommHook, GradBucket, UnevenTurn};
 use drumline::optim::{Optimizer, buffers};
 use drumline::torch::TorchError;
 use drumline::{Accelerator, DdpOptions, ProcessGroup};
@@ -211,10 +211,10 @@ ranks_test!(ranks_join_with_different_numbers_of_batches, 3, {
             (0..lens[group.rank()].len()).map(|place| collate(batch(group.rank(), place)).unwrap()).collect();
         for turn in accelerator.join_uneven_inputs(own) {
             match turn? {
-                Turn::Batch((x, y)) => {
+                UnevenTurn::Batch((x, y)) => {
                     accelerator.backward(&model.forward_t(&x, true).cross_entropy_for_logits(&y))?;
                 }
-                Turn::Empty => accelerator.backward_nothing()?,
+                UnevenTurn::Empty => accelerator.backward_nothing()?,
             }
             optimizer.step()?;
             optimizer.zero_grad()?;

@@ -38,7 +38,7 @@ ranks_test!(
             let outcome = stale(&group, &folder, patience)?;
             assert_eq!(outcome.epochs, epochs, "patience {patience}: {outcome:?}");
             assert!(
-                matches!(&outcome.end, End::Stopped { reason } if reason.starts_with("early stop: ")),
+                matches!(&outcome.end, End::EarlyStopped { reason } if reason.starts_with("early stop: ")),
                 "{outcome:?}"
             );
             let checkpoint = outcome.checkpoint.unwrap();
