@@ -3,6 +3,7 @@
 mod arrows;
 mod headers;
 mod lexer;
+mod long_lines;
 pub(crate) mod named_files;
 mod named_keys;
 mod named_tests;
@@ -38,6 +39,7 @@ pub(crate) fn steps(workspace: &Workspace) -> Vec<Outcome> {
             Ok(named_keys::problems(&pages::all(&workspace.root)?, &named_keys::known(&workspace.root)?))
         }),
         Outcome::of("phrases", || phrases(workspace)),
+        Outcome::of("long lines", || Ok(long_lines::problems(&pages::all(&workspace.root)?))),
         Outcome::of("translations", || Ok(translations::problems(&pages::all(&workspace.root)?))),
         clippy(workspace),
     ]

@@ -1,13 +1,13 @@
-//! Chinese pages stay in step with the English ones: `X.zh.md` shows the commands of `X.md`, all of them and in order.
+//! Chinese pages stay in step with the English ones: `X.zh.md` shows the commands and outputs of `X.md`, all of them and in order.
 //!
-//! In: the pages. A command is a line of a `console` block that begins with `$ `, with its continuation lines and without its comment,
-//! which may be translated. Out: a line for each Chinese page whose commands differ.
+//! In: the pages, of which the `console` and `text` blocks are compared, without the comments of commands, which may be translated. Out: a
+//! line for each Chinese page that differs, with the first line that does.
 
 use super::pages::Page;
 
 const CHINESE: &str = ".zh.md";
 
-/// The Chinese pages whose commands are not those of the English page.
+/// The Chinese pages whose commands and outputs are not those of the English page.
 pub(crate) fn problems(pages: &[Page]) -> Vec<String> {
     pages.iter().filter_map(|page| problem(page, pages)).collect()
 }
@@ -17,40 +17,33 @@ fn problem(page: &Page, pages: &[Page]) -> Option<String> {
     let Some(original) = pages.iter().find(|page| page.path == english) else {
         return Some(format!("{} has no English page {english}", page.path));
     };
-    let (ours, theirs) = (commands(&page.text), commands(&original.text));
+    let (ours, theirs) = (shown(&page.text), shown(&original.text));
     let at = (0..ours.len().max(theirs.len())).find(|at| ours.get(*at) != theirs.get(*at))?;
-    let shown =
-        |command: Option<&String>| command.map_or("no more commands".to_owned(), |text| format!("`{text}`"));
+    let quoted = |line: Option<&&str>| line.map_or("nothing more".to_owned(), |text| format!("`{text}`"));
     Some(format!(
-        "{}: command {} is {}, but {english} has {}",
+        "{} shows {} where {english} shows {}",
         page.path,
-        at + 1,
-        shown(ours.get(at)),
-        shown(theirs.get(at))
+        quoted(ours.get(at)),
+        quoted(theirs.get(at))
     ))
 }
 
-fn commands(text: &str) -> Vec<String> {
-    let (mut commands, mut is_console, mut is_continued) = (Vec::<String>::new(), false, false);
+/// The lines of all `console` and `text` blocks.
+fn shown(text: &str) -> Vec<&str> {
+    let (mut lines, mut is_code, mut is_shown) = (Vec::new(), false, false);
     for line in text.lines() {
         if line.starts_with("```") {
-            (is_console, is_continued) = (!is_console && line == "```console", false);
-            continue;
+            is_code = !is_code;
+            is_shown = is_code && matches!(line, "```console" | "```text");
+        } else if is_shown {
+            lines.push(without_comment(line));
         }
-        let begins = line.strip_prefix("$ ").filter(|_| is_console);
-        let part = begins.or(if is_continued { Some(line) } else { None });
-        let Some(part) = part.map(without_comment) else { continue };
-        match commands.last_mut().filter(|_| is_continued) {
-            Some(command) => command.push_str(part),
-            None => commands.push(part.to_owned()),
-        }
-        is_continued = part.ends_with('\\');
     }
-    commands
+    lines
 }
 
-fn without_comment(command: &str) -> &str {
-    command.split_once(" #").map_or(command, |(command, _)| command).trim_end()
+fn without_comment(line: &str) -> &str {
+    line.split_once(" #").map_or(line, |(command, _)| command).trim_end()
 }
 
 #[cfg(test)]
@@ -62,30 +55,35 @@ mod tests {
     }
 
     const ENGLISH: &str =
-        "Text\n```console\n$ one   # first\noutput\n$ two \\\n   --flag\n```\n```text\n$ no command\n```\n";
+        "Text\n```console\n$ one   # first\noutput\n$ two \\\n   --flag\n```\n```rust\na(); // one\n```\n";
 
     #[test]
     fn translated_comments_and_texts_are_no_problem() {
-        let chinese = "文字\n```console\n$ one   # 第一\n输出\n$ two \\\n   --flag\n```\n";
+        let chinese =
+            "文字\n```console\n$ one   # 第一\noutput\n$ two \\\n   --flag\n```\n```rust\na(); // 一\n```\n";
         let pages = [page("a.md", ENGLISH), page("a.zh.md", chinese), page("b.md", "")];
         assert_eq!(problems(&pages), Vec::<String>::new());
     }
 
     #[test]
-    fn other_commands_are_named() {
-        let other = "```console\n$ one\n$ two \\\n   --other\n```\n";
-        let missing = "```console\n$ one\n```\n";
+    fn other_commands_and_outputs_are_named() {
+        let other = "```console\n$ one\noutput\n$ two \\\n   --other\n```\n";
+        let missing = "```console\n$ one\noutput\n```\n";
+        let older = "```console\n$ one\nold output\n```\n";
         let pages = [
             page("a.md", ENGLISH),
             page("b.md", ENGLISH),
+            page("d.md", ENGLISH),
             page("a.zh.md", other),
             page("b.zh.md", missing),
             page("c.zh.md", ""),
+            page("d.zh.md", older),
         ];
         let expected = [
-            "a.zh.md: command 2 is `two \\   --other`, but a.md has `two \\   --flag`",
-            "b.zh.md: command 2 is no more commands, but b.md has `two \\   --flag`",
+            "a.zh.md shows `   --other` where a.md shows `   --flag`",
+            "b.zh.md shows nothing more where b.md shows `$ two \\`",
             "c.zh.md has no English page c.md",
+            "d.zh.md shows `old output` where d.md shows `output`",
         ];
         assert_eq!(problems(&pages), expected);
     }
