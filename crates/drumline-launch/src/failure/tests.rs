@@ -276,7 +276,7 @@ fn exit_codes_are_those_of_torchrun_or_of_the_child() {
 
 #[test]
 fn a_rank_that_succeeded_too_early_is_not_looked_for_on_another_host() {
-    let left = "Error: rank 1 has left group `world` (it ended, or let go of the group) and takes no part in barrier() #7\n";
+    let left = "Error: rank 1 has left group `world` (its process ended, or it dropped the group) and takes no part in barrier() #7\n";
     let advice = |other: Exit| {
         failure_of(&failed(0, vec![rank(0, Exit::Code(1), 20, left), rank(1, other, 10, "")])).to_string()
     };
