@@ -221,7 +221,7 @@ fn the_ranks_of_a_frozen_agent_are_killed_and_survivors_continue() {
 #[test]
 fn the_death_of_the_control_stores_host_ends_the_others_with_the_cause() {
     for (signal, cause) in [
-        (Signal::KILL, "the agent that hosts the store has died"),
+        (Signal::KILL, "the agent that hosts the store has ended or died"),
         (Signal::STOP, "no contact with the store's host for 10"),
     ] {
         let port = free_port();

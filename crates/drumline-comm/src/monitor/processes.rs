@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use drumline_rendezvous::events::Event;
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::{Shared, lock};
@@ -31,12 +32,20 @@ pub(crate) struct Neighbour {
 
 /// Reports the ends of these processes until the other end of the pipe `stop` is closed.
 pub(super) fn watch(shared: &Arc<Shared>, neighbours: Vec<Neighbour>, stop: &OwnedFd) {
-    let open = |neighbour: Neighbour| {
-        let pid = Pid::from_raw(i32::try_from(neighbour.pid).ok()?)?;
-        Some((pidfd_open(pid, PidfdFlags::empty()).ok()?, neighbour))
-    };
-    let mut watched: Vec<(OwnedFd, Neighbour)> = neighbours.into_iter().filter_map(open).collect();
     let head_start = HEAD_START + TURN * shared.rank.min(10) as u32;
+    let (mut watched, mut ended) = (Vec::new(), Vec::new());
+    for neighbour in neighbours {
+        match opened(neighbour.pid) {
+            Ok(fd) => watched.push((fd, neighbour)),
+            // It has ended before this thread could watch it.
+            Err(Errno::SRCH) => ended.push(neighbour),
+            Err(error) => tracing::debug!(rank = neighbour.rank, %error, "cannot watch the process of a rank"),
+        }
+    }
+    if !ended.is_empty() && is_stopped_within(stop, head_start) {
+        return;
+    }
+    ended.into_iter().for_each(|neighbour| report(shared, neighbour));
     while !watched.is_empty() {
         let mut fds: Vec<PollFd<'_>> = vec![PollFd::new(stop, PollFlags::IN)];
         fds.extend(watched.iter().map(|(fd, _)| PollFd::new(fd, PollFlags::IN)));
@@ -52,6 +61,11 @@ pub(super) fn watch(shared: &Arc<Shared>, neighbours: Vec<Neighbour>, stop: &Own
             report(shared, neighbour);
         }
     }
+}
+
+fn opened(pid: u32) -> Result<OwnedFd, Errno> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::INVAL)?;
+    pidfd_open(pid, PidfdFlags::empty())
 }
 
 /// Whether the watch is stopped before this time has passed.
@@ -70,4 +84,18 @@ fn report(shared: &Arc<Shared>, neighbour: Neighbour) {
         return shared.lost_store("its process has ended");
     }
     shared.post(&Event::Lost { rank, host, pid });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_has_ended_before_it_is_watched_is_told_from_one_that_cannot_be_watched() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        opened(child.id()).unwrap();
+        child.wait().unwrap();
+        assert_eq!(opened(child.id()).unwrap_err(), Errno::SRCH);
+        assert_eq!(opened(0).unwrap_err(), Errno::INVAL);
+    }
 }

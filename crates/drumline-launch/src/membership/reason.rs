@@ -321,7 +321,7 @@ impl fmt::Display for Reason {
             Reason::StoreLost { span } => {
                 write!(f, "no contact with the store's host for {span:.1?}: it is dead or cut off")
             }
-            Reason::StoreDied => write!(f, "the agent that hosts the store has died"),
+            Reason::StoreDied => write!(f, "the agent that hosts the store has ended or died"),
             Reason::LeaseOver => write!(f, "the lease ran out without contact"),
             Reason::AskedToLeave => write!(f, "this agent was asked to leave"),
             Reason::JobOver(ending) => write!(f, "{ending}"),

@@ -6,7 +6,8 @@
 //!                  └────────────── loss and gradient norm of each step ── equal? ┘
 //! ```
 //!
-//! An outage that the job survives costs time and nothing else; anything else is a finding (`verdict`), and the exit code is 1.
+//! An outage that the job survives costs time and nothing else. One that is longer than a silent host is waited for ends the
+//! job, or restarts it, with an error that names who was lost. Anything else is a finding (`verdict`), and the exit code is 1.
 //! The hosts are network namespaces (`rank_test::netns`), so that it needs root.
 
 mod verdict;
@@ -20,14 +21,18 @@ use anyhow::{Context, Result, bail};
 use rank_test::netns::Hosts;
 
 use crate::bench::{machine, report};
-use crate::faults::training::{Launcher, Losses, Programs, Recipe, Size, Start, TrainingRun};
+use crate::faults::training::{How, Launcher, Losses, Programs, Recipe, Size, Start, TrainingRun};
 use crate::workspace::Workspace;
-use verdict::{Finding, Seen, findings};
+use verdict::{Expected, Finding, Seen, findings};
 
 /// Steps from one outage to the next.
 const BETWEEN: usize = 15;
 /// No step, and no end, takes longer than this besides the outage.
 const PATIENCE: Duration = Duration::from_secs(90);
+/// How long the launcher and ranks wait for a silent host, by default.
+const HOST_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the launchers of a job that has lost a host for good wait for it to come back; by default 600 s.
+const JOIN_TIMEOUT: &str = "--rdzv-conf=join_timeout=20";
 /// What is still there so long after the end was left behind.
 const GONE_WITHIN: Duration = Duration::from_secs(5);
 
@@ -75,7 +80,7 @@ impl fmt::Display for Way {
 /// exit code is 1 if any run was harmed
 #[derive(clap::Args)]
 pub(crate) struct OutagesArgs {
-    /// Lengths of the outages in seconds
+    /// Lengths of the outages in seconds; `inf` pulls the cable for good
     #[arg(long, value_name = "SECONDS,...", value_delimiter = ',', default_values_t = [1.0, 2.0, 5.0, 10.0, 20.0])]
     seconds: Vec<f64>,
     /// Outages of each length, in one run
@@ -99,7 +104,7 @@ pub(crate) struct OutagesArgs {
 /// What came of the outages of one length.
 struct Outcome {
     way: Way,
-    span: Duration,
+    length: Length,
     seen: Seen,
     findings: Vec<Finding>,
 }
@@ -115,9 +120,9 @@ pub(crate) fn run(args: &OutagesArgs) -> Result<ExitCode> {
     let mut outcomes = Vec::new();
     for way in &args.ways {
         for seconds in &args.seconds {
-            let span = Duration::try_from_secs_f64(*seconds).context("--seconds")?;
-            eprintln!("{}: {} outages of {span:?} ...", way.name(), args.times);
-            let outcome = disturbed(args, &recipe, &hosts, Disturbance { way: *way, span }, &reference)?;
+            let length = Length::new(*seconds)?;
+            eprintln!("{}: {} outages of {length} ...", way.name(), length.times(args));
+            let outcome = disturbed(args, &recipe, &hosts, Disturbance { way: *way, length }, &reference)?;
             eprintln!("  {}", outcome.cells().join(" | "));
             outcome.findings.iter().for_each(|finding| eprintln!("  wrong: {finding}"));
             outcomes.push(outcome);
@@ -154,7 +159,56 @@ fn undisturbed(recipe: &Recipe, hosts: &Hosts) -> Result<Vec<String>> {
 #[derive(Debug, Clone, Copy)]
 struct Disturbance {
     way: Way,
-    span: Duration,
+    length: Length,
+}
+
+impl Disturbance {
+    fn expected(self) -> Expected {
+        match (self.length, self.way) {
+            (Length::Span(span), _) if span < HOST_TIMEOUT => Expected::Nothing,
+            (_, Way::Plain | Way::NoRestarts) | (Length::ForGood, Way::Restarts) => Expected::BothFail,
+            (Length::Span(_), Way::Restarts) => Expected::BothFinish,
+            (_, Way::Elastic) => Expected::FirstFinishes,
+        }
+    }
+
+    fn flags(self, args: &OutagesArgs) -> Vec<String> {
+        let is_waited_for = self.length == Length::ForGood && self.way == Way::Restarts;
+        args.flag.iter().cloned().chain(is_waited_for.then(|| JOIN_TIMEOUT.to_owned())).collect()
+    }
+}
+
+/// How long an outage lasts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Length {
+    Span(Duration),
+    ForGood,
+}
+
+impl Length {
+    fn new(seconds: f64) -> Result<Self> {
+        if seconds == f64::INFINITY {
+            return Ok(Self::ForGood);
+        }
+        Ok(Self::Span(Duration::try_from_secs_f64(seconds).context("--seconds")?))
+    }
+
+    /// How often the cable is pulled: only once if that ends the job or makes it start over.
+    fn times(self, args: &OutagesArgs) -> usize {
+        match self {
+            Self::Span(span) if span < HOST_TIMEOUT => args.times,
+            Self::Span(_) | Self::ForGood => 1,
+        }
+    }
+}
+
+impl fmt::Display for Length {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Span(span) => write!(f, "{} s", span.as_secs_f64()),
+            Self::ForGood => f.write_str("for good"),
+        }
+    }
 }
 
 fn disturbed(
@@ -164,19 +218,26 @@ fn disturbed(
     disturbance: Disturbance,
     reference: &[String],
 ) -> Result<Outcome> {
-    let Disturbance { way, span } = disturbance;
-    let name = format!("{way}-{}s", span.as_secs_f64());
-    let start = Start { name, launcher: way.launcher(), flags: args.flag.clone() };
+    let Disturbance { way, length } = disturbance;
+    let name = format!("{way}-{length}").replace(' ', "-");
+    let start = Start { name, launcher: way.launcher(), flags: disturbance.flags(args) };
     let mut run = TrainingRun::start(recipe, hosts, start)?;
     let mut outages = 0;
-    while outages < args.times && run.wait_for_step(BETWEEN * (outages + 1), PATIENCE) {
-        hosts.outage(1, span)?;
+    let asked = length.times(args);
+    while outages < asked && run.wait_for_step(BETWEEN * (outages + 1), PATIENCE) {
+        match length {
+            Length::Span(span) => hosts.outage(1, span)?,
+            Length::ForGood => hosts.cut(1)?,
+        }
         outages += 1;
     }
     run.wait_for_step(recipe.num_steps(), PATIENCE);
-    let ends = run.end(PATIENCE);
+    let ends = run.ends(PATIENCE);
+    if length == Length::ForGood {
+        hosts.restore(1)?;
+    }
     let seen = Seen {
-        asked: args.times,
+        asked,
         outages,
         restarts: run.restarts(),
         processes: run.processes(),
@@ -185,7 +246,7 @@ fn disturbed(
         ends,
         left: run.left_behind(GONE_WITHIN),
     };
-    Ok(Outcome { way, span, findings: findings(&seen), seen })
+    Ok(Outcome { way, length, findings: findings(&seen, disturbance.expected()), seen })
 }
 
 const HEADING: [&str; 9] = [
@@ -202,23 +263,28 @@ const HEADING: [&str; 9] = [
 
 impl Outcome {
     fn cells(&self) -> Vec<String> {
-        let Self { way, span, seen, findings: _ } = self;
+        let Self { way, length, seen, findings: _ } = self;
         let Seen { asked: _, outages, restarts, processes, steps_lost, losses, ends, left } = seen;
         let all = |list: &[String], none: &str| {
             if list.is_empty() { none.to_owned() } else { list.join("; ").replace([',', '|', '\n'], ";") }
         };
+        let ends: Vec<String> = if ends.iter().all(|end| end.how == How::Succeeded) {
+            Vec::new()
+        } else {
+            ends.iter().map(ToString::to_string).collect()
+        };
         let counts = [outages, restarts, processes, steps_lost].map(|count| count.to_string());
-        let mut cells = vec![way.name().to_owned(), format!("{} s", span.as_secs_f64())];
+        let mut cells = vec![way.name().to_owned(), length.to_string()];
         cells.extend(counts);
-        cells.extend([losses.to_string(), all(ends, "both exit 0"), all(left, "nothing")]);
+        cells.extend([losses.to_string(), all(&ends, "both exit 0"), all(left, "nothing")]);
         cells
     }
 }
 
 /// One line for each finding.
 fn conclusion(outcomes: &[Outcome]) -> String {
-    let wrong = outcomes.iter().flat_map(|Outcome { way, span, findings, .. }| {
-        let name = format!("{}, {} s", way.name(), span.as_secs_f64());
+    let wrong = outcomes.iter().flat_map(|Outcome { way, length, findings, .. }| {
+        let name = format!("{}, {length}", way.name());
         findings.iter().map(move |finding| format!("- **{name}**: {finding}\n"))
     });
     let wrong: String = wrong.collect();

@@ -16,4 +16,4 @@ mod run;
 pub(crate) use launcher::Launcher;
 pub(crate) use losses::Losses;
 pub(crate) use recipe::{Programs, Recipe, Size};
-pub(crate) use run::{Start, TrainingRun};
+pub(crate) use run::{How, NodeEnd, Start, TrainingRun};

@@ -44,7 +44,7 @@ pub enum SamplerError {
     #[error(
         "the position is of a data set of {saved}, but this one has {now}: samples would be seen twice or never; try the data \
          that the run was saved with, a new folder for a new run, or accept the new data (accept_new_data(true), in a \
-         configuration TRAIN.ACCEPT_NEW_DATA True)"
+         configuration TRAIN.ACCEPT_NEW_DATA True, for translations run_configs.accept_new_data True)"
     )]
     OtherData {
         /// The data set of the position.

@@ -6,15 +6,20 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Losses {
     Equal,
-    /// The first step at which they differ, or one of them ends.
+    /// Equal until the last step of the first run, which ended before the other.
+    EqualUntil(usize),
+    /// The first step at which they differ.
     DifferFrom(usize),
 }
 
 impl Losses {
     pub(crate) fn compare(steps: &[String], reference: &[String]) -> Self {
         let equal = steps.iter().zip(reference).take_while(|(one, other)| one == other).count();
-        let is_whole = equal == reference.len() && equal == steps.len();
-        if is_whole { Losses::Equal } else { Losses::DifferFrom(equal + 1) }
+        match steps.len() {
+            all if all > equal => Losses::DifferFrom(equal + 1),
+            all if all == reference.len() => Losses::Equal,
+            all => Losses::EqualUntil(all),
+        }
     }
 }
 
@@ -22,6 +27,7 @@ impl fmt::Display for Losses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Losses::Equal => f.write_str("bit-equal"),
+            Losses::EqualUntil(step) => write!(f, "bit-equal until step {step}"),
             Losses::DifferFrom(step) => write!(f, "differ from step {step}"),
         }
     }
@@ -37,8 +43,9 @@ mod tests {
         let compared = |steps: &[String], reference: &[String]| Losses::compare(steps, reference).to_string();
         let reference = steps(&["1 0.5 2", "2 0.25 1"]);
         assert_eq!(compared(&reference, &reference), "bit-equal");
-        assert_eq!(compared(&reference[..1], &reference), "differ from step 2");
+        assert_eq!(compared(&reference[..1], &reference), "bit-equal until step 1");
+        assert_eq!(compared(&reference, &reference[..1]), "differ from step 2");
         assert_eq!(compared(&steps(&["1 0.5 2", "2 0.26 1"]), &reference), "differ from step 2");
-        assert_eq!(compared(&[], &reference), "differ from step 1");
+        assert_eq!(compared(&[], &reference), "bit-equal until step 0");
     }
 }

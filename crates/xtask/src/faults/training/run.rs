@@ -1,6 +1,7 @@
 //! One training over two hosts, as its files and processes show it.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs::{self, DirBuilder, File};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -143,19 +144,28 @@ impl<'a> TrainingRun<'a> {
 
     /// What was wrong with the nodes' ends, nothing if both exit with 0; one that does not end within `patience` is killed.
     pub(crate) fn end(&mut self, patience: Duration) -> Vec<String> {
+        let ends = self.ends(patience);
+        ends.iter().filter(|end| end.how != How::Succeeded).map(ToString::to_string).collect()
+    }
+
+    /// How the nodes ended; one that does not end within `patience` is killed.
+    pub(crate) fn ends(&mut self, patience: Duration) -> Vec<NodeEnd> {
         let until = Instant::now() + patience;
         while !self.has_ended() && Instant::now() < until {
             std::thread::sleep(LOOK);
         }
         let logs = [0, 1].map(|host| self.printed(host));
-        let problem = |(host, node): (usize, &mut Child)| match node.try_wait() {
-            Ok(Some(status)) if status.success() => None,
-            Ok(Some(status)) => Some(format!("host{host}: {status}: {}", last_line(&logs[host]))),
-            _ => Some(format!("host{host} was still running")),
+        let end = |(host, node): (usize, &mut Child)| {
+            let how = match node.try_wait() {
+                Ok(Some(status)) if status.success() => How::Succeeded,
+                Ok(Some(status)) => How::Failed(status.to_string()),
+                _ => How::StillRunning,
+            };
+            NodeEnd { host, how, log: logs[host].clone() }
         };
-        let problems = self.nodes.iter_mut().enumerate().filter_map(problem).collect();
+        let ends = self.nodes.iter_mut().enumerate().map(end).collect();
         (0..self.nodes.len()).for_each(|host| self.kill_node(host));
-        problems
+        ends
     }
 
     /// Loss, gradient norm and samples of each step, as they were written.
@@ -211,6 +221,33 @@ impl<'a> TrainingRun<'a> {
                 return left;
             }
             std::thread::sleep(LOOK);
+        }
+    }
+}
+
+/// How what was started on a host ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NodeEnd {
+    pub(crate) host: usize,
+    pub(crate) how: How,
+    /// What it printed.
+    pub(crate) log: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum How {
+    Succeeded,
+    Failed(String),
+    StillRunning,
+}
+
+impl fmt::Display for NodeEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, how, log } = self;
+        match how {
+            How::Succeeded => write!(f, "host{host}: exit 0"),
+            How::Failed(status) => write!(f, "host{host}: {status}: {}", last_line(log)),
+            How::StillRunning => write!(f, "host{host} was still running"),
         }
     }
 }
