@@ -22,7 +22,7 @@ use rustix::fs::Timespec;
 use rustix::net::sockopt;
 
 use super::name::{LinkName, LinkNote};
-use super::record::MAX_RECORD;
+use super::record::MAX_BURST;
 use super::security::LinkSecurity;
 
 /// How long one handshake may take.
@@ -140,7 +140,7 @@ impl Hub {
         match self.security(name) {
             LinkSecurity::None if self.rules.is_here[self.other(name)] => 0,
             LinkSecurity::None => WINDOW,
-            _ => WINDOW + MAX_RECORD,
+            _ => WINDOW + MAX_BURST,
         }
     }
 
@@ -247,7 +247,8 @@ fn prepare(stream: &TcpStream, host_timeout: Duration) -> io::Result<()> {
     sockopt::set_tcp_keepidle(stream, probe)?;
     sockopt::set_tcp_keepintvl(stream, probe)?;
     sockopt::set_tcp_keepcnt(stream, num_probes as u32)?;
-    // No time limit for data on its direction: it would also end the link to a rank that is alive and busy, whose window is closed.
+    // No time limit for data that is not acknowledged: it would also end the link to a rank that is alive but busy, and whose
+    // receive buffer is full.
     // The store reports a rank's death, and the call's deadline covers a silent rank.
     sockopt::set_tcp_user_timeout(stream, 0)?;
     Ok(())

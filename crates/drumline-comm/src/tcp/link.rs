@@ -16,11 +16,12 @@ use std::time::{Duration, Instant};
 
 use drumline_rendezvous::handshake::Session;
 
+use super::drive::BURST;
 use super::frame::{GOODBYE, HEADER};
 use super::hub::{Arrival, DialError, Hub};
 use super::name::LinkName;
 use super::pipe::{Break, Pipe};
-use super::record::{BadRecord, Opener, Sealer};
+use super::record::{BadRecord, MAX_DATA, Opener, Sealer};
 use super::security::LinkSecurity;
 
 /// The pause between two attempts to reconnect.
@@ -72,7 +73,7 @@ impl ReconnectError {
 struct Records {
     sealer: Sealer,
     opener: Opener,
-    /// Length of the data in a record that has not been sent completely. It counts as written only then.
+    /// Length of the data in records that have not been sent completely. It counts as written only then.
     staged: usize,
 }
 
@@ -148,9 +149,7 @@ impl Link {
             return self.pipe.write(&[IoSlice::new(first), IoSlice::new(second)]);
         };
         if records.staged == 0 {
-            let (record, len) = records.sealer.seal([first, second]);
-            self.pipe.stage(record);
-            records.staged = len;
+            records.staged = records.stage(&mut self.pipe, first, second);
         }
         if self.pipe.flush() { std::mem::take(&mut records.staged) } else { 0 }
     }
@@ -180,9 +179,7 @@ impl Link {
         };
         let mut read = 0;
         for into in [first, second] {
-            let len = records.data(&mut self.pipe)?.min(into.len());
-            into[..len].copy_from_slice(&records.opener.data()[..len]);
-            records.opener.take(len);
+            let len = records.read(&mut self.pipe, into)?;
             read += len;
             if len < into.len() {
                 break;
@@ -198,8 +195,12 @@ impl Link {
             None => (self.pipe.peek(&mut header) == HEADER).then_some(header),
             Some(records) => {
                 // A bad record is an error for the call that reads it.
-                records.data(&mut self.pipe).ok()?;
-                records.opener.data().first_chunk().copied()
+                records.opener.open_ahead().ok()?;
+                if records.opener.left().is_empty() {
+                    records.fill(&mut self.pipe);
+                    records.opener.open_ahead().ok()?;
+                }
+                records.opener.left().first_chunk().copied()
             }
         }
     }
@@ -336,18 +337,43 @@ impl Link {
 }
 
 impl Records {
-    /// The length of verified data; reads more if there is none.
-    fn data(&mut self, pipe: &mut Pipe) -> Result<usize, BadRecord> {
-        while self.opener.data().is_empty() {
-            if !self.opener.open()? {
-                let read = pipe.read(&mut [IoSliceMut::new(self.opener.room())]);
-                if read == 0 {
-                    break;
-                }
-                self.opener.fill(read);
+    /// Makes records of the two slices, at most a burst; returns the length of their data. Several records are sent by one
+    /// system call.
+    fn stage(&mut self, pipe: &mut Pipe, mut first: &[u8], mut second: &[u8]) -> usize {
+        let mut staged = 0;
+        while staged + MAX_DATA <= BURST && !(first.is_empty() && second.is_empty()) {
+            let head = first.split_off(..first.len().min(MAX_DATA)).unwrap_or_default();
+            // A header before long data has its own record, so that records end where the reader's buffers end.
+            let room = if !head.is_empty() && second.len() >= MAX_DATA { 0 } else { MAX_DATA - head.len() };
+            let tail = second.split_off(..second.len().min(room)).unwrap_or_default();
+            let len = head.len() + tail.len();
+            pipe.stage(self.sealer.record_len(len), |record| self.sealer.seal([head, tail], record));
+            staged += len;
+        }
+        staged
+    }
+
+    /// Copies verified data into `into`; reads more if there is none.
+    fn read(&mut self, pipe: &mut Pipe, into: &mut [u8]) -> Result<usize, BadRecord> {
+        if into.is_empty() {
+            return Ok(0);
+        }
+        loop {
+            let len = self.opener.read(into)?;
+            if len > 0 {
+                return Ok(len);
+            }
+            if self.fill(pipe) == 0 {
+                return Ok(0);
             }
         }
-        Ok(self.opener.data().len())
+    }
+
+    /// Reads what has arrived, and returns how much that is.
+    fn fill(&mut self, pipe: &mut Pipe) -> usize {
+        let read = pipe.read(&mut [IoSliceMut::new(self.opener.room())]);
+        self.opener.fill(read);
+        read
     }
 }
 
