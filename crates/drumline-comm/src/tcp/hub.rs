@@ -82,14 +82,14 @@ struct Links {
 struct Waiting {
     arrived: HashMap<LinkName, Arrival>,
     /// New connections of known links, each with the number of bytes that the other side has received.
-    resumed: HashMap<LinkName, (TcpStream, u64)>,
+    resumed: HashMap<LinkName, (Arrival, u64)>,
     /// Links that have arrived, claimed or not. Only these can be resumed.
     known: HashSet<LinkName>,
     /// Groups that have ended, the newest last. Names of groups are not used twice.
     over: VecDeque<String>,
 }
 
-/// An incoming link.
+/// An incoming link, or a new connection of one.
 #[derive(Debug)]
 pub(super) struct Arrival {
     pub(super) stream: TcpStream,
@@ -176,7 +176,7 @@ impl Hub {
     }
 
     /// Claims the newest connection of a resumed link, if there is one, and the number of bytes that the other side has received.
-    pub(super) fn claim_resumed(&self, name: &LinkName) -> Option<(TcpStream, u64)> {
+    pub(super) fn claim_resumed(&self, name: &LinkName) -> Option<(Arrival, u64)> {
         self.links.waiting().resumed.remove(name)
     }
 
@@ -312,7 +312,7 @@ impl Host for LinkHost {
             return;
         }
         match resumes {
-            Some(received) => drop(waiting.resumed.insert(name, (stream, received))),
+            Some(received) => drop(waiting.resumed.insert(name, (Arrival { stream, session }, received))),
             None => {
                 waiting.known.insert(name.clone());
                 waiting.arrived.insert(name, Arrival { stream, session });

@@ -22,6 +22,7 @@ use super::hub::{Arrival, DialError, Hub};
 use super::name::LinkName;
 use super::pipe::{Break, Pipe};
 use super::record::{BadRecord, MAX_DATA, Opener, Sealer};
+use super::resumption::{self, ANSWER};
 use super::security::LinkSecurity;
 
 /// The pause between two attempts to reconnect.
@@ -54,7 +55,7 @@ pub(crate) struct Link {
 pub(crate) enum ReconnectError {
     /// The other side has dropped the link. This matters only to a call that still needs it.
     Refused(String),
-    /// Bytes that were sent may be lost.
+    /// Bytes that were sent may be lost, or somebody has tampered with the new connection.
     Lost(String),
 }
 
@@ -82,8 +83,8 @@ struct Records {
 enum Attempt {
     /// Connect, but not before this time.
     At(Instant),
-    /// A connection is made. These are the bytes read so far of the number of bytes that the other side has received.
-    Answer(TcpStream, Vec<u8>),
+    /// A connection is made. These are the bytes read so far of the other side's answer.
+    Answer(Arrival, Vec<u8>),
 }
 
 impl Link {
@@ -238,11 +239,13 @@ impl Link {
 
     /// Accepts a new connection. The other side may have made it before this one has noticed that the old one has ended.
     fn accept_new_connection(&mut self, hub: &Hub) -> Result<(), ReconnectError> {
-        let Some((stream, received_there)) = hub.claim_resumed(&self.name) else { return Ok(()) };
+        let Some((arrival, received_there)) = hub.claim_resumed(&self.name) else { return Ok(()) };
+        let Arrival { stream, session } = arrival;
         self.pipe.leave_connection();
         // The write cannot be partial: nothing was sent over this connection before.
-        let written = std::io::Write::write(&mut &stream, &self.pipe.received().to_le_bytes());
-        if !matches!(written, Ok(8)) {
+        let answer = resumption::encode(self.pipe.received(), &session);
+        let written = std::io::Write::write(&mut &stream, &answer);
+        if !matches!(written, Ok(resumption::ANSWER)) {
             return Ok(());
         }
         self.resume(stream, received_there)
@@ -257,22 +260,25 @@ impl Link {
                 Some(self.pipe.received()),
                 Instant::now() + hub.host_timeout(),
             ) {
-                Ok((stream, _)) => {
+                Ok((stream, session)) => {
                     self.last_answer = Some(Instant::now());
-                    self.attempt = Attempt::Answer(stream, Vec::new());
+                    self.attempt = Attempt::Answer(Arrival { stream, session }, Vec::new());
                     return Ok(());
                 }
                 Err(DialError::Refused(reason)) => return Err(ReconnectError::Refused(reason)),
                 Err(DialError::Failed(error)) => error,
             },
-            Attempt::Answer(stream, known) => match read_number(stream, known) {
+            Attempt::Answer(made, known) => match read_answer(&made.stream, known) {
                 Ok(None) => return Ok(()),
-                Ok(Some(received_there)) => {
+                Ok(Some(answer)) => {
+                    let received_there = resumption::decode(&answer, &made.session);
+                    let received_there =
+                        received_there.map_err(|bad| ReconnectError::Lost(bad.to_string()))?;
                     let rest = Attempt::At(Instant::now());
-                    let Attempt::Answer(stream, _) = std::mem::replace(&mut self.attempt, rest) else {
+                    let Attempt::Answer(made, _) = std::mem::replace(&mut self.attempt, rest) else {
                         return Ok(());
                     };
-                    return self.resume(stream, received_there);
+                    return self.resume(made.stream, received_there);
                 }
                 Err(error) => error.to_string(),
             },
@@ -377,9 +383,9 @@ impl Records {
     }
 }
 
-/// Reads more of a number of eight bytes; `None` if not all of it has arrived.
-fn read_number(mut stream: &TcpStream, known: &mut Vec<u8>) -> std::io::Result<Option<u64>> {
-    let mut bytes = [0; 8];
+/// Reads more of the answer to a new connection; `None` if not all of it has arrived.
+fn read_answer(mut stream: &TcpStream, known: &mut Vec<u8>) -> std::io::Result<Option<[u8; ANSWER]>> {
+    let mut bytes = [0; ANSWER];
     match stream.read(&mut bytes[known.len()..]) {
         Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
         Ok(read) => {
@@ -389,5 +395,5 @@ fn read_number(mut stream: &TcpStream, known: &mut Vec<u8>) -> std::io::Result<O
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
         Err(error) => return Err(error),
     }
-    Ok(known.as_slice().try_into().ok().map(u64::from_le_bytes))
+    Ok(known.as_slice().try_into().ok())
 }
