@@ -47,6 +47,8 @@ mod p2p_deadlines;
 mod p2p_notes;
 #[path = "it/relay.rs"]
 mod relay;
+#[path = "it/relay_host.rs"]
+mod relay_host;
 #[path = "it/strangers.rs"]
 mod strangers;
 #[path = "it/subgroups.rs"]

@@ -5,6 +5,13 @@
 //!   host 1 (10.77.0.2) eth0 ──── port1 ┴ bridge, in its own namespace; nothing appears in the machine's network
 //! ```
 //!
+//! Or two hosts in a line with a third one that has the address of each towards the other. What one host sends the other
+//! ends at the third, which may pass it on, changed or not:
+//!
+//! ```text
+//!   host 0 (10.77.0.1) eth0 ──── port0 (10.77.0.2) host 2 (10.77.0.1) port1 ──── eth0 (10.77.0.2) host 1
+//! ```
+//!
 //! A cut takes down the port on the bridge's side: packets vanish, as with a pulled cable, and no side is notified.
 //! Each host also has its own host name. Needs root, `ip` and `unshare`. What a killed test has left is removed by the
 //! next one.
@@ -39,6 +46,16 @@ impl Hosts {
     /// Creates `num_hosts` hosts (1 to 200); `None`, with a `SKIPPED: …` line, if this machine cannot.
     pub fn new(num_hosts: usize) -> Result<Option<Self>> {
         ensure!((1..=200).contains(&num_hosts), "1 to 200 hosts can be created, got {num_hosts}");
+        Self::built(num_hosts, Self::build)
+    }
+
+    /// Creates hosts 0 and 1, and host 2 between them: a connection from either to the other ends there. A connection from
+    /// host 2 to one of them must begin at the address of the other one. `None` as for [`new`](Self::new).
+    pub fn with_one_between() -> Result<Option<Self>> {
+        Self::built(3, Self::build_line)
+    }
+
+    fn built(num_hosts: usize, build: impl FnOnce(&Self) -> Result<()>) -> Result<Option<Self>> {
         if !tools::require_tool("ip") || !tools::require_tool("unshare") {
             return Ok(None);
         }
@@ -53,8 +70,29 @@ impl Hosts {
         *count += 1;
         remove_stale();
         let hosts = Self { base: format!("{PREFIX}-{}-{number}", std::process::id()), num_hosts };
-        hosts.build()?;
+        build(&hosts)?;
         Ok(Some(hosts))
+    }
+
+    fn build_line(&self) -> Result<()> {
+        let between = self.name(2);
+        ip(&["netns", "add", &between])?;
+        ip(&["-n", &between, "link", "set", "lo", "up"])?;
+        for host in 0..2 {
+            let (port, own, other) = (port(host), self.address(host).to_string(), self.address(1 - host));
+            self.build_end(host, &between)?;
+            ip(&["-n", &between, "address", "add", &format!("{other}/32"), "dev", &port])?;
+            ip(&["-n", &between, "link", "set", &port, "up"])?;
+            // Both addresses are its own and those of others: what comes in is for itself, what goes out is for the others.
+            let accept = format!("echo 1 >/proc/sys/net/ipv4/conf/{port}/accept_local");
+            ip(&["netns", "exec", &between, "sh", "-c", &accept])?;
+            ip(&["-n", &between, "rule", "add", "pref", "10", "iif", &port, "lookup", "local"])?;
+            ip(&["-n", &between, "route", "add", &own, "dev", &port, "table", "100"])?;
+        }
+        let ours = "10.77.0.0/24";
+        ip(&["-n", &between, "rule", "add", "pref", "20", "from", ours, "to", ours, "lookup", "100"])?;
+        ip(&["-n", &between, "rule", "add", "pref", "100", "lookup", "local"])?;
+        ip(&["-n", &between, "rule", "delete", "pref", "0"])
     }
 
     fn build(&self) -> Result<()> {
@@ -67,14 +105,16 @@ impl Hosts {
 
     fn build_host(&self, host: usize) -> Result<()> {
         let switch = self.switch();
-        let name = self.name(host);
-        let port = port(host);
+        self.build_end(host, &switch)?;
+        ip(&["-n", &switch, "link", "set", &port(host), "master", "bridge", "up"])
+    }
+
+    /// A host and its cable, whose other end is in the namespace `there`.
+    fn build_end(&self, host: usize, there: &str) -> Result<()> {
+        let (name, port) = (self.name(host), port(host));
         let address = format!("{}/24", self.address(host));
         ip(&["netns", "add", &name])?;
-        ip(&[
-            "link", "add", "eth0", "netns", &name, "type", "veth", "peer", "name", &port, "netns", &switch,
-        ])?;
-        ip(&["-n", &switch, "link", "set", &port, "master", "bridge", "up"])?;
+        ip(&["link", "add", "eth0", "netns", &name, "type", "veth", "peer", "name", &port, "netns", there])?;
         ip(&["-n", &name, "address", "add", &address, "dev", "eth0"])?;
         ip(&["-n", &name, "link", "set", "eth0", "up"])?;
         ip(&["-n", &name, "link", "set", "lo", "up"])

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use drumline_rendezvous::{InitOptions, Member};
 
@@ -22,6 +22,10 @@ use crate::shm::{
     create, region_len,
 };
 use crate::tcp::Fabric;
+
+/// How long a rank with its own core tries to send and receive before it sleeps: longer than it takes to wake up, and than a
+/// peer is silent while it makes the records of a burst.
+const SPIN: Duration = Duration::from_micros(200);
 
 impl ProcessGroup {
     /// Joins the job that the environment describes: what a launcher, Slurm or MPI has set, or RANK, WORLD_SIZE,
@@ -168,8 +172,8 @@ fn form(process: Arc<Process>, name: &GroupName, members: &[usize]) -> Result<Pr
     let core_share = process.core_share();
     let local = topology.nodes[topology.node].clone();
     let (node, descriptors) = share_memory(&process, &state, &local, topology.place, core_share)?;
-    let spins = if core_share == CoreShare::Own { 60 } else { 0 };
-    let fabric = Fabric::new(state.clone(), process.clone(), rank, spins);
+    let spin = if core_share == CoreShare::Own { SPIN } else { Duration::ZERO };
+    let fabric = Fabric::new(state.clone(), process.clone(), rank, spin);
     let post = Router::new(&process, &state, rank, &local, node.as_ref());
     if let Some(node) = &node {
         let _ = state.board.set(node.board());

@@ -236,8 +236,7 @@ impl Drive<'_, '_> {
 
     /// Spins a little, then sleeps until a link can move.
     fn wait(&mut self, idle: &mut Idle, awaited: &[usize]) -> Result<(), Stop> {
-        idle.tries += 1;
-        if idle.tries <= self.fabric.spins {
+        if idle.begin.elapsed() < self.fabric.spin {
             std::hint::spin_loop();
             return Ok(());
         }
@@ -307,13 +306,12 @@ impl Drive<'_, '_> {
 /// How long nothing has moved.
 struct Idle {
     begin: Instant,
-    tries: u32,
     given_up_since: Option<Instant>,
 }
 
 impl Idle {
     fn new() -> Self {
-        Self { begin: Instant::now(), tries: 0, given_up_since: None }
+        Self { begin: Instant::now(), given_up_since: None }
     }
 }
 

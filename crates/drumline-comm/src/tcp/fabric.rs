@@ -27,22 +27,22 @@ pub(crate) struct Fabric {
     process: Arc<Process>,
     me: usize,
     pub(super) links: SharedLinks,
-    /// Tries before sleeping; 0 when there are more ranks than cores.
-    pub(super) spins: u32,
+    /// How long to try before sleeping; 0 when there are more ranks than cores.
+    pub(super) spin: Duration,
     applied_faults: AppliedFaults,
     /// A buffer for what is received only to be reduced. It is kept between calls: new memory costs a page fault per 4 KiB.
     scratch: Vec<u64>,
 }
 
 impl Fabric {
-    pub(crate) fn new(state: Arc<GroupState>, process: Arc<Process>, me: usize, spins: u32) -> Self {
+    pub(crate) fn new(state: Arc<GroupState>, process: Arc<Process>, me: usize, spin: Duration) -> Self {
         let links = SharedLinks::default();
         Self {
             state,
             process,
             me,
             links,
-            spins,
+            spin,
             applied_faults: AppliedFaults::default(),
             scratch: Vec::new(),
         }

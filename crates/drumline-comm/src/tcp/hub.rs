@@ -22,7 +22,7 @@ use rustix::fs::Timespec;
 use rustix::net::sockopt;
 
 use super::name::{LinkName, LinkNote};
-use super::record::MAX_RECORD;
+use super::record::MAX_BURST;
 use super::security::LinkSecurity;
 
 /// How long one handshake may take.
@@ -82,14 +82,14 @@ struct Links {
 struct Waiting {
     arrived: HashMap<LinkName, Arrival>,
     /// New connections of known links, each with the number of bytes that the other side has received.
-    resumed: HashMap<LinkName, (TcpStream, u64)>,
+    resumed: HashMap<LinkName, (Arrival, u64)>,
     /// Links that have arrived, claimed or not. Only these can be resumed.
     known: HashSet<LinkName>,
     /// Groups that have ended, the newest last. Names of groups are not used twice.
     over: VecDeque<String>,
 }
 
-/// An incoming link.
+/// An incoming link, or a new connection of one.
 #[derive(Debug)]
 pub(super) struct Arrival {
     pub(super) stream: TcpStream,
@@ -140,7 +140,7 @@ impl Hub {
         match self.security(name) {
             LinkSecurity::None if self.rules.is_here[self.other(name)] => 0,
             LinkSecurity::None => WINDOW,
-            _ => WINDOW + MAX_RECORD,
+            _ => WINDOW + MAX_BURST,
         }
     }
 
@@ -176,7 +176,7 @@ impl Hub {
     }
 
     /// Claims the newest connection of a resumed link, if there is one, and the number of bytes that the other side has received.
-    pub(super) fn claim_resumed(&self, name: &LinkName) -> Option<(TcpStream, u64)> {
+    pub(super) fn claim_resumed(&self, name: &LinkName) -> Option<(Arrival, u64)> {
         self.links.waiting().resumed.remove(name)
     }
 
@@ -247,7 +247,8 @@ fn prepare(stream: &TcpStream, host_timeout: Duration) -> io::Result<()> {
     sockopt::set_tcp_keepidle(stream, probe)?;
     sockopt::set_tcp_keepintvl(stream, probe)?;
     sockopt::set_tcp_keepcnt(stream, num_probes as u32)?;
-    // No time limit for data on its direction: it would also end the link to a rank that is alive and busy, whose window is closed.
+    // No time limit for data that is not acknowledged: it would also end the link to a rank that is alive but busy, and whose
+    // receive buffer is full.
     // The store reports a rank's death, and the call's deadline covers a silent rank.
     sockopt::set_tcp_user_timeout(stream, 0)?;
     Ok(())
@@ -311,7 +312,7 @@ impl Host for LinkHost {
             return;
         }
         match resumes {
-            Some(received) => drop(waiting.resumed.insert(name, (stream, received))),
+            Some(received) => drop(waiting.resumed.insert(name, (Arrival { stream, session }, received))),
             None => {
                 waiting.known.insert(name.clone());
                 waiting.arrived.insert(name, Arrival { stream, session });

@@ -16,11 +16,13 @@ use std::time::{Duration, Instant};
 
 use drumline_rendezvous::handshake::Session;
 
+use super::drive::BURST;
 use super::frame::{GOODBYE, HEADER};
 use super::hub::{Arrival, DialError, Hub};
 use super::name::LinkName;
 use super::pipe::{Break, Pipe};
-use super::record::{BadRecord, Opener, Sealer};
+use super::record::{BadRecord, MAX_DATA, Opener, Sealer};
+use super::resumption::{self, ANSWER};
 use super::security::LinkSecurity;
 
 /// The pause between two attempts to reconnect.
@@ -53,7 +55,7 @@ pub(crate) struct Link {
 pub(crate) enum ReconnectError {
     /// The other side has dropped the link. This matters only to a call that still needs it.
     Refused(String),
-    /// Bytes that were sent may be lost.
+    /// Bytes that were sent may be lost, or somebody has tampered with the new connection.
     Lost(String),
 }
 
@@ -72,7 +74,7 @@ impl ReconnectError {
 struct Records {
     sealer: Sealer,
     opener: Opener,
-    /// Length of the data in a record that has not been sent completely. It counts as written only then.
+    /// Length of the data in records that have not been sent completely. It counts as written only then.
     staged: usize,
 }
 
@@ -81,8 +83,8 @@ struct Records {
 enum Attempt {
     /// Connect, but not before this time.
     At(Instant),
-    /// A connection is made. These are the bytes read so far of the number of bytes that the other side has received.
-    Answer(TcpStream, Vec<u8>),
+    /// A connection is made. These are the bytes read so far of the other side's answer.
+    Answer(Arrival, Vec<u8>),
 }
 
 impl Link {
@@ -148,9 +150,7 @@ impl Link {
             return self.pipe.write(&[IoSlice::new(first), IoSlice::new(second)]);
         };
         if records.staged == 0 {
-            let (record, len) = records.sealer.seal([first, second]);
-            self.pipe.stage(record);
-            records.staged = len;
+            records.staged = records.stage(&mut self.pipe, first, second);
         }
         if self.pipe.flush() { std::mem::take(&mut records.staged) } else { 0 }
     }
@@ -180,9 +180,7 @@ impl Link {
         };
         let mut read = 0;
         for into in [first, second] {
-            let len = records.data(&mut self.pipe)?.min(into.len());
-            into[..len].copy_from_slice(&records.opener.data()[..len]);
-            records.opener.take(len);
+            let len = records.read(&mut self.pipe, into)?;
             read += len;
             if len < into.len() {
                 break;
@@ -198,8 +196,12 @@ impl Link {
             None => (self.pipe.peek(&mut header) == HEADER).then_some(header),
             Some(records) => {
                 // A bad record is an error for the call that reads it.
-                records.data(&mut self.pipe).ok()?;
-                records.opener.data().first_chunk().copied()
+                records.opener.open_ahead().ok()?;
+                if records.opener.left().is_empty() {
+                    records.fill(&mut self.pipe);
+                    records.opener.open_ahead().ok()?;
+                }
+                records.opener.left().first_chunk().copied()
             }
         }
     }
@@ -237,11 +239,13 @@ impl Link {
 
     /// Accepts a new connection. The other side may have made it before this one has noticed that the old one has ended.
     fn accept_new_connection(&mut self, hub: &Hub) -> Result<(), ReconnectError> {
-        let Some((stream, received_there)) = hub.claim_resumed(&self.name) else { return Ok(()) };
+        let Some((arrival, received_there)) = hub.claim_resumed(&self.name) else { return Ok(()) };
+        let Arrival { stream, session } = arrival;
         self.pipe.leave_connection();
         // The write cannot be partial: nothing was sent over this connection before.
-        let written = std::io::Write::write(&mut &stream, &self.pipe.received().to_le_bytes());
-        if !matches!(written, Ok(8)) {
+        let answer = resumption::encode(self.pipe.received(), &session);
+        let written = std::io::Write::write(&mut &stream, &answer);
+        if !matches!(written, Ok(resumption::ANSWER)) {
             return Ok(());
         }
         self.resume(stream, received_there)
@@ -256,22 +260,25 @@ impl Link {
                 Some(self.pipe.received()),
                 Instant::now() + hub.host_timeout(),
             ) {
-                Ok((stream, _)) => {
+                Ok((stream, session)) => {
                     self.last_answer = Some(Instant::now());
-                    self.attempt = Attempt::Answer(stream, Vec::new());
+                    self.attempt = Attempt::Answer(Arrival { stream, session }, Vec::new());
                     return Ok(());
                 }
                 Err(DialError::Refused(reason)) => return Err(ReconnectError::Refused(reason)),
                 Err(DialError::Failed(error)) => error,
             },
-            Attempt::Answer(stream, known) => match read_number(stream, known) {
+            Attempt::Answer(made, known) => match read_answer(&made.stream, known) {
                 Ok(None) => return Ok(()),
-                Ok(Some(received_there)) => {
+                Ok(Some(answer)) => {
+                    let received_there = resumption::decode(&answer, &made.session);
+                    let received_there =
+                        received_there.map_err(|bad| ReconnectError::Lost(bad.to_string()))?;
                     let rest = Attempt::At(Instant::now());
-                    let Attempt::Answer(stream, _) = std::mem::replace(&mut self.attempt, rest) else {
+                    let Attempt::Answer(made, _) = std::mem::replace(&mut self.attempt, rest) else {
                         return Ok(());
                     };
-                    return self.resume(stream, received_there);
+                    return self.resume(made.stream, received_there);
                 }
                 Err(error) => error.to_string(),
             },
@@ -336,24 +343,49 @@ impl Link {
 }
 
 impl Records {
-    /// The length of verified data; reads more if there is none.
-    fn data(&mut self, pipe: &mut Pipe) -> Result<usize, BadRecord> {
-        while self.opener.data().is_empty() {
-            if !self.opener.open()? {
-                let read = pipe.read(&mut [IoSliceMut::new(self.opener.room())]);
-                if read == 0 {
-                    break;
-                }
-                self.opener.fill(read);
+    /// Makes records of the two slices, at most a burst; returns the length of their data. Several records are sent by one
+    /// system call.
+    fn stage(&mut self, pipe: &mut Pipe, mut first: &[u8], mut second: &[u8]) -> usize {
+        let mut staged = 0;
+        while staged + MAX_DATA <= BURST && !(first.is_empty() && second.is_empty()) {
+            let head = first.split_off(..first.len().min(MAX_DATA)).unwrap_or_default();
+            // A header before long data has its own record, so that records end where the reader's buffers end.
+            let room = if !head.is_empty() && second.len() >= MAX_DATA { 0 } else { MAX_DATA - head.len() };
+            let tail = second.split_off(..second.len().min(room)).unwrap_or_default();
+            let len = head.len() + tail.len();
+            pipe.stage(self.sealer.record_len(len), |record| self.sealer.seal([head, tail], record));
+            staged += len;
+        }
+        staged
+    }
+
+    /// Copies verified data into `into`; reads more if there is none.
+    fn read(&mut self, pipe: &mut Pipe, into: &mut [u8]) -> Result<usize, BadRecord> {
+        if into.is_empty() {
+            return Ok(0);
+        }
+        loop {
+            let len = self.opener.read(into)?;
+            if len > 0 {
+                return Ok(len);
+            }
+            if self.fill(pipe) == 0 {
+                return Ok(0);
             }
         }
-        Ok(self.opener.data().len())
+    }
+
+    /// Reads what has arrived, and returns how much that is.
+    fn fill(&mut self, pipe: &mut Pipe) -> usize {
+        let read = pipe.read(&mut [IoSliceMut::new(self.opener.room())]);
+        self.opener.fill(read);
+        read
     }
 }
 
-/// Reads more of a number of eight bytes; `None` if not all of it has arrived.
-fn read_number(mut stream: &TcpStream, known: &mut Vec<u8>) -> std::io::Result<Option<u64>> {
-    let mut bytes = [0; 8];
+/// Reads more of the answer to a new connection; `None` if not all of it has arrived.
+fn read_answer(mut stream: &TcpStream, known: &mut Vec<u8>) -> std::io::Result<Option<[u8; ANSWER]>> {
+    let mut bytes = [0; ANSWER];
     match stream.read(&mut bytes[known.len()..]) {
         Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
         Ok(read) => {
@@ -363,5 +395,5 @@ fn read_number(mut stream: &TcpStream, known: &mut Vec<u8>) -> std::io::Result<O
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
         Err(error) => return Err(error),
     }
-    Ok(known.as_slice().try_into().ok().map(u64::from_le_bytes))
+    Ok(known.as_slice().try_into().ok())
 }

@@ -16,6 +16,7 @@ mod outstanding;
 mod pipe;
 mod reconnector;
 mod record;
+mod resumption;
 mod ring;
 mod security;
 

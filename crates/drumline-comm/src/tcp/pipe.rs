@@ -29,8 +29,8 @@ const NOTICED: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(super) struct Pipe {
     connection: Result<TcpStream, Break>,
-    /// Bytes given to the kernel, counted from the link's beginning. Less than the ring's end after a resumption, and while a
-    /// record waits to be sent; more while the sent bytes still belong to the caller.
+    /// Bytes given to the kernel, counted from the link's beginning. Less than the ring's end after a resumption, and while
+    /// records wait to be sent; more while the sent bytes still belong to the caller.
     sent: u64,
     ring: Ring,
     /// Bytes that the user of the link has read.
@@ -110,9 +110,9 @@ impl Pipe {
         self.ring.forget(position);
     }
 
-    /// Adds bytes that [`flush`](Self::flush) sends.
-    pub(super) fn stage(&mut self, bytes: &[u8]) {
-        self.ring.push(bytes);
+    /// Adds `len` bytes, which `make` writes into the ring, for [`flush`](Self::flush) to send.
+    pub(super) fn stage(&mut self, len: usize, make: impl FnOnce(&mut [u8])) {
+        self.ring.push_with(len, make);
     }
 
     /// Whether something is staged or must be sent again, and can be.

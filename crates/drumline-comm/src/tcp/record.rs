@@ -7,12 +7,13 @@
 //! The n-th record of a direction is sealed with the number n and that direction's key. So a record that is changed, repeated,
 //! left out, moved or taken from another link does not verify. A length is verified only when all of the record has
 //! arrived; its complement shows a changed length at once, where a reader would otherwise wait for bytes that never come.
-//! `mac` is the keyed hash of BLAKE3 over the number and the record, `aead` is AES-256-GCM with the number as its nonce. On a
-//! CPU with AES instructions, encrypting is the faster of the two. Not here: where keys come from (the handshake), how bytes
-//! move (`pipe`).
+//! Both use AEGIS-256X4 (RFC 10032), whose nonce is the record's number and length: `mac` as a MAC over the data, `aead` to
+//! encrypt it. On a CPU with AES instructions that takes little longer than a copy of the data, which decides what links cost.
+//! Not here: where keys come from (the handshake), how bytes move (`pipe`).
 
-use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use aegis::aegis256x4::{Aegis256X4, Aegis256X4Mac};
 
+use super::drive::BURST;
 use super::security::LinkSecurity;
 
 /// The most data in one record.
@@ -21,14 +22,21 @@ pub(super) const MAX_DATA: usize = 64 << 10;
 /// Bytes of the length that precedes data, and of its complement.
 const LENGTH: usize = 8;
 
-/// Bytes of the longest tag that follows it.
-const MAX_TAG: usize = 32;
+/// Bytes of the tag that follows data.
+const MAC_TAG: usize = 32;
+const AEAD_TAG: usize = 16;
 
 /// The longest record.
-pub(super) const MAX_RECORD: usize = LENGTH + MAX_DATA + MAX_TAG;
+const MAX_RECORD: usize = LENGTH + MAX_DATA + MAC_TAG;
 
-/// Size of the read buffer.
-const READ_AHEAD: usize = 4 * MAX_RECORD;
+/// Bytes that are copied and authenticated at a time.
+const PART: usize = 8 << 10;
+
+/// Bytes of the longest records that are sent at once.
+pub(super) const MAX_BURST: usize = BURST / MAX_DATA * MAX_RECORD;
+
+/// Size of the read buffer: a burst, and the rest of a record that has not arrived completely.
+const READ_AHEAD: usize = MAX_BURST + MAX_RECORD;
 
 /// Why a record is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -66,67 +74,67 @@ fn decode_length(bytes: [u8; LENGTH]) -> Option<usize> {
 }
 
 /// One direction's key.
-enum Key {
-    Mac([u8; 32]),
-    Aead(Box<LessSafeKey>),
+struct Key {
+    security: LinkSecurity,
+    bytes: [u8; 32],
 }
 
 impl Key {
-    fn new(security: LinkSecurity, key: &[u8; 32]) -> Self {
-        if security != LinkSecurity::Aead {
-            return Self::Mac(*key);
-        }
-        let key = UnboundKey::new(&AES_256_GCM, key).expect("AES-256 has keys of 32 bytes");
-        Self::Aead(Box::new(LessSafeKey::new(key)))
-    }
-
     fn tag_len(&self) -> usize {
-        match self {
-            Self::Mac(_) => blake3::OUT_LEN,
-            Self::Aead(_) => AES_256_GCM.tag_len(),
+        if self.security == LinkSecurity::Aead { AEAD_TAG } else { MAC_TAG }
+    }
+
+    /// Writes the data of both slices, encrypted if that is this key's purpose, and its tag.
+    fn seal(&self, nonce: &[u8; 32], pieces: [&[u8]; 2], data: &mut [u8], tag: &mut [u8]) {
+        let (first, second) = data.split_at_mut(pieces[0].len());
+        if self.security == LinkSecurity::Aead {
+            let mut cipher = Aegis256X4::<AEAD_TAG>::new(&self.bytes, nonce).encryptor(&[]);
+            cipher.update(pieces[0], first);
+            cipher.update(pieces[1], second);
+            tag.copy_from_slice(&cipher.finalize());
+        } else {
+            let mut mac = self.mac(nonce);
+            copy_in_parts(pieces[0], first, |part| mac.update(part));
+            copy_in_parts(pieces[1], second, |part| mac.update(part));
+            tag.copy_from_slice(&mac.finalize());
         }
     }
 
-    /// Adds the tag to a record of length and data.
-    fn seal(&self, number: u64, record: &mut Vec<u8>) {
-        match self {
-            Self::Mac(key) => {
-                let tag = mac(key, number, record);
-                record.extend_from_slice(tag.as_bytes());
+    /// Whether the tag is right; if so, the data is in `into`, and if not, zeros are. Tags are compared in constant time.
+    fn open(&self, nonce: &[u8; 32], data: &[u8], tag: &[u8], into: &mut [u8]) -> bool {
+        if self.security == LinkSecurity::Aead {
+            let mut cipher = Aegis256X4::<AEAD_TAG>::new(&self.bytes, nonce).decryptor(&[], into);
+            cipher.update(data).is_ok() && tag.try_into().is_ok_and(|tag| cipher.finalize(tag).is_ok())
+        } else {
+            let mut mac = self.mac(nonce);
+            copy_in_parts(data, into, |part| mac.update(part));
+            let is_right = tag.try_into().is_ok_and(|tag| mac.verify(tag).is_ok());
+            if !is_right {
+                into.fill(0);
             }
-            Self::Aead(key) => {
-                let (length, data) = record.split_at_mut(LENGTH);
-                let tag = key.seal_in_place_separate_tag(nonce(number), Aad::from(&*length), data);
-                let tag = tag.expect("a record is far shorter than AES-GCM's limit");
-                record.extend_from_slice(tag.as_ref());
-            }
+            is_right
         }
     }
 
-    /// Whether the tag at the record's end is right. If so, its data is decrypted.
-    fn open(&self, number: u64, record: &mut [u8]) -> bool {
-        match self {
-            Self::Mac(key) => {
-                let (record, tag) = record.split_at(record.len() - blake3::OUT_LEN);
-                // Hashes are compared in constant time.
-                tag.try_into().is_ok_and(|tag: [u8; blake3::OUT_LEN]| mac(key, number, record) == tag)
-            }
-            Self::Aead(key) => {
-                let (length, sealed) = record.split_at_mut(LENGTH);
-                key.open_in_place(nonce(number), Aad::from(&*length), sealed).is_ok()
-            }
-        }
+    fn mac(&self, nonce: &[u8; 32]) -> Aegis256X4Mac<MAC_TAG> {
+        Aegis256X4Mac::new_with_nonce(&self.bytes, nonce)
     }
 }
 
-fn mac(key: &[u8; 32], number: u64, record: &[u8]) -> blake3::Hash {
-    blake3::Hasher::new_keyed(key).update(record).update(&number.to_le_bytes()).finalize()
+/// Copies, and calls `seen` with each part of the copy while it is in the CPU's first cache.
+fn copy_in_parts(from: &[u8], into: &mut [u8], mut seen: impl FnMut(&[u8])) {
+    for (from, into) in from.chunks(PART).zip(into.chunks_mut(PART)) {
+        into.copy_from_slice(from);
+        seen(into);
+    }
 }
 
-fn nonce(number: u64) -> Nonce {
-    let mut nonce = [0; 12];
+/// A number is used once per key, so no two records have the same nonce.
+fn nonce(number: u64, length: &[u8; LENGTH]) -> [u8; 32] {
+    let mut nonce = [0; 32];
     nonce[..8].copy_from_slice(&number.to_le_bytes());
-    Nonce::assume_unique_for_key(nonce)
+    nonce[8..8 + LENGTH].copy_from_slice(length);
+    nonce
 }
 
 /// Makes the records of one direction.
@@ -134,27 +142,26 @@ pub(super) struct Sealer {
     key: Key,
     /// The number of the next record.
     next: u64,
-    record: Vec<u8>,
 }
 
 impl Sealer {
     pub(super) fn new(security: LinkSecurity, key: &[u8; 32]) -> Self {
-        Self { key: Key::new(security, key), next: 0, record: Vec::with_capacity(MAX_RECORD) }
+        Self { key: Key { security, bytes: *key }, next: 0 }
     }
 
-    /// The next record, with as much of the two slices as it can hold; and how much that is.
-    pub(super) fn seal(&mut self, pieces: [&[u8]; 2]) -> (&[u8], usize) {
-        self.record.clear();
-        self.record.extend_from_slice(&[0; LENGTH]);
-        for piece in pieces {
-            let room = LENGTH + MAX_DATA - self.record.len();
-            self.record.extend_from_slice(&piece[..piece.len().min(room)]);
-        }
-        let len = self.record.len() - LENGTH;
-        self.record[..LENGTH].copy_from_slice(&encode_length(len));
-        self.key.seal(self.next, &mut self.record);
+    /// The length of a record with `len` bytes of data.
+    pub(super) fn record_len(&self, len: usize) -> usize {
+        LENGTH + len + self.key.tag_len()
+    }
+
+    /// Writes the next record, with the data of both slices, into `record`, which has its length.
+    pub(super) fn seal(&mut self, pieces: [&[u8]; 2], record: &mut [u8]) {
+        let (length, rest) = record.split_at_mut(LENGTH);
+        let (data, tag) = rest.split_at_mut(rest.len() - self.key.tag_len());
+        let encoded = encode_length(data.len());
+        length.copy_from_slice(&encoded);
+        self.key.seal(&nonce(self.next, &encoded), pieces, data, tag);
         self.next += 1;
-        (&self.record, len)
     }
 }
 
@@ -167,30 +174,30 @@ pub(super) struct Opener {
     /// What has been read and not been verified: `buffer[begin..end]`.
     begin: usize,
     end: usize,
-    /// Verified data that has not been consumed: `buffer[data.0..data.1]`.
-    data: (usize, usize),
+    /// Verified data for which the reader had no room. The last `num_left` bytes have not been consumed.
+    left: Vec<u8>,
+    num_left: usize,
 }
 
 impl Opener {
     pub(super) fn new(security: LinkSecurity, key: &[u8; 32]) -> Self {
         let buffer = vec![0; READ_AHEAD].into_boxed_slice();
-        Self { key: Key::new(security, key), next: 0, buffer, begin: 0, end: 0, data: (0, 0) }
+        let key = Key { security, bytes: *key };
+        Self { key, next: 0, buffer, begin: 0, end: 0, left: Vec::new(), num_left: 0 }
     }
 
     /// Verified data that has not been consumed.
-    pub(super) fn data(&self) -> &[u8] {
-        &self.buffer[self.data.0..self.data.1]
+    pub(super) fn left(&self) -> &[u8] {
+        &self.left[self.left.len() - self.num_left..]
     }
 
-    /// Consumes `len` bytes of the data.
-    pub(super) fn take(&mut self, len: usize) {
-        self.data.0 += len;
-    }
-
-    /// Room for arriving bytes; to be called when there is no data and no complete record.
+    /// Room for arriving bytes; to be called when there is no complete record.
     pub(super) fn room(&mut self) -> &mut [u8] {
-        self.buffer.copy_within(self.begin..self.end, 0);
-        (self.begin, self.end, self.data) = (0, self.end - self.begin, (0, 0));
+        // What has arrived of the next record is moved only if the record might not fit behind it.
+        if self.begin == self.end || self.buffer.len() - self.begin < MAX_RECORD {
+            self.buffer.copy_within(self.begin..self.end, 0);
+            (self.begin, self.end) = (0, self.end - self.begin);
+        }
         &mut self.buffer[self.end..]
     }
 
@@ -199,23 +206,54 @@ impl Opener {
         self.end += len;
     }
 
-    /// Verifies the next record, if all of it has arrived; returns whether there is data now.
-    pub(super) fn open(&mut self) -> Result<bool, BadRecord> {
-        let (number, tag_len) = (self.next, self.key.tag_len());
-        let Some((length, rest)) = self.buffer[self.begin..self.end].split_first_chunk::<LENGTH>() else {
-            return Ok(false);
-        };
-        let len = decode_length(*length).ok_or(BadRecord::Length { number, begin: *length })?;
-        if rest.len() < len + tag_len {
-            return Ok(false);
+    /// Copies verified data into `into`, and returns how much that is: what is left of a record, or the next one, if all of it
+    /// has arrived. What does not fit is left.
+    pub(super) fn read(&mut self, into: &mut [u8]) -> Result<usize, BadRecord> {
+        if self.num_left == 0
+            && let Some(len) = self.next_len()?.filter(|len| *len <= into.len())
+        {
+            return self.open(len, &mut into[..len]).map(|()| len);
         }
-        if !self.key.open(number, &mut self.buffer[self.begin..][..LENGTH + len + tag_len]) {
-            return Err(BadRecord::Tag { number });
+        self.open_ahead()?;
+        let len = into.len().min(self.num_left);
+        into[..len].copy_from_slice(&self.left()[..len]);
+        self.num_left -= len;
+        Ok(len)
+    }
+
+    /// Verifies the next record if nothing is left of the one before, and all of it has arrived.
+    pub(super) fn open_ahead(&mut self) -> Result<(), BadRecord> {
+        if self.num_left == 0
+            && let Some(len) = self.next_len()?
+        {
+            let mut left = std::mem::take(&mut self.left);
+            left.resize(len, 0);
+            self.num_left = self.open(len, &mut left).map(|()| len)?;
+            self.left = left;
+        }
+        Ok(())
+    }
+
+    /// The length of the data in the next record; `None` if not all of it has arrived.
+    fn next_len(&self) -> Result<Option<usize>, BadRecord> {
+        let Some((length, rest)) = self.buffer[self.begin..self.end].split_first_chunk::<LENGTH>() else {
+            return Ok(None);
+        };
+        let bad = BadRecord::Length { number: self.next, begin: *length };
+        let len = decode_length(*length).ok_or(bad)?;
+        Ok((rest.len() >= len + self.key.tag_len()).then_some(len))
+    }
+
+    /// Verifies the next record, which has `len` bytes of data, into `into`.
+    fn open(&mut self, len: usize, into: &mut [u8]) -> Result<(), BadRecord> {
+        let record = &self.buffer[self.begin..][..LENGTH + len + self.key.tag_len()];
+        let (data, tag) = record[LENGTH..].split_at(len);
+        if !self.key.open(&nonce(self.next, &encode_length(len)), data, tag, into) {
+            return Err(BadRecord::Tag { number: self.next });
         }
         self.next += 1;
-        self.data = (self.begin + LENGTH, self.begin + LENGTH + len);
-        self.begin += LENGTH + len + tag_len;
-        Ok(true)
+        self.begin += record.len();
+        Ok(())
     }
 }
 
@@ -230,9 +268,9 @@ pub(crate) fn opens_any<'b>(security: LinkSecurity, pieces: impl Iterator<Item =
         let len = piece.len().min(room.len());
         room[..len].copy_from_slice(&piece[..len]);
         opener.fill(len);
-        match opener.open() {
-            Ok(false) => {}
-            Ok(true) => return true,
+        match opener.read(&mut [0]) {
+            Ok(0) => {}
+            Ok(_) => return true,
             Err(_) => return false,
         }
     }
@@ -266,10 +304,12 @@ mod tests {
     fn seal_all(sealer: &mut Sealer, mut data: &[u8]) -> Vec<u8> {
         let mut sent = Vec::new();
         while !data.is_empty() {
-            let (head, tail) = data.split_at(data.len() / 3);
-            let (record, len) = sealer.seal([head, tail]);
-            sent.extend_from_slice(record);
-            data = &data[len..];
+            let (now, later) = data.split_at(data.len().min(MAX_DATA));
+            let (head, tail) = now.split_at(now.len() / 3);
+            let mut record = vec![0; sealer.record_len(now.len())];
+            sealer.seal([head, tail], &mut record);
+            sent.extend_from_slice(&record);
+            data = later;
         }
         sent
     }
@@ -280,14 +320,16 @@ mod tests {
         mut sent: &[u8],
         mut pieces: impl Iterator<Item = usize>,
     ) -> Result<Vec<u8>, BadRecord> {
-        let mut got = Vec::new();
+        let (mut got, mut into) = (Vec::new(), vec![0; 2 * MAX_DATA]);
+        // Readers with more and with less room than a record needs.
+        let mut rooms = [2 * MAX_DATA, 7, MAX_DATA / 3].into_iter().cycle();
         loop {
-            if opener.open()? {
-                got.extend_from_slice(opener.data());
-                opener.take(opener.data().len());
-            } else if sent.is_empty() {
+            let room = rooms.next().unwrap();
+            let read = opener.read(&mut into[..room])?;
+            got.extend_from_slice(&into[..read]);
+            if read == 0 && sent.is_empty() {
                 return Ok(got);
-            } else {
+            } else if read == 0 {
                 let room = opener.room();
                 let len = pieces.next().unwrap_or(usize::MAX).min(room.len()).min(sent.len());
                 room[..len].copy_from_slice(&sent[..len]);

@@ -28,9 +28,19 @@ impl Ring {
         self.bytes.len()
     }
 
-    /// Adds `bytes`; the oldest ones are dropped to make room.
-    pub(super) fn push(&mut self, bytes: &[u8]) {
-        self.push_last(bytes, bytes.len());
+    /// Adds `len` bytes, which `make` writes; the oldest ones are dropped to make room.
+    pub(super) fn push_with(&mut self, len: usize, make: impl FnOnce(&mut [u8])) {
+        let (capacity, at) = (self.bytes.len(), self.index(self.end));
+        if let Some(bytes) = self.bytes[at..].get_mut(..len) {
+            make(bytes);
+            self.end += len as u64;
+            self.len = (self.len + len).min(capacity);
+        } else {
+            // They do not fit before the ring's last position.
+            let mut bytes = vec![0; len];
+            make(&mut bytes);
+            self.push_last(&bytes, len);
+        }
     }
 
     /// Adds `bytes`, but keeps only the last `num_kept` of them. If that is not all of them, no earlier byte is kept either.
@@ -87,7 +97,11 @@ mod tests {
         ) {
             let (mut ring, mut all, mut oldest) = (Ring::new(capacity), Vec::new(), 0);
             for (bytes, read, kept) in &pushes {
-                ring.push_last(bytes, *kept);
+                if *kept < bytes.len() {
+                    ring.push_last(bytes, *kept);
+                } else {
+                    ring.push_with(bytes.len(), |into| into.copy_from_slice(bytes));
+                }
                 all.extend_from_slice(bytes);
                 if *kept < bytes.len() {
                     oldest = (all.len() - kept) as u64;

@@ -9,10 +9,10 @@ use std::str::FromStr;
 pub enum LinkSecurity {
     /// Plain TCP: anyone between two hosts can read the data and change it.
     None = 0,
-    /// Each record has a number and a message authentication code (keyed BLAKE3): changes, replays and swaps are noticed. The
-    /// data can be read on its way.
+    /// Each record has a number and a message authentication code (AEGIS-256X4 as a MAC): changes, replays and swaps are
+    /// noticed. The data can be read on its way.
     Mac = 1,
-    /// Each record is encrypted and authenticated (AES-256-GCM), and numbered.
+    /// Each record is encrypted and authenticated (AEGIS-256X4), and numbered.
     Aead = 2,
 }
 

@@ -1,6 +1,8 @@
 //! A relay between two ranks: what it changes, repeats, reorders or swaps is noticed on protected links, and a connection that it
-//! cuts is reconnected. The ranks are threads; the relay listens at the address that the store has for rank 0.
+//! cuts is reconnected. The ranks are threads; the relay listens at the address that the store has for rank 0. A relay on a host
+//! of its own is in `relay_host`.
 
+use std::fmt;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -19,14 +21,14 @@ const SOON: Duration = Duration::from_secs(30);
 const LEN: usize = 1 << 18;
 
 /// The length of a full record of the shorter kind. What follows it is in the next record of either kind.
-const RECORD: usize = 8 + (64 << 10) + 16;
+pub(crate) const RECORD: usize = 8 + (64 << 10) + 16;
 
 /// The length of a full record of the longer kind.
-const LONG_RECORD: usize = RECORD + 16;
+pub(crate) const LONG_RECORD: usize = RECORD + 16;
 
 /// What the relay does to the data for rank 0, once.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Tampering {
+pub(crate) enum Tampering {
     Nothing,
     /// Changes a bit of the byte with this number.
     Flip(usize),
@@ -40,26 +42,29 @@ enum Tampering {
     Cut(usize, usize),
     /// Resets the connection after this many bytes and accepts no other.
     Vanish(usize),
+    /// Resets the connection after this many bytes, and changes a bit of the answer to the next one: how many bytes rank 0 has
+    /// received.
+    Answer(usize),
 }
 
-#[derive(Debug)]
-struct Relay {
+/// Makes a connection to the rank for which the relay listens.
+type Dial = Box<dyn Fn() -> std::io::Result<TcpStream> + Send + Sync>;
+
+pub(crate) struct Relay {
     tampering: Tampering,
-    target: SocketAddr,
+    dial: Dial,
     /// How often it has tampered.
-    count: AtomicUsize,
+    pub(crate) count: AtomicUsize,
     /// The first link, to be swapped with the second.
     first: Mutex<Option<(TcpStream, TcpStream)>>,
     is_over: AtomicBool,
 }
 
 impl Relay {
-    /// Listens, and forwards to `target`.
-    fn open(tampering: Tampering, target: SocketAddr) -> (Arc<Self>, SocketAddr) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
+    /// Accepts connections, and forwards what comes over them.
+    pub(crate) fn open(listener: TcpListener, tampering: Tampering, dial: Dial) -> Arc<Self> {
         let (count, first, is_over) = (AtomicUsize::new(0), Mutex::new(None), AtomicBool::new(false));
-        let relay = Arc::new(Self { tampering, target, count, first, is_over });
+        let relay = Arc::new(Self { tampering, dial, count, first, is_over });
         listener.set_nonblocking(true).unwrap();
         let host = relay.clone();
         std::thread::spawn(move || {
@@ -70,7 +75,7 @@ impl Relay {
                 }
             }
         });
-        (relay, address)
+        relay
     }
 
     fn admit(self: Arc<Self>, near: TcpStream) {
@@ -81,13 +86,14 @@ impl Relay {
         }
         near.set_nonblocking(false).unwrap();
         std::thread::spawn(move || {
-            let Ok(far) = TcpStream::connect(self.target) else { return };
+            let Ok(far) = (self.dial)() else { return };
             let _ = (near.set_nodelay(true), far.set_nodelay(true));
             // The handshake is not tampered with: it proves itself.
             let passed = pass(&near, &far, OPENING)
                 .and_then(|()| pass(&far, &near, ANSWER))
                 .and_then(|()| pass(&near, &far, PROOF))
-                .and_then(|()| pass(&far, &near, 1));
+                .and_then(|()| pass(&far, &near, 1))
+                .and_then(|()| self.change_answer(&near, &far));
             if passed.is_err() {
                 return;
             }
@@ -106,6 +112,17 @@ impl Relay {
         });
     }
 
+    /// Changes a bit of the first byte that comes back over the connection that follows a cut one.
+    fn change_answer(&self, mut near: &TcpStream, mut far: &TcpStream) -> std::io::Result<()> {
+        let is_next = || self.count.compare_exchange(1, 2, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        if matches!(self.tampering, Tampering::Answer(_)) && is_next() {
+            let mut byte = [0];
+            far.read_exact(&mut byte)?;
+            near.write_all(&[byte[0] ^ 0x10])?;
+        }
+        Ok(())
+    }
+
     /// What is sent for `bytes`, whose first has the number `at`; `None` cuts the connection.
     fn change(&self, at: usize, mut bytes: Vec<u8>, held: &[u8]) -> Option<Vec<u8>> {
         let contains = |number: usize| (at..at + bytes.len()).contains(&number);
@@ -119,6 +136,12 @@ impl Relay {
             }
             Tampering::Cut(number, times)
                 if at + bytes.len() > number && self.count.load(Ordering::Acquire) < times =>
+            {
+                self.count.fetch_add(1, Ordering::AcqRel);
+                return None;
+            }
+            Tampering::Answer(number)
+                if at + bytes.len() > number && self.count.load(Ordering::Acquire) == 0 =>
             {
                 self.count.fetch_add(1, Ordering::AcqRel);
                 return None;
@@ -226,12 +249,21 @@ struct Misleading {
     relay: Mutex<Option<Arc<Relay>>>,
 }
 
+impl fmt::Debug for Relay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Relay({:?}, {:?} times)", self.tampering, self.count)
+    }
+}
+
 impl Store for Misleading {
     fn call(&self, request: Request, deadline: Option<Instant>) -> std::result::Result<Reply, StoreError> {
         let request = match request {
             Request::Set { key, value } if key.ends_with("hub/0") => {
-                let target = String::from_utf8_lossy(&value).parse().unwrap();
-                let (relay, address) = Relay::open(self.tampering, target);
+                let target: SocketAddr = String::from_utf8_lossy(&value).parse().unwrap();
+                let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+                let address = listener.local_addr().unwrap();
+                let relay =
+                    Relay::open(listener, self.tampering, Box::new(move || TcpStream::connect(target)));
                 *self.relay.lock().unwrap() = Some(relay);
                 Request::Set { key, value: address.to_string().into() }
             }
@@ -282,7 +314,7 @@ fn options(security: LinkSecurity) -> GroupOptions {
 }
 
 /// Sums with known results.
-fn sums(group: &ProcessGroup) -> Result<bool> {
+pub(crate) fn sums(group: &ProcessGroup) -> Result<bool> {
     let mut is_right = true;
     for turn in 0..6u32 {
         let mut data: Vec<u32> = (0..LEN as u32).map(|i| i * (group.rank() as u32 + 1) + turn).collect();
@@ -315,6 +347,7 @@ fn messages(group: &ProcessGroup) -> Result<bool> {
 
 const PROTECTED: [LinkSecurity; 2] = [LinkSecurity::Mac, LinkSecurity::Aead];
 
+/// An error that names the link, and says that what came over it does not prove its origin.
 fn is_noticed(verdict: &Verdict) -> bool {
     verdict.as_ref().is_err_and(|error| error.contains("record ") && error.contains("rank "))
 }
@@ -347,6 +380,21 @@ fn tampering_with_plain_data_is_not_noticed() {
     // The control of the test above: the tampering is real, and only the protection notices it.
     let verdicts = relayed(Tampering::Flip(RECORD + 777), options(LinkSecurity::None), sums);
     assert!(verdicts.iter().all(|verdict| verdict.is_ok()) && verdicts.contains(&Ok(false)), "{verdicts:#?}");
+}
+
+#[test]
+fn a_changed_answer_to_a_new_connection_is_noticed_and_named() {
+    // By then all links are made.
+    let (cut, changed) = (Tampering::Cut(800_000, 1), Tampering::Answer(800_000));
+    for security in PROTECTED {
+        let verdicts = relayed(changed, options(security), sums);
+        let names = |verdict: &Verdict| {
+            let text = verdict.as_ref().err().map_or("", String::as_str);
+            text.contains("how many bytes were received does not prove its origin") && text.contains("rank ")
+        };
+        assert!(verdicts.iter().all(names), "{security}: {verdicts:#?}");
+        assert_eq!(relayed(cut, options(security), sums), vec![Ok(true); 3], "{security}: control");
+    }
 }
 
 #[test]
