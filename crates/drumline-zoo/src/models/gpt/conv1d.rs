@@ -11,7 +11,7 @@ pub(super) struct Conv1d {
 
 impl Conv1d {
     /// Creates the layer. Weights are normal with standard deviation `stdev`, biases zero.
-    pub(super) fn new(path: Path<'_>, (inputs, outputs): (i64, i64), stdev: f64) -> Self {
+    pub(super) fn new(path: Path<'_>, inputs: i64, outputs: i64, stdev: f64) -> Self {
         let weight = path.var("weight", &[inputs, outputs], Init::Randn { mean: 0.0, stdev });
         Self { weight, bias: path.zeros("bias", &[outputs]) }
     }

@@ -57,6 +57,13 @@ pub(crate) struct Source<'a> {
     pub(crate) mask: &'a Tensor,
 }
 
+/// The source for all layers of a decoder.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sources<'a> {
+    pub(crate) kept: &'a [KeysValues],
+    pub(crate) mask: &'a Tensor,
+}
+
 #[derive(Debug)]
 pub(crate) struct Attention {
     in_proj: Linear,
