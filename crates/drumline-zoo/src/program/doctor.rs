@@ -82,12 +82,9 @@ fn software() -> Software {
     Software {
         drumline: env!("CARGO_PKG_VERSION").into(),
         libtorch: drumline::torch::libtorch_version(),
-        driver: driver.map_err(|error| error.to_string()).into(),
-        libraries: runtime
-            .map(|gpu| format!("CUDA {}", version(gpu.versions.1)))
-            .map_err(|error| error.to_string())
-            .into(),
-        nccl: nccl::version().map_err(|error| error.to_string()).into(),
+        driver: driver.into(),
+        libraries: runtime.map(|gpu| format!("CUDA {}", version(gpu.versions.1))).into(),
+        nccl: nccl::version().into(),
     }
 }
 
