@@ -115,7 +115,7 @@ fn error_of(case: &str) -> String {
 }
 
 #[test]
-fn ranks_meet_and_only_the_parent_goes_on() {
+fn ranks_meet_and_only_the_parent_continues() {
     let ended = run("sum");
     let expected: Vec<_> = (0..4).map(|rank| format!("{rank} of 4: 6 {PROGRAM:?}")).collect();
     assert_eq!(ended.lines("rank "), expected);
@@ -124,7 +124,7 @@ fn ranks_meet_and_only_the_parent_goes_on() {
 }
 
 #[test]
-fn several_calls_are_told_apart() {
+fn several_calls_are_distinguished() {
     let ended = run("three calls");
     assert_eq!(ended.lines("loop "), ["0 rank 0", "0 rank 1", "1 rank 0", "1 rank 1"]);
     assert_eq!(ended.line("behind it rank "), "0");

@@ -55,7 +55,7 @@ fn go_on(group: &ProcessGroup) -> anyhow::Result<f64> {
 }
 
 ranks_test!(
-    it_goes_on_with_the_same_bits,
+    it_resumes_with_the_same_bits,
     2,
     {
         let group = ProcessGroup::from_env()?;
@@ -69,7 +69,7 @@ ranks_test!(
 );
 
 ranks_test!(
-    another_number_of_ranks_goes_on,
+    another_number_of_ranks_resumes,
     2,
     {
         let group = ProcessGroup::from_env()?;
@@ -112,7 +112,7 @@ fn two_models(group: &ProcessGroup, steps: usize) -> anyhow::Result<Vec<Tensor>>
 }
 
 ranks_test!(
-    several_models_and_optimizers_go_on_with_the_same_bits,
+    several_models_and_optimizers_resume_with_the_same_bits,
     2,
     {
         let group = ProcessGroup::from_env()?;
@@ -146,7 +146,7 @@ fn first_rate(group: &ProcessGroup, is_early: bool) -> anyhow::Result<f64> {
 }
 
 ranks_test!(
-    a_schedule_goes_on_where_it_was,
+    a_schedule_resumes_where_it_was,
     2,
     {
         let group = ProcessGroup::from_env()?;
