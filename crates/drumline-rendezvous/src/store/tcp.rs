@@ -89,7 +89,7 @@ impl TcpStore {
             dial.line(dial.first_line())
         });
         let silence = Arc::new(Silence::new(host_timeout()));
-        let opened = Dial::open_first(dials.collect(), deadline, &silence)?;
+        let opened = Dial::open_first(&dials.collect::<Vec<_>>(), deadline, &silence)?;
         Self::over(opened, silence)
     }
 

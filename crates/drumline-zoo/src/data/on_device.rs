@@ -169,7 +169,7 @@ impl OnDevice {
         Ok(places)
     }
 
-    fn made(&self, places: Places, labels: &[i64]) -> Result<(Tensor, Tensor), TorchError> {
+    fn made(&self, places: &Places, labels: &[i64]) -> Result<(Tensor, Tensor), TorchError> {
         let (samples, side) = (labels.len() as i64, self.transform.geometry.size() as i64);
         let all = self.uploaded(&[&places.rows, &places.columns, labels].concat())?;
         let part = |number: i64| all.f_narrow(0, number * samples * side, samples * side);
@@ -204,7 +204,7 @@ impl Dataset for OnDevice {
     fn batch(&self, samples: &[Sample]) -> Result<ImageBatch, SampleError> {
         let indices: Vec<_> = samples.iter().map(|sample| sample.index).collect();
         let labels: Vec<_> = indices.iter().map(|index| self.labels[*index]).collect();
-        let (images, labels) = self.made(self.places(samples)?, &labels).map_err(|error| {
+        let (images, labels) = self.made(&self.places(samples)?, &labels).map_err(|error| {
             SampleError::new(indices.first().copied().unwrap_or_default(), "a whole batch", error)
         })?;
         Ok(ImageBatch { images, labels, indices })

@@ -17,7 +17,7 @@ fn program() {
     // libtest has begun a line.
     println!();
     let outcome = match case.as_str() {
-        "sum" => spawn(4, sum),
+        "sum" => spawn(4, |worker| sum(&worker)),
         "three calls" => three_calls(),
         "a failure is handled" => a_failure_is_handled(),
         "passes by its call" if is_spawned() => return,
@@ -25,7 +25,7 @@ fn program() {
         "fails before its call" if is_spawned() => std::process::exit(3),
         "fails before its call" => spawn(2, |_| ()),
         "no ranks" => spawn(0, |_| ()),
-        "two meetings" => spawn(2, sum).and_then(|()| spawn(2, sum)),
+        "two meetings" => spawn(2, |worker| sum(&worker)).and_then(|()| spawn(2, |worker| sum(&worker))),
         "nested" => spawn(2, |worker| match spawn(2, |_| ()) {
             Err(error) => println!("nested {}: {error}", worker.rank),
             Ok(()) => unreachable!("a rank must not spawn"),
@@ -46,7 +46,7 @@ fn program() {
     }
 }
 
-fn sum(worker: Worker) -> Result<(), CommError> {
+fn sum(worker: &Worker) -> Result<(), CommError> {
     let group = worker.group()?;
     let mut x = [worker.rank as f32];
     group.all_reduce(&mut x, ReduceOp::Sum)?;
