@@ -40,7 +40,7 @@ fn train_and_save(group: &ProcessGroup) -> anyhow::Result<()> {
 }
 
 /// Resumes to the end, and compares with a loop that never stopped.
-fn go_on(group: &ProcessGroup) -> anyhow::Result<f64> {
+fn resume_to_the_end(group: &ProcessGroup) -> anyhow::Result<f64> {
     let mut straight = new_training(group)?;
     (0..EPOCHS).try_for_each(|epoch| straight.epoch(epoch))?;
     assert_eq!(straight.optimizer.steps(), 12);
@@ -60,7 +60,7 @@ ranks_test!(
     {
         let group = ProcessGroup::from_env()?;
         train_and_save(&group)?;
-        assert_eq!(go_on(&group)?, 0.0);
+        assert_eq!(resume_to_the_end(&group)?, 0.0);
     },
     |ranks| {
         let folder = tempfile::tempdir()?;
@@ -75,7 +75,7 @@ ranks_test!(
         let group = ProcessGroup::from_env()?;
         match group.size() {
             2 => train_and_save(&group)?,
-            _ => assert!(go_on(&group)? < 1e-6),
+            _ => assert!(resume_to_the_end(&group)? < 1e-6),
         }
     },
     |ranks| {
