@@ -10,6 +10,11 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 fn main() {
+    if env::var_os("CARGO_FEATURE_DOC_ONLY").is_some() {
+        println!("cargo::rerun-if-changed=build.rs");
+        // Nothing is linked, but the source names the plugin's file.
+        return fs::write(plugin(), "").expect("OUT_DIR is writable");
+    }
     let lib_dir = PathBuf::from(variable("DEP_TCH_LIBTORCH_LIB"));
     let libtorch = lib_dir.parent().expect("the library folder has a parent").to_owned();
     compiler(&libtorch).files(sources("shim")).compile("drumline_torch_shim");
@@ -34,10 +39,15 @@ fn compiler(libtorch: &Path) -> cc::Build {
     build
 }
 
-/// Compiles the library `drumline_cuda.so` in OUT_DIR. It is linked against nothing: its symbols are loaded before it
+/// The file of the CUDA plugin.
+fn plugin() -> PathBuf {
+    PathBuf::from(variable("OUT_DIR")).join("drumline_cuda.so")
+}
+
+/// Compiles the CUDA plugin. It is linked against nothing: its symbols are loaded before it
 /// is opened.
 fn compile_plugin(libtorch: &Path) {
-    let plugin = PathBuf::from(variable("OUT_DIR")).join("drumline_cuda.so");
+    let plugin = plugin();
     let sources = sources("cuda");
     println!("cargo::rerun-if-env-changed=CUDA_HOME");
     let Some(headers) = cuda_headers(libtorch) else {

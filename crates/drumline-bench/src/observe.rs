@@ -55,7 +55,7 @@ pub(super) struct ObserveArgs {
 
 /// Who makes the steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Variant {
     /// A loop on `Ddp`.
     Loop,
     /// The trainer, without callbacks.
@@ -64,7 +64,7 @@ enum Way {
     Observed,
 }
 
-impl Way {
+impl Variant {
     const ALL: [Self; 3] = [Self::Loop, Self::Bare, Self::Observed];
 
     fn name(self) -> &'static str {
@@ -94,15 +94,15 @@ pub(super) fn run(args: &ObserveArgs) -> anyhow::Result<()> {
     let bench = Bench::new(args)?;
     let mut losses: Option<f64> = None;
     for turn in 0..args.turns {
-        for place in 0..Way::ALL.len() {
-            let way = Way::ALL[(turn + place) % Way::ALL.len()];
-            let Turn { times, loss, gained } = bench.turn(way)?;
+        for place in 0..Variant::ALL.len() {
+            let variant = Variant::ALL[(turn + place) % Variant::ALL.len()];
+            let Turn { times, loss, gained } = bench.turn(variant)?;
             let first = *losses.get_or_insert(loss);
-            ensure!((loss - first).abs() <= 1e-4 * first.abs(), "{way:?}: loss {loss}, expected {first}");
+            ensure!((loss - first).abs() <= 1e-4 * first.abs(), "{variant:?}: loss {loss}, expected {first}");
             if bench.group.rank() == 0 {
                 println!(
                     "{}",
-                    json!({"way": way.name(), "turn": turn, "times_ms": times, "gained_bytes": gained})
+                    json!({"way": variant.name(), "turn": turn, "times_ms": times, "gained_bytes": gained})
                 );
             }
         }
@@ -125,13 +125,13 @@ impl<'a> Bench<'a> {
         Ok(Self { args, group: ProcessGroup::from_env()?, store, net })
     }
 
-    fn turn(&self, way: Way) -> anyhow::Result<Turn> {
+    fn turn(&self, variant: Variant) -> anyhow::Result<Turn> {
         fill(&self.store);
         let before = memory();
-        let (mut ends, loss) = match way {
-            Way::Loop => self.by_hand()?,
-            Way::Bare => self.by_trainer(|trainer| trainer)?,
-            Way::Observed => self.by_trainer(|trainer| observed(trainer, &self.args.out_dir))?,
+        let (mut ends, loss) = match variant {
+            Variant::Loop => self.by_hand()?,
+            Variant::Bare => self.by_trainer(|trainer| trainer)?,
+            Variant::Observed => self.by_trainer(|trainer| observed(trainer, &self.args.out_dir))?,
         };
         let gained = memory() - before;
         ends.drain(..WARM_UP);

@@ -34,7 +34,6 @@ mod hint;
 mod local_group;
 mod mesh;
 mod monitor;
-mod panic_text;
 mod process;
 mod reduce;
 mod select;
@@ -43,6 +42,7 @@ mod slices;
 mod tcp;
 
 pub use call::{OngoingCall, Op, Trace, call_site, on_behalf_of};
+pub use drumline_rendezvous::panic_text;
 pub use element::{DType, Element, UnknownDType};
 pub use error::{CommError, MissingRank, ProcessState};
 pub use group::{
@@ -51,7 +51,6 @@ pub use group::{
 pub use half::{bf16, f16};
 pub use local_group::LocalGroup;
 pub use mesh::{Axis, Mesh, MeshShape, NoSuchAxis, ShapeError};
-pub use panic_text::panic_text;
 pub use process::{GroupOptions, Transport, UnknownTransport};
 pub use reduce::ReduceOp;
 pub use shm::{HeapBuffer, copy_past_caches};

@@ -87,14 +87,14 @@ impl Agreed {
     /// The agreement over the totals of each rank's batches. Every rank calls it.
     #[track_caller]
     pub fn reach(mesh: &Mesh, brought: &Brought) -> Result<Self, CommError> {
-        Self::gather(mesh.whole(), mesh.shape(), brought.words().to_vec())
+        Self::gather(mesh.whole(), mesh.shape(), &brought.words())
     }
 
     /// The same for replicas without a mesh.
     #[track_caller]
     pub(crate) fn reach_among(group: &ProcessGroup, brought: &Brought) -> Result<Self, CommError> {
         let shape = MeshShape::default().with(Axis::Dp, group.size());
-        Self::gather(group, &shape, brought.words().to_vec())
+        Self::gather(group, &shape, &brought.words())
     }
 
     /// The same, with the weight of each batch. A rank has at most `longest` batches.
@@ -105,13 +105,13 @@ impl Agreed {
         counts: &[Count],
         longest: usize,
     ) -> Result<Self, CommError> {
-        Self::gather(mesh.whole(), mesh.shape(), words_for_each(brought, counts, longest))
+        Self::gather(mesh.whole(), mesh.shape(), &words_for_each(brought, counts, longest))
     }
 
     #[track_caller]
-    fn gather(group: &ProcessGroup, shape: &MeshShape, own: Vec<f64>) -> Result<Self, CommError> {
+    fn gather(group: &ProcessGroup, shape: &MeshShape, own: &[f64]) -> Result<Self, CommError> {
         let mut all = vec![0.0; own.len() * group.size()];
-        group.all_gather(&own, &mut all)?;
+        group.all_gather(own, &mut all)?;
         let ranks: Vec<&[f64]> = all.chunks_exact(own.len()).collect();
         Ok(Self::of(&ranks, shape))
     }

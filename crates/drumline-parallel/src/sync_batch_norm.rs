@@ -238,7 +238,7 @@ impl Whole {
         };
         let mut by_input = None;
         if cx.needs_input_grad(0) {
-            by_input = Some(self.input_gradient(&self.sums(&by_weight, &by_bias)?, (x, weight), &grad)?);
+            by_input = Some(self.input_gradient(&self.sums(&by_weight, &by_bias)?, x, weight, &grad)?);
         }
         let affine = weight.is_some().then(|| [Some(by_weight), Some(by_bias)]);
         Ok(std::iter::once(by_input).chain(affine.into_iter().flatten()).collect())
@@ -258,7 +258,8 @@ impl Whole {
     fn input_gradient(
         &self,
         sums: &Tensor,
-        (x, weight): (&Tensor, Option<&Tensor>),
+        x: &Tensor,
+        weight: Option<&Tensor>,
         grad: &Tensor,
     ) -> Result<Tensor> {
         let kind = self.mean.kind();

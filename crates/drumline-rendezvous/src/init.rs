@@ -101,12 +101,12 @@ pub struct Member {
 pub fn init(method: &str, options: InitOptions) -> Result<Member, InitError> {
     let began = Instant::now();
     let method = Method::parse(method)?;
-    let key = match &options.key {
-        Some(key) => Some(key.clone()),
-        None => Some(JobKey::from_env()?).filter(JobKey::is_secret),
-    };
     let env = |name: &str| std::env::var(name).ok();
     let place = Place::find(&env, &method, &options)?;
+    let key = match options.key {
+        Some(key) => Some(key),
+        None => Some(JobKey::from_env()?).filter(JobKey::is_secret),
+    };
     let deadline = began + place.time_to_meet;
     match method {
         Method::File { path, .. } => meet_by_file(&path, place, deadline),

@@ -159,7 +159,7 @@ impl GptTokenizer {
         let beside = tempfile::tempdir_in(folder).map_err(failed)?;
         tokenizer.get_model().save(beside.path(), None).map_err(TextError::Tokenizer)?;
         for name in [VOCABULARY, MERGES] {
-            std::fs::rename(beside.path().join(name), folder.join(name)).map_err(failed)?;
+            write_whole(&folder.join(name), &std::fs::read(beside.path().join(name)).map_err(failed)?)?;
         }
         Self::read_bpe(folder)
     }

@@ -10,6 +10,7 @@ mod named_tests;
 mod pages;
 mod phrases;
 mod translations;
+mod tuple_parameters;
 mod unsafe_code;
 
 use crate::step::{Outcome, Step, everything};
@@ -33,6 +34,7 @@ pub(crate) fn steps(workspace: &Workspace) -> Vec<Outcome> {
         Outcome::of("arrows", || Ok(arrows::problems(&workspace.packages))),
         Outcome::of("unsafe", || Ok(unsafe_code::problems(&workspace.packages, &workspace.sources()?))),
         Outcome::of("headers", || Ok(headers::problems(&workspace.sources()?))),
+        Outcome::of("tuple parameters", || Ok(tuple_parameters::problems(&workspace.sources()?))),
         Outcome::of("named tests", || named_tests(workspace)),
         Outcome::of("named files", || named_files(workspace)),
         Outcome::of("named keys", || {
@@ -42,6 +44,8 @@ pub(crate) fn steps(workspace: &Workspace) -> Vec<Outcome> {
         Outcome::of("long lines", || Ok(long_lines::problems(&pages::all(&workspace.root)?))),
         Outcome::of("translations", || Ok(translations::problems(&pages::all(&workspace.root)?))),
         clippy(workspace),
+        // After what has fetched the dependencies: it asks no registry.
+        packages(workspace),
     ]
 }
 
@@ -87,11 +91,12 @@ fn named_files(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     Ok(problems)
 }
 
-/// In all pages and configurations, and in the comments and strings of all sources but tests.
+/// In all pages and configurations, and of all sources in comments, strings and the names of functions.
 fn phrases(workspace: &Workspace) -> anyhow::Result<Vec<String>> {
     let (sources, pages) = (workspace.sources()?, pages::all(&workspace.root)?);
     let mut proses: Vec<_> = pages.iter().map(|page| Prose::of_page(&page.path, &page.text)).collect();
-    proses.extend(prose_of_sources(&sources).filter(|prose| !prose.path.contains("/tests/")));
+    proses.extend(prose_of_sources(&sources));
+    proses.extend(sources.iter().map(|source| Prose::of_names(&source.path, &source.text)));
     proses.extend(configurations(workspace)?);
     Ok(phrases::problems(&proses))
 }
@@ -129,6 +134,23 @@ fn clippy(workspace: &Workspace) -> Outcome {
     command.args(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]);
     let deadline = Duration::from_secs(15 * 60);
     Step { name: "clippy", command, deadline, logs: &workspace.logs(), shown: everything() }.run()
+}
+
+/// Puts the crates that are meant for a registry into archives, as `cargo publish` would, without building them again.
+fn packages(workspace: &Workspace) -> Outcome {
+    let mut command = cargo();
+    command.args(["package", "--no-verify", "--allow-dirty", "--offline"]);
+    for package in workspace.packages.iter().filter(|package| package.is_published) {
+        command.args(["--package", &package.name]);
+    }
+    let deadline = Duration::from_secs(120);
+    let mut outcome =
+        Step { name: "packages", command, deadline, logs: &workspace.logs(), shown: everything() }.run();
+    // Cargo only warns of a manifest without a description or a license.
+    if outcome.failure.is_none() && outcome.output.contains("warning:") {
+        outcome.failure = Some("warnings".to_owned());
+    }
+    outcome
 }
 
 /// Whether the code (not its comments or strings) below a folder uses a word.

@@ -18,9 +18,11 @@ pub(crate) struct Workspace {
 }
 
 /// One crate of ours.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Package {
     pub(crate) name: String,
+    /// Whether it is meant for a registry.
+    pub(crate) is_published: bool,
     /// Root files of the library and the binaries (`src/lib.rs`, `src/main.rs`), relative to the repository.
     pub(crate) roots: Vec<PathBuf>,
     pub(crate) binaries: Vec<String>,
@@ -46,9 +48,9 @@ pub(crate) struct Source {
 /// The folder of the workspace manifest. `cargo run` tells where this crate is; asking the compiler instead would
 /// name another clone when the two share a target folder.
 pub(crate) fn root() -> PathBuf {
-    let told = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+    let given = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
     let crate_dir =
-        told.filter(|dir| dir.ends_with("crates/xtask")).unwrap_or_else(|| PathBuf::from(BUILT_IN));
+        given.filter(|dir| dir.ends_with("crates/xtask")).unwrap_or_else(|| PathBuf::from(BUILT_IN));
     crate_dir.ancestors().nth(2).unwrap_or(&crate_dir).to_path_buf()
 }
 
@@ -124,6 +126,8 @@ impl Package {
         });
         Ok(Self {
             name: text(package, "name")?.to_owned(),
+            // `publish = false` is an empty list of registries.
+            is_published: package["publish"].as_array().is_none_or(|registries| !registries.is_empty()),
             roots,
             binaries,
             dependencies: dependencies.collect::<anyhow::Result<_>>()?,
@@ -180,10 +184,15 @@ mod tests {
                     {"kind": ["test"], "src_path": "/repo/crates/drumline-comm/tests/it.rs"},
                 ],
                 "dependencies": [{"name": "half", "kind": null}, {"name": "rank-test", "kind": "dev"}],
+                "publish": null,
+            }, {
+                "name": "xtask",
+                "publish": [],
             }],
         });
         let workspace = Workspace::from_metadata(Path::new("/repo"), &metadata).unwrap();
-        let comm = &workspace.packages[0];
+        let [comm, xtask] = &workspace.packages[..] else { panic!("{workspace:?}") };
+        assert!(comm.is_published && !xtask.is_published);
         assert_eq!(comm.roots, [Path::new("crates/drumline-comm/src/lib.rs")]);
         assert_eq!(comm.dependencies.iter().map(|d| d.dev).collect::<Vec<_>>(), [false, true]);
     }

@@ -104,7 +104,7 @@ fn help_is_given() {
 }
 
 #[test]
-fn a_bad_environment_is_told_once() {
+fn a_bad_environment_is_reported_once() {
     let mut command = Command::new("timeout");
     command.args(["60", COLLECTIVES]).env_remove("RANK").env("DRUMLINE_TRANSPORT", "banana");
     let said = refused(&command.env("RUST_BACKTRACE", "1").output().unwrap());

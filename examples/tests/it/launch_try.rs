@@ -66,7 +66,7 @@ fn drumline_run_restarts_it_once() {
 }
 
 #[test]
-fn without_a_restart_the_failure_is_told() {
+fn without_a_restart_the_failure_is_reported() {
     let Some(drumline) = drumline() else { return };
     let (code, said) = run(&drumline, &[]);
     assert_eq!(code, Some(1), "{said}");

@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use rank_test::slurm::Slurm;
 
-use super::started::{Data, check, told};
+use super::started::{Data, check, output_of};
 
 #[test]
 fn each_task_is_a_rank_that_trains() {
@@ -19,7 +19,7 @@ fn each_task_is_a_rank_that_trains() {
         let mut command = slurm.command("timeout");
         command.args(["120", "srun"]).args(step).arg(env!("CARGO_BIN_EXE_mnmc_ddp_slurm"));
         command.args(data.args("--epochs 3 --batch-size 16 --steps 8"));
-        let said = told(command.env("DRUMLINE_JOB_KEY_FILE", &key).env("DRUMLINE_TIMEOUT", "60s"));
+        let said = output_of(command.env("DRUMLINE_JOB_KEY_FILE", &key).env("DRUMLINE_TIMEOUT", "60s"));
         check(&said, 2, 3);
         let on_two_nodes = step[0] == "-N2";
         let firsts = said.matches("local rank: 0").count();

@@ -32,7 +32,7 @@ impl Data {
 }
 
 /// What a command says when it ends well.
-pub(super) fn told(command: &mut Command) -> String {
+pub(super) fn output_of(command: &mut Command) -> String {
     let command = command.env_remove("RANK").env("OMP_NUM_THREADS", "1");
     let output = command.output().unwrap();
     let [stdout, stderr] =
@@ -43,7 +43,7 @@ pub(super) fn told(command: &mut Command) -> String {
 
 /// What a program says that is run by itself.
 pub(super) fn alone(program: &str, args: Vec<String>) -> String {
-    told(Command::new("timeout").arg(LONGEST.as_secs().to_string()).arg(program).args(args))
+    output_of(Command::new("timeout").arg(LONGEST.as_secs().to_string()).arg(program).args(args))
 }
 
 /// What each rank of a job says.

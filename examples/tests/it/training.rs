@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use super::started::{Data, alone, as_ranks, check, check_steps, drumline, numbers_after, told};
+use super::started::{Data, alone, as_ranks, check, check_steps, drumline, numbers_after, output_of};
 
 const FEW: &str = "--epochs 3 --batch-size 16 --steps 8";
 
@@ -18,7 +18,7 @@ fn pictures_are_made_where_no_data_is_given() {
     let temp = tempfile::tempdir().unwrap();
     let mut command = Command::new("timeout");
     command.args(["240", env!("CARGO_BIN_EXE_snsc"), "--arch", "mlp", "--epochs", "2"]);
-    let said = told(command.env("TMPDIR", temp.path()));
+    let said = output_of(command.env("TMPDIR", temp.path()));
     assert_eq!(numbers_after(&said, "] [1/2] | loss: ").len(), 2, "after 25 steps and at the end: {said}");
     let made: Vec<_> =
         std::fs::read_dir(temp.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -41,7 +41,7 @@ fn ranks_of_a_launcher_train() {
     let mut command = Command::new("timeout");
     command.arg("240").arg(drumline).args(["run", "--nproc-per-node", "2"]);
     command.arg(env!("CARGO_BIN_EXE_mnmc_ddp_launch")).args(data.args(FEW));
-    check(&told(&mut command), 2, 3);
+    check(&output_of(&mut command), 2, 3);
 }
 
 #[test]

@@ -27,6 +27,12 @@ struct Measured {
     words: usize,
 }
 
+/// What a step changes.
+struct Learner {
+    ddp: Ddp<Transformer>,
+    optimizer: Adam,
+}
+
 pub(super) fn run(
     args: &TransformerArgs,
     model: Transformer,
@@ -37,7 +43,8 @@ pub(super) fn run(
     let adam = AdamOptions { lr: 1e-4, betas: (0.9, 0.98), eps: 1e-9, ..Default::default() };
     let optimizer = Adam::new(parameters(store), adam)?;
     let ddp = Ddp::new(model, store, &group, DdpOptions::default())?;
-    let Measured { mut times, cpu, mut losses, words } = steps(args, &group, (ddp, optimizer), batches)?;
+    let learner = Learner { ddp, optimizer };
+    let Measured { mut times, cpu, mut losses, words } = steps(args, &group, learner, batches)?;
     let mut cpu = [cpu];
     group.all_reduce(&mut times, ReduceOp::Max)?;
     group.all_reduce(&mut losses, ReduceOp::Sum)?;
@@ -56,7 +63,7 @@ pub(super) fn run(
 fn steps(
     args: &TransformerArgs,
     group: &ProcessGroup,
-    (ddp, mut optimizer): (Ddp<Transformer>, Adam),
+    Learner { ddp, mut optimizer }: Learner,
     batches: &Batches,
 ) -> anyhow::Result<Measured> {
     let loss = CrossEntropy { label_smoothing: 0.1, ..CrossEntropy::default() };

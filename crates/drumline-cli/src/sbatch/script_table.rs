@@ -38,7 +38,7 @@ fn the_whole_script() {
 }
 
 #[test]
-fn each_flag_is_in_its_place() {
+fn each_flag_is_where_it_belongs() {
     for (line, options, srun) in [
         (
             "./a",

@@ -10,10 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
+use drumline_rendezvous::panic_text;
+
 use super::ProcessGroup;
 use super::p2p::ScopeMessages;
 use crate::error::CommError;
-use crate::panic_text::panic_text;
 
 type Job<'scope> = Box<dyn FnOnce() + Send + 'scope>;
 

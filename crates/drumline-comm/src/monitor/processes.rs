@@ -39,7 +39,9 @@ pub(super) fn watch(shared: &Arc<Shared>, neighbours: Vec<Neighbour>, stop: &Own
             Ok(fd) => watched.push((fd, neighbour)),
             // It has ended before this thread could watch it.
             Err(Errno::SRCH) => ended.push(neighbour),
-            Err(error) => tracing::debug!(rank = neighbour.rank, %error, "cannot watch the process of a rank"),
+            Err(error) => {
+                tracing::debug!(rank = neighbour.rank, %error, "cannot watch the process of a rank")
+            }
         }
     }
     if !ended.is_empty() && is_stopped_within(stop, head_start) {
@@ -91,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_has_ended_before_it_is_watched_is_told_from_one_that_cannot_be_watched() {
+    fn a_process_that_has_ended_differs_from_one_that_cannot_be_watched() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         opened(child.id()).unwrap();
         child.wait().unwrap();

@@ -404,7 +404,7 @@ impl World {
                 }
                 self.post(node, Mail::Report(node, report));
             }
-            Act::Start(round) => self.start_workers(node, id, round),
+            Act::Start(round) => self.start_workers(node, id, &round),
             Act::Stop { round, grace, .. } => self.stop_workers(node, round, grace),
             Act::Exit(ending) => {
                 let place = &mut self.nodes[node];
@@ -413,7 +413,7 @@ impl World {
         }
     }
 
-    fn start_workers(&mut self, node: usize, id: AgentId, round: Round) {
+    fn start_workers(&mut self, node: usize, id: AgentId, round: &Round) {
         let mut next = 0;
         for member in &round.members {
             if member.first_rank != next {
@@ -421,7 +421,7 @@ impl World {
             }
             next += member.agent.slots;
         }
-        if *self.rounds.entry(round.number).or_insert_with(|| round.clone()) != round {
+        if *self.rounds.entry(round.number).or_insert_with(|| round.clone()) != *round {
             self.violation = Some(format!("two different rounds {}", round.number));
         }
         let Some(place) = round.node_rank(id) else {

@@ -164,7 +164,7 @@ fn draw<B: DrawingBackend>(
     panel.curves.iter().try_for_each(|curve| draw_curve(&mut chart, curve, &y, joints))?;
     let mut legend = chart.configure_series_labels();
     legend.label_font(text(15)).background_style(WHITE.mix(0.85)).border_style(FAINT.stroke_width(FINE));
-    let place = legend_place(panel, &x, &y, options.panel);
+    let place = legend_place(panel, &x, &y, options);
     legend.margin(fine(8)).legend_area_size(fine(30)).position(place).draw().map_err(failed)
 }
 
@@ -269,11 +269,14 @@ fn short(name: &str) -> String {
 }
 
 /// The corner in which the legend hides the fewest points.
-fn legend_place(panel: &Panel, x: &Axis, y: &Axis, size: (u32, u32)) -> SeriesLabelPosition {
+fn legend_place(panel: &Panel, x: &Axis, y: &Axis, options: PlotOptions) -> SeriesLabelPosition {
     let longest = panel.curves.iter().map(|curve| short(&curve.name).chars().count()).max().unwrap_or(0);
     // In points, from the size of a letter and a line; margins and labels make the plot smaller than the panel.
     let (width, height) = (8 * longest + 46, 20 * panel.curves.len() + 16);
-    let part = (width as f64 / (f64::from(size.0) - 90.0), height as f64 / (f64::from(size.1) - 110.0));
+    let part = (
+        width as f64 / (f64::from(options.panel.0) - 90.0),
+        height as f64 / (f64::from(options.panel.1) - 110.0),
+    );
     let points = || panel.curves.iter().flat_map(|curve| curve.lines.iter().flatten());
     let places = || points().map(|(step, value)| (x.part(*step), y.part(y.place(*value))));
     let hidden = |right: bool, upper: bool| {

@@ -36,9 +36,10 @@ fn step_time(group: &ProcessGroup, reduces_alone: bool, is_graphed: bool) -> Res
             ddp.backward(&ddp.module().forward(&x).square().mean(Kind::Float))?;
             Ok(optimizer.step()?)
         };
-        match is_graphed {
-            true => drop(graphed.run(make)?),
-            false => make()?,
+        if is_graphed {
+            graphed.run(make)?;
+        } else {
+            make()?;
         }
     }
     cuda::synchronize(0)?;

@@ -164,7 +164,7 @@ ranks_test!(ranks_that_make_different_calls_on_the_gpu_are_both_named, 2, { prog
     control(&ranks)?;
 });
 
-ranks_test!(parts_that_do_not_fit_are_told_on_the_gpu, 2, { program()? }, |ranks| {
+ranks_test!(parts_that_do_not_fit_are_refused_on_the_gpu, 2, { program()? }, |ranks| {
     let words = ["rank 0", "all_to_all(", "it sends 3 elements to this rank, which expects 5"];
     all_report(&ranks, &[("WRONG", "parts")], &words)?;
     for stdout in printed(&ranks, &[("WRONG", "fitting parts")])? {
@@ -172,20 +172,20 @@ ranks_test!(parts_that_do_not_fit_are_told_on_the_gpu, 2, { program()? }, |ranks
     }
 });
 
-ranks_test!(an_error_that_nccl_runs_into_is_told_on_all_ranks, 2, { program()? }, |ranks| {
+ranks_test!(an_error_that_nccl_runs_into_is_reported_on_all_ranks, 2, { program()? }, |ranks| {
     let words = ["rank 1 called off group `world", "NCCL: remote process exited"];
     all_report(&ranks, &[("NCCL_STAND_IN_FAULT", "error:1@2")], &words)?;
     control(&ranks)?;
 });
 
-ranks_test!(a_call_that_does_not_end_on_the_gpu_is_told_on_all_ranks, 2, { program()? }, |ranks| {
+ranks_test!(a_call_that_does_not_end_on_the_gpu_is_reported_on_all_ranks, 2, { program()? }, |ranks| {
     let words = ["all_reduce(1000 f32, sum)", "has not ended on the GPU after 6s"];
     all_report(&ranks, &[("NCCL_STAND_IN_FAULT", "stall:1@2")], &words)?;
     all_report(&ranks, &[("NCCL_STAND_IN_FAULT", "stall:1@2"), ("COPIES", "1")], &words)?;
     control(&ranks)?;
 });
 
-ranks_test!(a_call_that_nccl_refuses_is_told_on_all_ranks, 2, { program()? }, |ranks| {
+ranks_test!(a_call_that_nccl_refuses_is_reported_on_all_ranks, 2, { program()? }, |ranks| {
     let words = ["rank 0 called off group `world", "NCCL: internal error"];
     let all = all_report(&ranks, &[("NCCL_STAND_IN_FAULT", "refuse:0@2")], &words)?;
     assert!(all[0].contains("error in round 0:"), "the call itself fails: {all:?}");

@@ -8,29 +8,27 @@ use tch::{Device, Kind, Tensor};
 use super::net::{assert_close, samples};
 
 /// A layer, a norm with buffers, another layer.
-fn net(path: Path<'_>) -> nn::SequentialT {
+fn net(path: &Path<'_>) -> nn::SequentialT {
     nn::seq_t()
-        .add(nn::linear(&path / "a", 6, 8, Default::default()))
-        .add(nn::batch_norm1d(&path / "n", 8, Default::default()))
+        .add(nn::linear(path / "a", 6, 8, Default::default()))
+        .add(nn::batch_norm1d(path / "n", 8, Default::default()))
         .add_fn(|x| x.tanh())
-        .add(nn::linear(&path / "b", 8, 3, Default::default()))
+        .add(nn::linear(path / "b", 8, 3, Default::default()))
 }
 
-fn without_norm(path: Path<'_>) -> nn::Sequential {
-    let (a, b) = (
-        nn::linear(&path / "a", 6, 8, Default::default()),
-        nn::linear(&path / "b", 8, 3, Default::default()),
-    );
+fn without_norm(path: &Path<'_>) -> nn::Sequential {
+    let (a, b) =
+        (nn::linear(path / "a", 6, 8, Default::default()), nn::linear(path / "b", 8, 3, Default::default()));
     nn::seq().add(a).add_fn(|x| x.tanh()).add(b)
 }
 
 #[test]
 fn gradients_are_those_of_one_device() {
     for (devices, batch) in [(1, 5), (2, 8), (3, 7), (4, 2)] {
-        let mut model = DataParallel::new(&vec![Device::Cpu; devices], without_norm).unwrap();
+        let mut model = DataParallel::new(&vec![Device::Cpu; devices], |path| without_norm(&path)).unwrap();
         let (x, y) = samples(0..batch);
         let mut one = nn::VarStore::new(Device::Cpu);
-        let reference = without_norm(one.root());
+        let reference = without_norm(&one.root());
         one.copy(model.store()).unwrap();
         for step in 0..3 {
             let output = model.forward_t(&x, true).unwrap();
@@ -52,7 +50,7 @@ fn gradients_are_those_of_one_device() {
 
 #[test]
 fn every_byte_between_devices_is_counted() {
-    let mut model = DataParallel::new(&[Device::Cpu; 3], net).unwrap();
+    let mut model = DataParallel::new(&[Device::Cpu; 3], |path| net(&path)).unwrap();
     let (x, y) = samples(0..9);
     let output = model.forward_t(&x, true).unwrap();
     model.backward(&output.mse_loss(&y, tch::Reduction::Mean)).unwrap();
@@ -65,14 +63,14 @@ fn every_byte_between_devices_is_counted() {
         reduce_gradients: 2 * params,
     };
     assert_eq!(model.traffic(), expected);
-    let one = DataParallel::new(&[Device::Cpu], net)
+    let one = DataParallel::new(&[Device::Cpu], |path| net(&path))
         .and_then(|mut model| model.forward_t(&x, true).map(|_| model.traffic()));
     assert_eq!(one.unwrap(), StageBytes::default(), "control: one device sends nothing");
 }
 
 #[test]
 fn the_buffers_of_the_first_device_are_used() {
-    let mut model = DataParallel::new(&[Device::Cpu; 2], net).unwrap();
+    let mut model = DataParallel::new(&[Device::Cpu; 2], |path| net(&path)).unwrap();
     let (x, _) = samples(0..8);
     let _ = model.forward_t(&x, true).unwrap();
     let mean = model.store().variables()["n.running_mean"].copy();
@@ -84,10 +82,10 @@ fn the_buffers_of_the_first_device_are_used() {
 
 #[test]
 fn misuse_is_an_error() {
-    assert!(DataParallel::new(&[], net).is_err());
+    assert!(DataParallel::new(&[], |path| net(&path)).is_err());
     let refused = DataParallel::<nn::Linear>::try_new(&[Device::Cpu], |_| anyhow::bail!("no such model"));
     assert_eq!(refused.unwrap_err().to_string(), "no such model");
-    let mut model = DataParallel::new(&[Device::Cpu; 2], net).unwrap();
+    let mut model = DataParallel::new(&[Device::Cpu; 2], |path| net(&path)).unwrap();
     let error = model.backward(&Tensor::ones([], (Kind::Float, Device::Cpu))).unwrap_err().to_string();
     assert!(error.contains("needs a forward in training"), "{error}");
     let wrong = Tensor::ones([4, 5], (Kind::Float, Device::Cpu));

@@ -250,7 +250,7 @@ ranks_test!(after_a_replica_is_gone_another_group_may_have_one, 3, {
     group.barrier()?;
 });
 
-ranks_test!(one_parameter_more_on_one_rank_is_told_on_all, 2, {
+ranks_test!(one_parameter_more_on_one_rank_is_an_error_on_all, 2, {
     let group = ProcessGroup::from_env()?;
     let vs = VarStore::new(Device::Cpu);
     let _net = Net::new(&vs, 0);

@@ -12,7 +12,7 @@ use tch::{Device, Kind, Tensor};
 use super::net::{loss, replica, samples};
 use super::uneven::normed;
 
-ranks_test!(another_model_on_one_rank_is_told_on_all, 3, {
+ranks_test!(another_model_on_one_rank_is_an_error_on_all, 3, {
     let group = ProcessGroup::from_env()?;
     let vs = VarStore::new(Device::Cpu);
     let classes = if group.rank() == 2 { 100 } else { 10 };

@@ -121,5 +121,5 @@ fn with_norms(micro_batches: i64) -> Result<()> {
     Ok(())
 }
 
-ranks_test!(synchronised_norms_go_on_while_others_have_run_out, 3, { with_norms(1)? });
-ranks_test!(synchronised_norms_of_micro_batches_go_on_while_others_have_run_out, 3, { with_norms(2)? });
+ranks_test!(synchronised_norms_work_while_others_have_run_out, 3, { with_norms(1)? });
+ranks_test!(synchronised_norms_of_micro_batches_work_while_others_have_run_out, 3, { with_norms(2)? });

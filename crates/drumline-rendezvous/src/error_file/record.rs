@@ -3,7 +3,6 @@
 //! The file is written beside its path and then renamed, so that a reader finds all of it or nothing. A later failure
 //! replaces an earlier one, as in Python.
 
-use std::backtrace::{Backtrace, BacktraceStatus};
 use std::error::Error;
 use std::ffi::OsString;
 use std::io;
@@ -16,6 +15,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use drumline_files::{Durability, replace};
 
 use super::ErrorFile;
+use crate::panic_text::PanicReport;
 use crate::worker_env;
 
 /// Longer texts are cut, so that the file stays well below its readers' limit.
@@ -54,15 +54,9 @@ pub fn install_panic_file() {
 }
 
 fn record_panic(info: &PanicHookInfo<'_>) -> io::Result<()> {
-    let message = info.payload_as_str().unwrap_or("a panic without a text");
-    let place = info.location().map_or_else(|| "an unknown place".to_string(), ToString::to_string);
+    let PanicReport { message, place, backtrace } = PanicReport::new(info);
     let thread = thread::current().name().unwrap_or("<unnamed>").to_string();
-    let backtrace = Backtrace::capture();
-    let frames = match backtrace.status() {
-        BacktraceStatus::Captured => format!("\nstack backtrace:\n{backtrace}"),
-        _ => String::new(),
-    };
-    record(message, &format!("thread '{thread}' panicked at {place}:\n{message}{frames}"))
+    record(&message, &format!("thread '{thread}' panicked at {place}:\n{message}{backtrace}"))
 }
 
 fn record(message: &str, callstack: &str) -> io::Result<()> {

@@ -363,22 +363,22 @@ mod tests {
     use super::*;
     use std::collections::HashMap;
 
-    fn find(variables: &str, method: &str, options: InitOptions) -> Result<Place, InitError> {
+    fn find(variables: &str, method: &str, options: &InitOptions) -> Result<Place, InitError> {
         let map: HashMap<&str, &str> =
             variables.split_whitespace().map(|pair| pair.split_once('=').unwrap()).collect();
         Place::find(
             &|name| map.get(name).map(|value| (*value).into()),
             &Method::parse(method).unwrap(),
-            &options,
+            options,
         )
     }
 
     fn env(variables: &str) -> Place {
-        find(variables, "env://", InitOptions::default()).unwrap()
+        find(variables, "env://", &InitOptions::default()).unwrap()
     }
 
     fn error(variables: &str) -> String {
-        find(variables, "env://", InitOptions::default()).unwrap_err().to_string()
+        find(variables, "env://", &InitOptions::default()).unwrap_err().to_string()
     }
 
     fn shown(place: &Place) -> String {
@@ -451,14 +451,14 @@ mod tests {
         assert_eq!(given(env(TORCH)), "MASTER_ADDR=n1");
         let slurm = "SLURM_PROCID=0 SLURM_NTASKS=2 SLURM_NODELIST=n[2-3] SLURM_JOB_ID=1";
         assert_eq!(given(env(slurm)), "SLURM_NODELIST=n[2-3]");
-        assert_eq!(given(find(TORCH, "tcp://h:7", InitOptions::default()).unwrap()), "tcp://h:7");
+        assert_eq!(given(find(TORCH, "tcp://h:7", &InitOptions::default()).unwrap()), "tcp://h:7");
     }
 
     #[test]
     fn the_rendezvous_timeout_is_the_option_or_else_the_variable() {
         let meet = |variables: &str, timeout| {
             let options = InitOptions { timeout, ..InitOptions::default() };
-            find(variables, "env://", options).unwrap().time_to_meet.as_secs()
+            find(variables, "env://", &options).unwrap().time_to_meet.as_secs()
         };
         let (alone, given) = ("RANK=0 WORLD_SIZE=1", Some(Duration::from_secs(7)));
         assert_eq!(meet(alone, None), 300);
@@ -469,8 +469,8 @@ mod tests {
     #[test]
     fn options_and_url_override_variables() {
         let options = InitOptions { rank: Some(1), world_size: Some(2), ..Default::default() };
-        assert_eq!(shown(&find("", "tcp://h:7", options).unwrap()), "1/2 local 1/None h:7");
-        let place = find(TORCH, "tcp://h:7?rank=0&world_size=9", InitOptions::default()).unwrap();
+        assert_eq!(shown(&find("", "tcp://h:7", &options).unwrap()), "1/2 local 1/None h:7");
+        let place = find(TORCH, "tcp://h:7?rank=0&world_size=9", &InitOptions::default()).unwrap();
         assert_eq!(shown(&place), "0/9 local 1/Some(2) h:7");
     }
 

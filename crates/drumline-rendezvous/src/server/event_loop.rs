@@ -212,7 +212,7 @@ impl EventLoop {
             Err(error) => Err(error),
         };
         if let Err(error) = self.carry_out_all(token) {
-            return self.close_because(token, error);
+            return self.close_because(token, &error);
         }
         match inflow {
             Ok(Inflow::Dry) => {}
@@ -321,7 +321,7 @@ impl EventLoop {
         }
     }
 
-    fn close_because(&mut self, token: usize, reason: CloseReason) {
+    fn close_because(&mut self, token: usize, reason: &CloseReason) {
         if let Some(link) = self.links.get_mut(&token) {
             tracing::warn!(member = %link.hello, %reason, "closed a connection");
             link.push(0, &Reply::Failed(reason.to_string()));
@@ -367,7 +367,7 @@ impl EventLoop {
         self.append(event.to_line());
         self.count_others();
         for token in self.clients.links(number) {
-            self.close_because(token, CloseReason::Lost { rank });
+            self.close_because(token, &CloseReason::Lost { rank });
         }
     }
 

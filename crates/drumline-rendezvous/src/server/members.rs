@@ -37,7 +37,7 @@ struct MemberEntry {
 }
 
 /// What an admitted connection is.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Entry {
     /// One more connection of a member, or of a client that is not a member.
     Further,

@@ -1,9 +1,9 @@
 //! The client of a [`TcpStoreServer`](crate::TcpStoreServer).
 //!
 //! ```text
-//!  call ─▶ number ─▶ an idle connection, or a new one ─▶ reply
-//!            ▲ the same number   │ broken, or silent for a second or two
-//!            └───────────────────┘ up to the deadline, or until the host was silent for DRUMLINE_HOST_TIMEOUT
+//!  call ─▶ id ─▶ an idle connection, or a new one ─▶ reply
+//!            ▲ the same id   │ broken, or silent for a second or two
+//!            └───────────────┘ up to the deadline, or until the host was silent for DRUMLINE_HOST_TIMEOUT
 //! ```
 //! Many threads may call at once: each call uses its own connection, an idle one or a new one. All of them carry the
 //! same random number, by which the server recognizes one client. So a request that is sent again, because the
@@ -14,7 +14,7 @@
 
 mod dial;
 mod life_line;
-mod numbers;
+mod request_ids;
 mod silence;
 mod wire;
 
@@ -29,7 +29,7 @@ use crate::handshake::Hello;
 use crate::worker_env::host_timeout;
 use dial::{Dial, LastSeen, Opened};
 use life_line::{Ending, LifeLine};
-use numbers::Numbers;
+use request_ids::RequestIds;
 use silence::Silence;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -51,7 +51,7 @@ pub struct TcpStore {
     local: SocketAddr,
     server: SocketAddr,
     idle: Mutex<Vec<Wire>>,
-    numbers: Numbers,
+    request_ids: RequestIds,
     silence: Arc<Silence>,
     life_line: Mutex<Option<LifeLine>>,
     left: AtomicBool,
@@ -89,7 +89,7 @@ impl TcpStore {
             dial.line(dial.first_line())
         });
         let silence = Arc::new(Silence::new(host_timeout()));
-        let opened = Dial::open_first(dials.collect(), deadline, &silence)?;
+        let opened = Dial::open_first(&dials.collect::<Vec<_>>(), deadline, &silence)?;
         Self::over(opened, silence)
     }
 
@@ -104,7 +104,7 @@ impl TcpStore {
             local,
             server,
             idle: Mutex::default(),
-            numbers: Numbers::default(),
+            request_ids: RequestIds::default(),
             silence,
             life_line: Mutex::default(),
             left: AtomicBool::new(false),
@@ -171,7 +171,7 @@ impl TcpStore {
 
     /// The reply, or `None` if the deadline has passed.
     fn send_and_wait(&self, call: &Call, until: Instant) -> Result<Option<Reply>, StoreError> {
-        let number = self.numbers.next();
+        let request = self.request_ids.next();
         let mut tries = 0;
         loop {
             let soon = Instant::now() + LEAST_PROMPT;
@@ -181,7 +181,7 @@ impl TcpStore {
                 }
                 other => other?,
             };
-            let outgoing = Outgoing { id: number.id, oldest: number.oldest(), call, tries };
+            let outgoing = Outgoing { id: request.id, oldest: request.oldest(), call, tries };
             match wire.call(&outgoing, until) {
                 Ok(reply) => {
                     if reply.is_some() {
@@ -202,7 +202,7 @@ impl TcpStore {
             if now >= until {
                 return Ok(None);
             }
-            tracing::debug!(store = %self.dial.addr, id = number.id, "no reply; sending the request again");
+            tracing::debug!(store = %self.dial.addr, id = request.id, "no reply; sending the request again");
             tries += 1;
         }
     }

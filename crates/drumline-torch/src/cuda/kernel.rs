@@ -96,14 +96,14 @@ impl Compiler {
     }
 
     /// Compiles a source to machine code for this GPU.
-    fn cubin(&self, source: &str, capability: (i32, i32)) -> Result<Vec<u8>, TorchError> {
+    fn cubin(&self, source: &str, gpu: &Properties) -> Result<Vec<u8>, TorchError> {
         let has_zero = |_| TorchError::Unsupported {
             operation: "compile a kernel",
             reason: "its source has a zero byte",
         };
         let source = CString::new(source).map_err(has_zero)?;
-        let architecture = CString::new(format!("--gpu-architecture=sm_{}{}", capability.0, capability.1))
-            .map_err(has_zero)?;
+        let (major, minor) = gpu.capability;
+        let architecture = CString::new(format!("--gpu-architecture=sm_{major}{minor}")).map_err(has_zero)?;
         let options = [architecture.as_ptr(), c"--std=c++17".as_ptr(), c"--use_fast_math".as_ptr()];
         let mut program = std::ptr::null_mut();
         // SAFETY: NVRTC reads zero-terminated strings, and fills buffers of the sizes that it asked for.
@@ -169,7 +169,7 @@ impl Kernels {
     /// Compiles a source for a GPU. Functions that are to be launched are `extern "C" __global__`.
     pub fn compile(device: usize, source: &str) -> Result<Self, TorchError> {
         let compiler = Compiler::shared()?;
-        let cubin = compiler.cubin(source, Properties::of(device)?.capability)?;
+        let cubin = compiler.cubin(source, &Properties::of(device)?)?;
         let _current = CurrentDevice::enter(device)?;
         let mut module = std::ptr::null_mut();
         // SAFETY: the image is complete; the driver copies it.

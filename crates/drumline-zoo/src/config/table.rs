@@ -129,7 +129,7 @@ pub(crate) fn schema<T: TaskConfig>() -> Json {
         let name = names.pop().unwrap_or_default().to_owned();
         names.into_iter().fold(&mut sections, section_of).insert(name, schema);
     }
-    let mut schema = section_schema(sections);
+    let mut schema = section_schema(&sections);
     (schema["$schema"], schema["title"]) =
         ("http://json-schema.org/draft-07/schema#".into(), T::TITLE.into());
     schema
@@ -137,11 +137,11 @@ pub(crate) fn schema<T: TaskConfig>() -> Json {
 
 /// The keys of a section, which is created if it does not exist.
 fn section_of<'a>(within: &'a mut Map<String, Json>, name: &str) -> &'a mut Map<String, Json> {
-    let section = within.entry(name).or_insert_with(|| section_schema(Map::new()));
+    let section = within.entry(name).or_insert_with(|| section_schema(&Map::new()));
     section["properties"].as_object_mut().expect("a section has keys")
 }
 
-fn section_schema(keys: Map<String, Json>) -> Json {
+fn section_schema(keys: &Map<String, Json>) -> Json {
     json!({"type": "object", "properties": keys, "additionalProperties": false})
 }
 

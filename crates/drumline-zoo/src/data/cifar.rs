@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use super::assemble::{self, Cause, Paint};
 use super::on_device::Stock;
 use crate::error::ZooError;
-use crate::transforms::{Layout, Painter, Pixels, Transform};
+use crate::transforms::{Layout, Painter, Pixels, Size, Transform};
 use drumline::data::{Dataset, ImageBatch, Sample, SampleError};
 use drumline::torch::TorchError;
 
@@ -88,8 +88,8 @@ impl CifarKind {
     }
 }
 
-const SIDE: usize = 32;
-const PIXELS: usize = 3 * SIDE * SIDE;
+const SIZE: Size = Size::square(32);
+const PIXELS: usize = 3 * SIZE.area();
 
 /// The images of one split.
 pub struct Cifar {
@@ -177,9 +177,9 @@ impl Cifar {
 
     /// All images with their labels.
     pub(super) fn stock(&self) -> Option<Stock<'_>> {
-        let pixels = |index| Pixels::new(self.record(index).1, (SIDE, SIDE), Layout::Planar);
+        let pixels = |index| Pixels::new(self.record(index).1, SIZE, Layout::Planar);
         Some(Stock {
-            sizes: (SIDE, SIDE),
+            size: SIZE,
             images: (0..self.len()).map(pixels).collect::<Option<_>>()?,
             labels: (0..self.len()).map(|index| self.label(index)).collect(),
             transform: &self.transform,
@@ -203,7 +203,7 @@ impl Paint for Cifar {
 
     fn paint(&self, sample: Sample, painter: &mut Painter<'_>, out: &mut [f32]) -> Result<(), Cause> {
         let (_, bytes) = self.record(sample.index);
-        let pixels = Pixels::new(bytes, (SIDE, SIDE), Layout::Planar).ok_or("a record of the wrong size")?;
+        let pixels = Pixels::new(bytes, SIZE, Layout::Planar).ok_or("a record of the wrong size")?;
         Ok(painter.paint(&pixels, &mut sample.rng(), out)?)
     }
 }

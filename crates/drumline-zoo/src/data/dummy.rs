@@ -2,7 +2,7 @@
 
 use super::assemble::{self, Cause, Paint};
 use super::on_device::Stock;
-use crate::transforms::{Layout, Painter, Pixels, Transform};
+use crate::transforms::{Layout, Painter, Pixels, Size, Transform};
 use drumline::data::{Dataset, ImageBatch, Sample, SampleError};
 use drumline::torch::TorchError;
 
@@ -33,13 +33,11 @@ impl Dummy {
 
     /// The different images, with the labels of all samples.
     pub(super) fn stock(&self) -> Option<Stock<'_>> {
-        let (elements, size) = (self.transform.elements(), self.transform.geometry.size());
+        let (elements, size) = (self.transform.elements(), Size::square(self.transform.geometry.size()));
         let pool = self.pool.chunks_exact(elements).take(POOL);
         Some(Stock {
-            sizes: (size, size),
-            images: pool
-                .map(|bytes| Pixels::new(bytes, (size, size), Layout::Planar))
-                .collect::<Option<_>>()?,
+            size,
+            images: pool.map(|bytes| Pixels::new(bytes, size, Layout::Planar)).collect::<Option<_>>()?,
             labels: (0..self.len).map(|index| self.label(index)).collect(),
             transform: &self.transform,
         })
@@ -56,9 +54,9 @@ impl Paint for Dummy {
     }
 
     fn paint(&self, sample: Sample, painter: &mut Painter<'_>, out: &mut [f32]) -> Result<(), Cause> {
-        let (elements, size) = (self.transform.elements(), self.transform.geometry.size());
+        let (elements, size) = (self.transform.elements(), Size::square(self.transform.geometry.size()));
         let bytes = &self.pool[sample.index % POOL * elements..][..elements];
-        let pixels = Pixels::new(bytes, (size, size), Layout::Planar).ok_or("an image of the wrong size")?;
+        let pixels = Pixels::new(bytes, size, Layout::Planar).ok_or("an image of the wrong size")?;
         Ok(painter.paint(&pixels, &mut sample.rng(), out)?)
     }
 }

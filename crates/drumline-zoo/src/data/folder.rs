@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use super::assemble::{self, Cause, Paint};
 use super::decode::decode;
 use crate::error::ZooError;
-use crate::transforms::{Layout, Painter, Pixels, Transform};
+use crate::transforms::{Layout, Painter, Pixels, Size, Transform};
 use drumline::data::{Dataset, ImageBatch, Sample, SampleError};
 use drumline::torch::TorchError;
 
@@ -100,9 +100,9 @@ impl Paint for ImageFolder {
 
     fn paint(&self, sample: Sample, painter: &mut Painter<'_>, out: &mut [f32]) -> Result<(), Cause> {
         let image = decode(&self.images[sample.index].0)?;
-        let sizes = (image.width() as usize, image.height() as usize);
+        let size = Size { width: image.width() as usize, height: image.height() as usize };
         let pixels =
-            Pixels::new(image.as_raw(), sizes, Layout::Interleaved).ok_or("an image of the wrong size")?;
+            Pixels::new(image.as_raw(), size, Layout::Interleaved).ok_or("an image of the wrong size")?;
         Ok(painter.paint(&pixels, &mut sample.rng(), out)?)
     }
 }

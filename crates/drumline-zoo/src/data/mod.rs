@@ -69,7 +69,7 @@ impl Images {
             Self::Dummy(data) => data.stock()?,
             Self::Folder(_) | Self::OnDevice(_) => return None,
         };
-        Some(stock).filter(|stock| !stock.transform.geometry.resizes(stock.sizes))
+        Some(stock).filter(|stock| !stock.transform.geometry.resizes(stock.size))
     }
 
     /// Returns an error if the model has another number of classes. `dir` is for the message.

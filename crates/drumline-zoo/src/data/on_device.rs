@@ -15,7 +15,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::Images;
 use crate::error::ZooError;
-use crate::transforms::{Pixels, Transform, Window};
+use crate::transforms::{Pixels, Size, Transform, Window};
 use drumline::data::{Dataset, ImageBatch, Sample, SampleError};
 use drumline::torch::TorchError;
 
@@ -33,8 +33,8 @@ pub enum BatchLayout {
 
 /// Images that can be stored on a device: their pixels, labels and transform.
 pub(super) struct Stock<'a> {
-    /// The width and height of every image.
-    pub(super) sizes: (usize, usize),
+    /// The size of every image.
+    pub(super) size: Size,
     /// The images. If there are fewer images than samples, they repeat.
     pub(super) images: Vec<Pixels<'a>>,
     pub(super) labels: Vec<i64>,
@@ -43,7 +43,7 @@ pub(super) struct Stock<'a> {
 
 impl Stock<'_> {
     fn bytes(&self) -> u64 {
-        (3 * self.sizes.0 * self.sizes.1 * self.images.len()) as u64
+        (3 * self.size.area() * self.images.len()) as u64
     }
 
     /// All pixels as RGB, after a black one.
@@ -59,7 +59,7 @@ impl Stock<'_> {
 pub struct OnDevice {
     /// The original dataset, for names and classes.
     source: Box<Images>,
-    sizes: (usize, usize),
+    size: Size,
     num_images: usize,
     labels: Vec<i64>,
     transform: Transform,
@@ -95,18 +95,9 @@ impl Images {
             });
         };
         let resident = Mutex::new(Resident::new(&stock, device)?);
-        let (sizes, num_images, transform) = (stock.sizes, stock.images.len(), stock.transform.clone());
+        let (size, num_images, transform) = (stock.size, stock.images.len(), stock.transform.clone());
         let (labels, source) = (stock.labels, Box::new(self));
-        Ok(Self::OnDevice(OnDevice {
-            source,
-            sizes,
-            num_images,
-            labels,
-            transform,
-            layout,
-            device,
-            resident,
-        }))
+        Ok(Self::OnDevice(OnDevice { source, size, num_images, labels, transform, layout, device, resident }))
     }
 }
 
@@ -141,7 +132,7 @@ struct Places {
 
 impl Places {
     /// Adds the window of an image whose first pixel is at place `first`.
-    fn add(&mut self, window: &Window, first: usize, (width, height): (usize, usize)) {
+    fn add(&mut self, window: &Window, first: usize, Size { width, height }: Size) {
         let within = |at: isize, side: usize| usize::try_from(at).ok().filter(|at| *at < side);
         for row in 0..window.size {
             let row = within(window.top + row as isize, height);
@@ -170,15 +161,15 @@ impl OnDevice {
         for sample in samples {
             let window = self
                 .transform
-                .window(self.sizes, &mut sample.rng())
+                .window(self.size, &mut sample.rng())
                 .map_err(|cause| SampleError::new(sample.index, self.name(sample.index), cause))?;
             let image = sample.index % self.num_images;
-            places.add(&window, 1 + image * self.sizes.0 * self.sizes.1, self.sizes);
+            places.add(&window, 1 + image * self.size.area(), self.size);
         }
         Ok(places)
     }
 
-    fn made(&self, places: Places, labels: &[i64]) -> Result<(Tensor, Tensor), TorchError> {
+    fn made(&self, places: &Places, labels: &[i64]) -> Result<(Tensor, Tensor), TorchError> {
         let (samples, side) = (labels.len() as i64, self.transform.geometry.size() as i64);
         let all = self.uploaded(&[&places.rows, &places.columns, labels].concat())?;
         let part = |number: i64| all.f_narrow(0, number * samples * side, samples * side);
@@ -213,7 +204,7 @@ impl Dataset for OnDevice {
     fn batch(&self, samples: &[Sample]) -> Result<ImageBatch, SampleError> {
         let indices: Vec<_> = samples.iter().map(|sample| sample.index).collect();
         let labels: Vec<_> = indices.iter().map(|index| self.labels[*index]).collect();
-        let (images, labels) = self.made(self.places(samples)?, &labels).map_err(|error| {
+        let (images, labels) = self.made(&self.places(samples)?, &labels).map_err(|error| {
             SampleError::new(indices.first().copied().unwrap_or_default(), "a whole batch", error)
         })?;
         Ok(ImageBatch { images, labels, indices })

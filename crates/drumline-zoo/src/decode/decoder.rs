@@ -7,7 +7,7 @@
 
 use tch::Tensor;
 
-use crate::models::transformer::{KeysValues, Transformer};
+use crate::models::transformer::{KeysValues, Sources, Transformer};
 
 /// The rows and sentences that continue after a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,7 +63,8 @@ impl<'a> Decoder<'a> {
         let Self { model, source, mask, past } = self;
         past.make_room();
         let place = past.places;
-        let logits = model.next(words, place, (source, mask), |layer, new| past.with(layer as i64, &new));
+        let logits = model
+            .next(words, place, Sources { kept: source, mask }, |layer, new| past.with(layer as i64, &new));
         past.places += 1;
         logits
     }

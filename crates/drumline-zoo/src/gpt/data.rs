@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn fingerprints_tell_files_apart() {
+    fn fingerprints_distinguish_files() {
         let print = |text: &str| {
             let (_folder, path) = file(text);
             TokenData::open(&path, &GptTokenizer::bytes(), 2).unwrap().fingerprint().unwrap()

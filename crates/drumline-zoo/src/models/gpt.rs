@@ -23,7 +23,7 @@ use tch::nn::{Init, Path};
 use tch::{Device, Tensor};
 
 pub use cache::KvCache;
-pub use head::linear_cross_entropy;
+pub use head::{Projection, linear_cross_entropy};
 
 use block::{Block, Normed};
 use head::Head;

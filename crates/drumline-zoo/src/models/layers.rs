@@ -4,6 +4,7 @@
 //! distribution when the whole model is complete. Both draws are made here too, because they advance the random
 //! generator.
 
+use std::borrow::Borrow;
 use std::cell::RefCell;
 
 use drumline_torch::{Conv2d, TorchError, conv_stem_cuda};
@@ -84,7 +85,8 @@ impl<'a> Builder<'a> {
         Self { norm, convs: RefCell::default() }
     }
 
-    pub(super) fn conv(&self, path: Path<'_>, shape: ConvShape) -> Conv {
+    pub(super) fn conv<'p>(&self, path: impl Borrow<Path<'p>>, shape: ConvShape) -> Conv {
+        let path = path.borrow();
         let ConvShape { inputs, outputs, kernel, groups, .. } = shape;
         let inputs = inputs / groups;
         let size = [outputs, inputs, kernel, kernel];
@@ -93,7 +95,8 @@ impl<'a> Builder<'a> {
         Conv { weight, shape }
     }
 
-    pub(super) fn linear(&self, path: Path<'_>, inputs: i64, outputs: i64) -> Linear {
+    pub(super) fn linear<'p>(&self, path: impl Borrow<Path<'p>>, inputs: i64, outputs: i64) -> Linear {
+        let path = path.borrow();
         let weight = path.var("weight", &[outputs, inputs], first_draw(inputs));
         let bound = 1.0 / (inputs as f64).sqrt();
         let bias = path.var("bias", &[outputs], Init::Uniform { lo: -bound, up: bound });

@@ -1,5 +1,6 @@
 //! Batch norm that also counts its batches, as PyTorch's does.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -37,16 +38,17 @@ impl fmt::Debug for Norm {
 impl Norm {
     /// Builds the layer for a number of channels. It counts batches in `num_batches_tracked`, unless the inner layer
     /// already does.
-    pub(super) fn build(&self, path: Path<'_>, channels: i64) -> NormLayer {
+    pub(super) fn build<'a>(&self, path: impl Borrow<Path<'a>>, channels: i64) -> NormLayer {
+        let path = path.borrow();
         let layer: Box<dyn ModuleT> = match self {
-            Self::Batch => Box::new(nn::batch_norm2d(&path, channels, config())),
-            Self::Sync(group) => Box::new(SyncBatchNorm::new(&path, channels, config(), group)),
+            Self::Batch => Box::new(nn::batch_norm2d(path, channels, config())),
+            Self::Sync(group) => Box::new(SyncBatchNorm::new(path, channels, config(), group)),
             Self::With(builder) => builder(path.clone(), channels),
         };
         let counts = path.get("running_mean").is_some() && path.get(TRACKED).is_none();
         let count =
             counts.then(|| path.add(TRACKED, Tensor::zeros([0i64; 0], (Kind::Int64, path.device())), false));
-        let own = matches!(self, Self::Batch).then(|| Own::of(&path)).flatten();
+        let own = matches!(self, Self::Batch).then(|| Own::of(path)).flatten();
         NormLayer { layer, count, own }
     }
 }

@@ -29,7 +29,7 @@ pub use layer::NormPlace;
 pub use pairs::{Pairs, Specials, padded};
 pub use stack::Memory;
 
-pub(crate) use attention::{KeysValues, Mask, attend, hidden, joined, padding_mask, split};
+pub(crate) use attention::{KeysValues, Mask, Sources, attend, hidden, joined, padding_mask, split};
 pub(crate) use embedding::{Embedding, EmbeddingShape};
 pub(crate) use layer::LayerShape;
 pub(crate) use linear::{LayerNorm, Linear};
@@ -230,11 +230,11 @@ impl Transformer {
         &self,
         words: &Tensor,
         place: i64,
-        source: (&[KeysValues], &Tensor),
+        sources: Sources<'_>,
         past: impl FnMut(usize, KeysValues) -> KeysValues,
     ) -> Tensor {
         let xs = self.tgt_embed.placed(&words.unsqueeze(1), place, 0.0).squeeze_dim(1);
-        self.generate(&self.decoder.next(xs, source.0, source.1, past))
+        self.generate(&self.decoder.next(xs, sources, past))
     }
 }
 

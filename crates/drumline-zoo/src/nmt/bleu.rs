@@ -20,22 +20,31 @@ use crate::models::transformer::{Specials, Transformer};
 #[derive(Debug)]
 pub struct References(Vec<LineFile>);
 
+/// The lines that are translated.
+#[derive(Debug, Clone, Copy)]
+pub struct SourceLines<'a> {
+    /// Their file.
+    pub path: &'a Path,
+    /// How many there are.
+    pub count: usize,
+}
+
 impl References {
     /// Opens `path`, or `path0`, `path1`, … if there are several references. Each file must have as many lines as
     /// `source`.
-    pub fn open(path: &Path, num_refs: usize, source: (&Path, usize)) -> Result<Self, TextError> {
+    pub fn open(path: &Path, num_refs: usize, source: SourceLines<'_>) -> Result<Self, TextError> {
         let paths: Vec<PathBuf> = match num_refs {
             1 => vec![path.to_owned()],
             several => (0..several).map(|place| format!("{}{place}", path.display()).into()).collect(),
         };
         let files = paths.iter().map(|path| {
             let file = LineFile::open(path)?;
-            if file.len() == source.1 {
+            if file.len() == source.count {
                 return Ok(file);
             }
             Err(TextError::UnequalLines {
-                source_path: source.0.to_owned(),
-                source_lines: source.1 as u64,
+                source_path: source.path.to_owned(),
+                source_lines: source.count as u64,
                 target_path: path.clone(),
                 target_lines: file.len() as u64,
             })
@@ -63,7 +72,7 @@ impl Judge {
     pub(crate) fn of_validation(config: &NmtConfig, valid: &Bitext) -> Result<Self, TextError> {
         let data = &config.data;
         let path = data.bleu_valid_reference.as_ref().unwrap_or(&data.valid_data[1]);
-        let source = (data.valid_data[0].as_path(), valid.corpus().left_out().of);
+        let source = SourceLines { path: &data.valid_data[0], count: valid.corpus().left_out().of };
         let references = References::open(path, data.num_refs, source)?;
         Ok(Self { references, options: options(config)? })
     }

@@ -21,7 +21,7 @@ mod validation;
 
 pub use bitext::{Bitext, Codecs, NumberedPairs};
 pub(crate) use bleu::options as bleu_options;
-pub use bleu::{Judge, References};
+pub use bleu::{Judge, References, SourceLines};
 pub use config::NmtConfig;
 pub use loss::TranslationLoss;
 pub(crate) use net::transformer;

@@ -9,6 +9,7 @@ use drumline::comm::Exchange;
 use drumline::data::{Cause, Sampler};
 use drumline::metrics::Perplexity;
 use drumline::trainer::{Every, MovingAverage, TrainState};
+use drumline_files::{Durability, replace};
 use drumline_torch::{AdamOptions, SgdOptions};
 use serde_json::Value as Json;
 use tch::Device;
@@ -340,11 +341,9 @@ impl Task for NmtTask {
         let folder = &self.config.run.saveto;
         let (config, copies) = self.config.kept_in(folder);
         for (from, to) in copies.iter().filter(|(from, to)| from != to) {
-            let beside = to.with_added_extension("part");
-            std::fs::copy(from, &beside)?;
-            std::fs::rename(beside, to)?;
+            replace(to, std::fs::read(from)?, Durability::Process)?;
         }
-        Ok(std::fs::write(folder.join(CONFIG), config.to_yaml())?)
+        Ok(replace(folder.join(CONFIG), config.to_yaml(), Durability::Process)?)
     }
 
     fn checkpoints_kept(&self) -> Option<Keep> {

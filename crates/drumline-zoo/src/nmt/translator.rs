@@ -5,13 +5,14 @@
 //!   rank 0 ◀─ gathered: (line, its best translations) ─▶ in the order of the lines
 //! ```
 
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::Path;
 use std::time::Instant;
 
 use drumline::comm::{Exchange, RunError, WorkQueue, agree_on};
 use drumline::data::Cause;
 use drumline::{ProcessGroup, StopRequest};
+use drumline_files::{Durability, Replacement};
 use drumline_text::{BatchBy, BatchPlan, LineFile, TextError};
 use tch::Device;
 
@@ -183,16 +184,14 @@ impl Translator<'_> {
     }
 }
 
-/// Writes lines to a file atomically: `path` is replaced at the end. If that fails, the lines are in `path.part`.
+/// Writes lines to a file, which replaces the one at `path` when it is complete.
 pub(crate) fn write_lines(path: &Path, lines: &[impl AsRef<str>]) -> Result<(), TextError> {
-    let beside = path.with_added_extension("part");
     let write = || -> io::Result<()> {
-        let mut file = BufWriter::new(std::fs::File::create(&beside)?);
+        let mut file = Replacement::new(path)?;
         for line in lines {
             writeln!(file, "{}", line.as_ref())?;
         }
-        file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
-        std::fs::rename(&beside, path)
+        file.commit(Durability::Disk)
     };
     write().map_err(|source| TextError::WriteFile { path: path.to_owned(), source })
 }

@@ -122,9 +122,13 @@ impl RunArgs {
 }
 
 /// Parses the value of a `--device` flag.
-pub(super) fn device_kind(text: &str) -> Result<DeviceKind, String> {
+pub(super) fn device_kind(text: &str) -> Result<DeviceKind, UnknownDevice> {
     // `gpu` is accepted as an alias.
     let text = if text == "gpu" { "cuda" } else { text };
-    DeviceKind::read(&Value::Text(text.to_owned()))
-        .ok_or_else(|| format!("expected {}", DeviceKind::expects()))
+    DeviceKind::read(&Value::Text(text.to_owned())).ok_or(UnknownDevice)
 }
+
+/// The value of a `--device` flag that names no device.
+#[derive(Debug, thiserror::Error)]
+#[error("expected {}", DeviceKind::expects())]
+pub(super) struct UnknownDevice;

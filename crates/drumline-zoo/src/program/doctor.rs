@@ -45,14 +45,14 @@ pub(super) fn run(args: &DoctorGpuArgs) -> anyhow::Result<()> {
     // All ranks have found the same problems, so either all of them get here or none.
     let gpu = gpu.filter(|_| is_well && job.group.size() > 1);
     let reduced = gpu.map(|gpu| together::all_reduce(&job.group, gpu));
-    let outcome = report.map_or(Ok(()), |report| print(report.with_all_reduce(reduced), args));
+    let outcome = report.map_or(Ok(()), |report| print(&report.with_all_reduce(reduced), args));
     // The other ranks wait until rank 0 has measured: when a rank exits, launchers check on the rest.
     job.group.barrier()?;
     outcome
 }
 
-fn print(report: Report, args: &DoctorGpuArgs) -> anyhow::Result<()> {
-    let text = if args.json { serde_json::to_string_pretty(&report)? + "\n" } else { report.to_string() };
+fn print(report: &Report, args: &DoctorGpuArgs) -> anyhow::Result<()> {
+    let text = if args.json { serde_json::to_string_pretty(report)? + "\n" } else { report.to_string() };
     std::io::stdout().write_all(text.as_bytes())?;
     match report.problems.len() {
         0 => Ok(()),
@@ -82,12 +82,9 @@ fn software() -> Software {
     Software {
         drumline: env!("CARGO_PKG_VERSION").into(),
         libtorch: drumline::torch::libtorch_version(),
-        driver: driver.map_err(|error| error.to_string()).into(),
-        libraries: runtime
-            .map(|gpu| format!("CUDA {}", version(gpu.versions.1)))
-            .map_err(|error| error.to_string())
-            .into(),
-        nccl: nccl::version().map_err(|error| error.to_string()).into(),
+        driver: driver.into(),
+        libraries: runtime.map(|gpu| format!("CUDA {}", version(gpu.versions.1))).into(),
+        nccl: nccl::version().into(),
     }
 }
 

@@ -19,8 +19,8 @@ use crate::decode::BeamOptions;
 use crate::driver::{Job, check_device, check_writable, checksum, say};
 use crate::models::transformer::{Specials, Transformer};
 use crate::nmt::{
-    CONFIG, Codecs, Judge, Lines, NmtConfig, References, Translated, Translator, WorkOptions, bleu_options,
-    transformer, write_lines,
+    CONFIG, Codecs, Judge, Lines, NmtConfig, References, SourceLines, Translated, Translator, WorkOptions,
+    bleu_options, transformer, write_lines,
 };
 use crate::weights;
 use crate::weights_file::weights_file;
@@ -243,7 +243,8 @@ pub(super) fn run(args: &TranslateArgs) -> anyhow::Result<()> {
 
 fn judge(args: &TranslateArgs, checked: &Checked) -> anyhow::Result<Option<Judge>> {
     let Some(path) = &args.reference else { return Ok(None) };
-    let references = References::open(path, 1, (&args.source, checked.lines.len()))?;
+    let source = SourceLines { path: &args.source, count: checked.lines.len() };
+    let references = References::open(path, 1, source)?;
     Ok(Some(Judge { references, options: bleu_options(&checked.config)? }))
 }
 

@@ -16,7 +16,7 @@ mod window;
 pub use error::TransformError;
 pub use geometry::Geometry;
 pub use normalize::Normalize;
-pub use pixels::{Layout, Pixels};
+pub use pixels::{Layout, Pixels, Size};
 pub(crate) use window::Window;
 
 use drumline::data::SampleRng;
@@ -72,27 +72,19 @@ impl Transform {
         3 * self.geometry.size() * self.geometry.size()
     }
 
-    /// Draws all random choices for an image of this width and height: the region to resize, if any, and the window to
+    /// Draws all random choices for an image of this size: the region to resize, if any, and the window to
     /// crop from the result.
-    fn draw(
-        &self,
-        sizes: (usize, usize),
-        rng: &mut SampleRng,
-    ) -> Result<(Option<Resize>, Window), TransformError> {
-        let plan = self.geometry.plan(sizes, rng)?;
+    fn draw(&self, size: Size, rng: &mut SampleRng) -> Result<(Option<Resize>, Window), TransformError> {
+        let plan = self.geometry.plan(size, rng)?;
         let mirrored = self.flip == Flip::Random && rng.chance(0.5);
         let window = Window { left: plan.left, top: plan.top, size: self.geometry.size(), mirrored };
         Ok((plan.resize, window))
     }
 
-    /// Draws the window of an image of this width and height, as a [`Painter`] does. Returns an error if the image must
+    /// Draws the window of an image of this size, as a [`Painter`] does. Returns an error if the image must
     /// be resized.
-    pub(crate) fn window(
-        &self,
-        sizes: (usize, usize),
-        rng: &mut SampleRng,
-    ) -> Result<Window, TransformError> {
-        match self.draw(sizes, rng)? {
+    pub(crate) fn window(&self, size: Size, rng: &mut SampleRng) -> Result<Window, TransformError> {
+        match self.draw(size, rng)? {
             (None, window) => Ok(window),
             (Some(_), _) => Err(TransformError::NeedsResize),
         }
@@ -119,7 +111,7 @@ impl Painter<'_> {
         rng: &mut SampleRng,
         out: &mut [f32],
     ) -> Result<(), TransformError> {
-        let (resize, window) = self.transform.draw((source.width, source.height), rng)?;
+        let (resize, window) = self.transform.draw(source.size, rng)?;
         match resize {
             None => window.paint(source, &self.transform.normalize, out),
             Some(resize) => {

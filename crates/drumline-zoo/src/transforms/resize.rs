@@ -4,7 +4,7 @@ use fast_image_resize::images::{CroppedImage, Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions};
 
 use super::error::TransformError;
-use super::pixels::{Layout, Pixels};
+use super::pixels::{Layout, Pixels, Size};
 
 /// A region of an image, and the size it is resized to. The region is treated as a whole image: pixels around it have
 /// no influence.
@@ -12,9 +12,9 @@ use super::pixels::{Layout, Pixels};
 pub(super) struct Resize {
     pub(super) left: usize,
     pub(super) top: usize,
-    pub(super) region: (usize, usize),
-    /// The width and height of the result.
-    pub(super) size: (usize, usize),
+    pub(super) region: Size,
+    /// The size of the result.
+    pub(super) size: Size,
 }
 
 /// Resizes images, and reuses its memory for the next one.
@@ -30,8 +30,7 @@ impl Resizer {
         source: &Pixels<'_>,
         resize: Resize,
     ) -> Result<Pixels<'_>, TransformError> {
-        let (width, height) = resize.size;
-        self.resized.resize(3 * width * height, 0);
+        self.resized.resize(3 * resize.size.area(), 0);
         let interleaved;
         let bytes = match source.layout {
             Layout::Interleaved => source.bytes,
@@ -40,21 +39,21 @@ impl Resizer {
                 &interleaved
             }
         };
-        self.convolve(bytes, (source.width, source.height), resize).map_err(TransformError::Resize)?;
-        Ok(Pixels { bytes: &self.resized, width, height, layout: Layout::Interleaved })
+        self.convolve(bytes, source.size, resize).map_err(TransformError::Resize)?;
+        Ok(Pixels { bytes: &self.resized, size: resize.size, layout: Layout::Interleaved })
     }
 
     fn convolve(
         &mut self,
         bytes: &[u8],
-        (width, height): (usize, usize),
+        size: Size,
         resize: Resize,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        let source = ImageRef::new(width as u32, height as u32, bytes, PixelType::U8x3)?;
-        let (region_width, region_height) = resize.region;
+        let source = ImageRef::new(size.width as u32, size.height as u32, bytes, PixelType::U8x3)?;
         let [left, top] = [resize.left as u32, resize.top as u32];
-        let region = CroppedImage::new(&source, left, top, region_width as u32, region_height as u32)?;
-        let (width, height) = resize.size;
+        let Size { width, height } = resize.region;
+        let region = CroppedImage::new(&source, left, top, width as u32, height as u32)?;
+        let Size { width, height } = resize.size;
         let mut target =
             Image::from_slice_u8(width as u32, height as u32, &mut self.resized, PixelType::U8x3)?;
         let filter = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(FilterType::Bilinear));
@@ -74,6 +73,10 @@ mod tests {
         image::open(format!("{GOLDEN}/image_resize.png")).unwrap().into_rgb8()
     }
 
+    fn size(image: &image::RgbImage) -> Size {
+        Size { width: image.width() as usize, height: image.height() as usize }
+    }
+
     fn golden(part: &str) -> Vec<u8> {
         let text = std::fs::read(format!("{GOLDEN}/image_resize.json")).unwrap();
         let golden: serde_json::Value = serde_json::from_slice(&text).unwrap();
@@ -88,12 +91,11 @@ mod tests {
     #[test]
     fn regions_match_pil_to_one_grey_level() {
         let image = source();
-        let sizes = (image.width() as usize, image.height() as usize);
-        let source = Pixels::new(image.as_raw(), sizes, Layout::Interleaved).unwrap();
+        let source = Pixels::new(image.as_raw(), size(&image), Layout::Interleaved).unwrap();
         let region = golden("region").iter().map(|x| usize::from(*x)).collect::<Vec<_>>();
-        let smaller =
-            Resize { left: region[0], top: region[1], region: (region[2], region[3]), size: (24, 24) };
-        let larger = Resize { left: 30, top: 20, region: (10, 10), size: (24, 24) };
+        let [left, top, width, height] = region[..] else { panic!("{region:?}") };
+        let smaller = Resize { left, top, region: Size { width, height }, size: Size::square(24) };
+        let larger = Resize { left: 30, top: 20, region: Size::square(10), size: Size::square(24) };
         for (resize, part) in [(smaller, "resized_crop"), (larger, "larger")] {
             let mut resizer = Resizer::default();
             let resized = resizer.resize(&source, resize).unwrap();
@@ -104,19 +106,19 @@ mod tests {
     #[test]
     fn the_centre_of_a_resized_image_matches_pil() {
         let image = source();
-        let sizes = (image.width() as usize, image.height() as usize);
-        let source = Pixels::new(image.as_raw(), sizes, Layout::Interleaved).unwrap();
+        let size = size(&image);
+        let source = Pixels::new(image.as_raw(), size, Layout::Interleaved).unwrap();
         let planar: Vec<u8> =
             (0..3).flat_map(|channel| image.as_raw().iter().skip(channel).step_by(3).copied()).collect();
-        let planar = Pixels::new(&planar, sizes, Layout::Planar).unwrap();
+        let planar = Pixels::new(&planar, size, Layout::Planar).unwrap();
         let geometry = Geometry::CenterCrop { resize: Some(30), size: 24 };
-        let plan = geometry.plan(sizes, &mut drumline::data::Sample::new(0, 0, 0).rng()).unwrap();
+        let plan = geometry.plan(size, &mut drumline::data::Sample::new(0, 0, 0).rng()).unwrap();
         let (left, top) = (plan.left as usize, plan.top as usize);
         for source in [source, planar] {
             let mut resizer = Resizer::default();
             let resized = resizer.resize(&source, plan.resize.unwrap()).unwrap();
             let rows =
-                (top..top + 24).map(|row| &resized.bytes[3 * (row * resized.width + left)..][..3 * 24]);
+                (top..top + 24).map(|row| &resized.bytes[3 * (row * resized.size.width + left)..][..3 * 24]);
             assert!(furthest(&rows.collect::<Vec<_>>().concat(), &golden("centre")) <= 1);
         }
     }

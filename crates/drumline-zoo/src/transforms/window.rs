@@ -1,7 +1,7 @@
 //! Writes a square window of an image: cropped, optionally flipped, normalised, and black beyond the edges.
 
 use super::normalize::Normalize;
-use super::pixels::{Layout, Pixels};
+use super::pixels::{Layout, Pixels, Size};
 
 /// The part of an image that is written.
 #[derive(Debug, Clone, Copy)]
@@ -16,28 +16,31 @@ pub(crate) struct Window {
     pub(crate) mirrored: bool,
 }
 
+/// One row of one channel of an image.
+struct Row<'a> {
+    source: &'a Pixels<'a>,
+    channel: usize,
+    row: usize,
+}
+
 impl Window {
     /// Writes the three channels one after the other.
     pub(super) fn paint(&self, source: &Pixels<'_>, normalize: &Normalize, out: &mut [f32]) {
         for (channel, plane) in out.chunks_exact_mut(self.size * self.size).enumerate() {
             let table = normalize.table(channel);
             for (row, line) in (self.top..).zip(plane.chunks_exact_mut(self.size)) {
-                match usize::try_from(row).ok().filter(|row| *row < source.height) {
-                    Some(row) => self.paint_line(source, (channel, row), table, line),
+                match usize::try_from(row).ok().filter(|row| *row < source.size.height) {
+                    Some(row) => self.paint_line(&Row { source, channel, row }, table, line),
                     None => line.fill(table[0]),
                 }
             }
         }
     }
 
-    fn paint_line(
-        &self,
-        source: &Pixels<'_>,
-        (channel, row): (usize, usize),
-        table: &[f32; 256],
-        line: &mut [f32],
-    ) {
-        let (before, columns) = self.columns(source.width);
+    fn paint_line(&self, of: &Row<'_>, table: &[f32; 256], line: &mut [f32]) {
+        let Row { source, channel, row } = *of;
+        let Size { width, height } = source.size;
+        let (before, columns) = self.columns(width);
         let end = before + columns.len();
         let (left, rest) =
             if self.mirrored { (line.len() - end, before) } else { (before, line.len() - end) };
@@ -47,12 +50,12 @@ impl Window {
         let line = &mut line[left..right];
         match source.layout {
             Layout::Planar => {
-                let start = (channel * source.height + row) * source.width;
+                let start = (channel * height + row) * width;
                 let bytes = source.bytes[start..][columns].iter();
                 self.look_up(bytes, table, line);
             }
             Layout::Interleaved => {
-                let bytes = &source.bytes[3 * (row * source.width + columns.start)..][..3 * columns.len()];
+                let bytes = &source.bytes[3 * (row * width + columns.start)..][..3 * columns.len()];
                 self.look_up(bytes.chunks_exact(3).map(|pixel| &pixel[channel]), table, line);
             }
         }
@@ -92,11 +95,12 @@ mod tests {
             for (row, column) in (0..window.size).flat_map(|row| (0..window.size).map(move |c| (row, c))) {
                 let column = if window.mirrored { window.size - 1 - column } else { column };
                 let (x, y) = (window.left + column as isize, window.top + row as isize);
-                let inside = x >= 0 && y >= 0 && x < source.width as isize && y < source.height as isize;
-                let place = y * source.width as isize + x;
+                let Size { width, height } = source.size;
+                let inside = x >= 0 && y >= 0 && x < width as isize && y < height as isize;
+                let place = y * width as isize + x;
                 let byte = match source.layout {
                     _ if !inside => 0,
-                    Layout::Planar => source.bytes[channel * source.width * source.height + place as usize],
+                    Layout::Planar => source.bytes[channel * source.size.area() + place as usize],
                     Layout::Interleaved => source.bytes[3 * place as usize + channel],
                 };
                 out.push(normalize.table(channel)[usize::from(byte)]);
@@ -111,7 +115,7 @@ mod tests {
         for (width, height, size) in [(5, 4, 3), (3, 5, 6), (1, 1, 1), (4, 4, 4)] {
             let bytes: Vec<u8> = (0..3 * width * height).map(|i| (i * 37 % 251 + 1) as u8).collect();
             for layout in [Layout::Planar, Layout::Interleaved] {
-                let source = Pixels::new(&bytes, (width, height), layout).unwrap();
+                let source = Pixels::new(&bytes, Size { width, height }, layout).unwrap();
                 for (left, top) in (-7..7).flat_map(|left| (-7..7).map(move |top| (left, top))) {
                     for mirrored in [false, true] {
                         let window = Window { left, top, size, mirrored };

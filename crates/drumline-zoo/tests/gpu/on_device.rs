@@ -84,10 +84,8 @@ fn trained(folder: &Path, is_on_device: bool) -> Vec<Tensor> {
         let options = ModelOptions { num_classes: 10, ..Default::default() };
         let net = build("convnet", &store.root(), &options).unwrap().channels_last(&store).unwrap();
         let images = open(folder);
-        let images = match is_on_device {
-            true => images.on_device(GPU, BatchLayout::ChannelsLast).unwrap(),
-            false => images,
-        };
+        let images =
+            if is_on_device { images.on_device(GPU, BatchLayout::ChannelsLast).unwrap() } else { images };
         let sgd = Sgd::new(parameters(&store), SgdOptions { lr: 0.01, momentum: 0.9, ..Default::default() });
         DistTrainer::new(&group, &net, &store, images)
             .loss(CrossEntropy::default())

@@ -22,7 +22,7 @@ pub(super) fn shared(ranks: &[Rank]) -> &str {
 }
 
 #[test]
-fn bad_input_is_told_once_by_rank_0() {
+fn bad_input_is_reported_once_by_rank_0() {
     for (words, expected) in [
         ("train TRAIN.DATASET /no/such/folder", "TRAIN.DATASET: no data set in /no/such/folder"),
         ("train TRAIN.BATCHSIZE 3", "unknown key TRAIN.BATCHSIZE; try TRAIN.BATCH_SIZE"),
@@ -112,7 +112,7 @@ fn what_is_said_of_the_command_line_is_said_by_rank_0() {
 }
 
 #[test]
-fn bad_files_are_told_once_by_rank_0() {
+fn bad_files_are_reported_once_by_rank_0() {
     let place = Place::new();
     let data = place.path("data/test_batch.bin");
     let whole = fs::read(&data).unwrap();
@@ -126,7 +126,7 @@ fn bad_files_are_told_once_by_rank_0() {
 }
 
 #[test]
-fn files_that_cannot_be_written_or_read_are_told_once_by_rank_0() {
+fn files_that_cannot_be_written_or_read_are_reported_once_by_rank_0() {
     let place = Place::new();
     place.passes(2, "train TRAIN.MAX_STEPS 2");
     let ranks = place.run(2, "test TEST.PREDICTIONS /proc/none/predictions.csv");

@@ -471,7 +471,7 @@ fn weights_of_another_model_are_refused_to_begin_with() {
 }
 
 #[test]
-fn bad_input_is_told_once_by_rank_0() {
+fn bad_input_is_reported_once_by_rank_0() {
     for (words, expected) in [
         (
             "train GPT.TRAIN /no/such.tokens",

@@ -266,7 +266,7 @@ pub(super) fn append(path: &Path, bytes: &[u8]) {
 }
 
 #[test]
-fn bad_input_is_told_once_by_rank_0_with_file_and_line() {
+fn bad_input_is_reported_once_by_rank_0_with_file_and_line() {
     type Spoil = fn(&Place);
     let nothing: Spoil = |_| {};
     let dev_label: Spoil = |place| append(&place.path("data/dev.csv"), b"well,mixed\n");

@@ -130,7 +130,7 @@ impl AcceleratorBuilder {
     pub fn build(self) -> Result<Accelerator> {
         let group = self.group.clone().map_or_else(ProcessGroup::from_env, Ok)?;
         let window = self.gradient_accumulation_steps.unwrap_or(1);
-        check_alike(&group, "accelerator", self.shared_values(window))?;
+        check_alike(&group, "accelerator", &self.shared_values(window))?;
         if let Some(seed) = self.seed {
             tch::manual_seed(seed.wrapping_add(group.rank() as u64) as i64);
         }

@@ -60,7 +60,7 @@ where
 {
     pub(super) fn new(loader: Loader<D>, shared: &Rc<Shared>) -> Result<Self> {
         let (dataset, whole, options) = loader.into_parts();
-        check_alike(&shared.group, "loader", shared_values(&*whole, &options, dataset.fingerprint()))?;
+        check_alike(&shared.group, "loader", &shared_values(&*whole, &options, dataset.fingerprint()))?;
         let LoaderOptions { batch_size, drop_last, .. } = options;
         let (rank, num_replicas) = (shared.mesh.samples().rank(), shared.mesh.samples().size());
         let share = Arc::new(Share { whole, rank, num_replicas, batch_size, drop_last });

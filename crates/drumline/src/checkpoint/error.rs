@@ -1,5 +1,6 @@
 //! Errors of checkpoints. A failed save leaves the earlier checkpoints and the group unchanged.
 
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -252,16 +253,16 @@ impl Refusal {
         let file = file.to_owned();
         move |error| match error {
             SafetensorsError::Io(source) => Self::Unreadable { file, source },
-            error if error.is_malformed() => Self::damaged(&file, error),
-            error => Self::tensors(&file, error),
+            error if error.is_malformed() => Self::damaged(&file, &error),
+            error => Self::tensors(&file, &error),
         }
     }
 
-    pub(super) fn tensors(file: &str, cause: impl ToString) -> Self {
+    pub(super) fn tensors(file: &str, cause: &impl fmt::Display) -> Self {
         Self::Tensors { file: file.to_owned(), cause: cause.to_string() }
     }
 
-    pub(super) fn damaged(file: &str, what: impl ToString) -> Self {
+    pub(super) fn damaged(file: &str, what: &impl fmt::Display) -> Self {
         Self::Damaged { file: file.to_owned(), what: what.to_string() }
     }
 }

@@ -101,7 +101,10 @@ pub(super) fn point(dir: &Path, link: &str, name: Name) -> io::Result<()> {
 }
 
 /// Creates a file with what `write` writes, and syncs it to disk.
-pub(super) fn create_synced<T>(path: &Path, write: impl FnOnce(&mut File) -> io::Result<T>) -> io::Result<T> {
+pub(super) fn create_synced<T, E: From<io::Error>>(
+    path: &Path,
+    write: impl FnOnce(&mut File) -> Result<T, E>,
+) -> Result<T, E> {
     let mut file = OpenOptions::new().write(true).create_new(true).open(path)?;
     let written = write(&mut file)?;
     file.sync_all()?;

@@ -167,7 +167,7 @@ impl Manifest {
     /// The mesh of the ranks that saved it.
     pub(super) fn mesh(&self) -> Result<MeshShape, Refusal> {
         self.mesh.iter().try_fold(MeshShape::default(), |shape, AxisEntry { axis, size }| {
-            let axis: Axis = axis.parse().map_err(|error| Refusal::damaged(MANIFEST, error))?;
+            let axis: Axis = axis.parse().map_err(|error| Refusal::damaged(MANIFEST, &error))?;
             Ok(shape.with(axis, *size))
         })
     }
@@ -213,7 +213,7 @@ impl Manifest {
 
     fn parse(text: &[u8]) -> Result<Self, Refusal> {
         let json: Value = serde_json::from_slice(text)
-            .map_err(|error| Refusal::damaged(MANIFEST, format!("not JSON: {error}")))?;
+            .map_err(|error| Refusal::damaged(MANIFEST, &format!("not JSON: {error}")))?;
         let version = json["format_version"].clone();
         let is_known = matches!(version.as_u64(), Some(1 | VERSION));
         let range = checksum_range();
@@ -227,14 +227,14 @@ impl Manifest {
         }
         if !is_right {
             let written = String::from_utf8_lossy(&written).into_owned();
-            return Err(Refusal::damaged(MANIFEST, format!("its checksum is {sum}, it says `{written}`")));
+            return Err(Refusal::damaged(MANIFEST, &format!("its checksum is {sum}, it says `{written}`")));
         }
         if version == 1 {
             let old: Format1 =
-                serde_json::from_value(json).map_err(|error| Refusal::damaged(MANIFEST, error))?;
+                serde_json::from_value(json).map_err(|error| Refusal::damaged(MANIFEST, &error))?;
             return old.into_manifest();
         }
-        let new: Self = serde_json::from_value(json).map_err(|error| Refusal::damaged(MANIFEST, error))?;
+        let new: Self = serde_json::from_value(json).map_err(|error| Refusal::damaged(MANIFEST, &error))?;
         new.checked()
     }
 
@@ -243,10 +243,13 @@ impl Manifest {
         self.mesh()?;
         let is_plain = |name: &str| Path::new(name).file_name().is_some_and(|last| last == name);
         if let Some(name) = self.files.keys().find(|name| !is_plain(name)) {
-            return Err(Refusal::damaged(MANIFEST, format!("it lists `{name}`, which is not in its folder")));
+            return Err(Refusal::damaged(
+                MANIFEST,
+                &format!("it lists `{name}`, which is not in its folder"),
+            ));
         }
         for index in self.tensors.values() {
-            index.check().map_err(|error| Refusal::damaged(MANIFEST, error))?;
+            index.check().map_err(|error| Refusal::damaged(MANIFEST, &error))?;
             for (_, TensorEntry { dtype, chunks, .. }) in index.tensors() {
                 chunks.iter().try_for_each(|chunk| self.check_chunk(chunk, *dtype))?;
             }
@@ -256,10 +259,10 @@ impl Manifest {
 
     fn check_chunk(&self, chunk: &Chunk, dtype: Dtype) -> Result<(), Refusal> {
         let Some(file) = self.files.get(&chunk.file) else {
-            return Err(Refusal::damaged(MANIFEST, format!("it does not list {}", chunk.file)));
+            return Err(Refusal::damaged(MANIFEST, &format!("it does not list {}", chunk.file)));
         };
         if chunk.start.checked_add(chunk.num_bytes(dtype)).is_none_or(|end| end > file.bytes) {
-            return Err(Refusal::damaged(MANIFEST, format!("a tensor reaches out of {}", chunk.file)));
+            return Err(Refusal::damaged(MANIFEST, &format!("a tensor reaches out of {}", chunk.file)));
         }
         Ok(())
     }

@@ -33,18 +33,18 @@ mod tests {
     use drumline_comm::{CommError, GroupOptions, LocalGroup};
     use std::time::Duration;
 
-    fn slow(group: ProcessGroup) -> Result<Option<u32>, CommError> {
+    fn slow(group: &ProcessGroup) -> Result<Option<u32>, CommError> {
         let work = || {
             std::thread::sleep(Duration::from_secs(5));
             Ok(7)
         };
-        Ok(on_rank_zero(&group, work).unwrap())
+        Ok(on_rank_zero(group, work).unwrap())
     }
 
     #[test]
     fn slow_work_outlasts_the_deadline_of_a_call() {
         let options = GroupOptions { timeout: Duration::from_secs(3), ..GroupOptions::default() };
-        assert_eq!(LocalGroup::run_with(2, &options, slow).unwrap(), [Some(7), None]);
+        assert_eq!(LocalGroup::run_with(2, &options, |group| slow(&group)).unwrap(), [Some(7), None]);
         // The control: a single call that takes this long times out.
         let late = LocalGroup::run_with(2, &options, |group| {
             if group.rank() == 0 {

@@ -20,7 +20,7 @@ mod header;
 mod writing;
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -31,6 +31,7 @@ use tch::Tensor;
 
 pub(super) use dtype::{dtype_of, empty, size_of};
 pub(super) use header::{Entry, Header};
+use writing::replace_parts;
 pub(super) use writing::{Part, write_parts};
 
 /// Bytes that are hashed and copied together: few calls, and still in the cache for the second of the two.
@@ -140,14 +141,5 @@ pub fn read(path: &Path) -> Result<BTreeMap<String, Tensor>, SafetensorsError> {
 /// Writes complete tensors to a file. The file replaces the one at `path` when it is complete.
 pub fn write(path: &Path, tensors: &[Named]) -> Result<(), SafetensorsError> {
     let parts: Vec<Part<'_>> = tensors.iter().map(Part::whole).collect();
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(".partial");
-    let beside = Path::new(&beside);
-    // A process that died may have left it behind.
-    let _ = fs::remove_file(beside);
-    let written = write_parts(beside, &parts).and_then(|_| Ok(fs::rename(beside, path)?));
-    if written.is_err() {
-        let _ = fs::remove_file(beside);
-    }
-    written
+    replace_parts(path, &parts)
 }

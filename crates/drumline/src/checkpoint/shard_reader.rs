@@ -137,7 +137,7 @@ fn check_chunk(chunk: &Chunk, dtype: Dtype, sums: &ReadSums) -> Result<(), Refus
     match (&chunk.crc32, found) {
         (Some(written), Some(found)) if *written != found => {
             let what = format!("the checksum of a tensor in it is {found}, expected {written}");
-            Err(Refusal::damaged(&chunk.file, what))
+            Err(Refusal::damaged(&chunk.file, &what))
         }
         _ => Ok(()),
     }
@@ -148,5 +148,5 @@ pub(super) fn add_header(index: &mut Index, folder: &Path, file: &str) -> Result
     let mut opened = File::open(folder.join(file)).map_err(Refusal::unreadable(file))?;
     let header = Header::read(&mut opened).map_err(Refusal::of_file(file))?;
     let added = header.entries.iter().try_for_each(|entry| index.add(file, entry, None, None));
-    added.map_err(|error| Refusal::damaged(file, error))
+    added.map_err(|error| Refusal::damaged(file, &error))
 }

@@ -58,7 +58,7 @@ impl<'a> Whole<'a> {
         let file = File::open(folder.join(name)).map_err(Refusal::unreadable(name))?;
         let len = file.metadata().map_err(Refusal::unreadable(name))?.len();
         if len != entry.bytes {
-            return Err(Refusal::damaged(name, format!("it has {len} bytes, {} were written", entry.bytes)));
+            return Err(Refusal::damaged(name, &format!("it has {len} bytes, {} were written", entry.bytes)));
         }
         let file = BufReader::with_capacity(BUFFER, file);
         Ok(Self { name, file, hasher: crc32fast::Hasher::new(), position: 0 })
@@ -69,7 +69,7 @@ impl<'a> Whole<'a> {
         for Held { name, entry, chunk } in index.held_by(self.name) {
             let (size, whole) = (size_of(entry.dtype), Region::whole(&entry.shape));
             let tensor = tensors.get_mut(name).expect("there is one for each of the index");
-            let memory = bytes_mut(tensor).map_err(|error| Refusal::tensors(self.name, error))?;
+            let memory = bytes_mut(tensor).map_err(|error| Refusal::tensors(self.name, &error))?;
             self.skip_to(chunk.start)?;
             for run in chunk.region.runs(&whole) {
                 self.read(&mut memory[run.to * size..(run.to + run.len) * size])?;
@@ -106,6 +106,6 @@ impl<'a> Whole<'a> {
             return Ok(());
         }
         let what = format!("its checksum is {found}, expected {}", entry.crc32);
-        Err(Refusal::damaged(self.name, what))
+        Err(Refusal::damaged(self.name, &what))
     }
 }

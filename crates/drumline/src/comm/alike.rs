@@ -20,9 +20,9 @@ pub(crate) type NamedValues = Vec<(String, String)>;
 pub(crate) fn check_alike(
     group: &ProcessGroup,
     what: &str,
-    own: Result<NamedValues, LocalFailure>,
+    own: &Result<NamedValues, LocalFailure>,
 ) -> Result<(), RunError> {
-    let all: Vec<Result<NamedValues, LocalFailure>> = group.all_gather_object(&own)?;
+    let all: Vec<Result<NamedValues, LocalFailure>> = group.all_gather_object(own)?;
     let failures: Vec<_> = all.iter().map(|values| values.as_ref().err().cloned()).collect();
     if let Some(failure) = SharedFailure::of(&failures) {
         return Err(failure.into());
@@ -54,7 +54,7 @@ pub(crate) fn check_alike(
 /// ```
 #[track_caller]
 pub fn ensure_alike(group: &ProcessGroup, what: &str, values: Vec<(String, String)>) -> Result<(), RunError> {
-    check_alike(group, what, Ok(values))
+    check_alike(group, what, &Ok(values))
 }
 
 /// The error of a wrong call. Ranks run one program, so usually all make the same mistake and get one shared error. A
@@ -85,7 +85,7 @@ mod tests {
     fn all_ranks_get_the_same_text() {
         let values = |value: usize| vec![("batch size".to_owned(), value.to_string())];
         let message = |own: &(dyn Fn(usize) -> Result<NamedValues, LocalFailure> + Sync)| {
-            let outcomes = LocalGroup::run(3, |group| Ok(check_alike(&group, "loader", own(group.rank()))));
+            let outcomes = LocalGroup::run(3, |group| Ok(check_alike(&group, "loader", &own(group.rank()))));
             let texts = outcomes.unwrap().into_iter().map(|outcome| outcome.err().map(|e| e.to_string()));
             texts.collect::<Vec<_>>()
         };

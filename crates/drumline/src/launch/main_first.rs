@@ -203,10 +203,12 @@ mod tests {
         for (culprit, panics) in [(0, false), (1, false), (0, true), (2, true)] {
             let others = AtomicUsize::new(0);
             let messages = LocalGroup::run(3, |group| {
-                let work = || match group.rank() == culprit {
-                    true if panics => panic!("no disk"),
-                    true => Err("no disk".into()),
-                    false => Ok(others.fetch_add(1, Ordering::SeqCst)),
+                let work = || {
+                    if group.rank() != culprit {
+                        return Ok(others.fetch_add(1, Ordering::SeqCst));
+                    }
+                    assert!(!panics, "no disk");
+                    Err("no disk".into())
                 };
                 let message = main_first(&group, "looking", work).unwrap_err().to_string();
                 group.barrier()?;

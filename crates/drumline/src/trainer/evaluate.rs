@@ -54,7 +54,7 @@ impl<B: Batch, O> Evaluator<'_, B, O> {
             let Some(evaluation) = self.evaluate(learner, best, context)? else {
                 return Ok(Validated::Interrupted);
             };
-            note(learner, best, context, evaluation);
+            note(learner, best, context, &evaluation);
             Ok(Validated::Complete)
         })?;
         context.clock.restart();
@@ -131,7 +131,7 @@ fn note<M: Model<B> + ?Sized, B: Batch>(
     learner: &mut Learner<'_, M, B>,
     best: &mut BestModels,
     context: &mut Context<'_>,
-    evaluation: Evaluation,
+    evaluation: &Evaluation,
 ) {
     let metric = evaluation.metric(best.key.name()).unwrap_or(f64::NAN);
     let state = &mut context.state;
@@ -147,6 +147,6 @@ fn note<M: Model<B> + ?Sized, B: Batch>(
         }
     }
     state.evaluation = Some(evaluation.clone());
-    context.call(Hook::ValidEnd(&evaluation));
+    context.call(Hook::ValidEnd(evaluation));
     best.keep_if_good(context, learner.store, metric);
 }

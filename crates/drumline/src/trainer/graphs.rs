@@ -188,7 +188,7 @@ impl<B: Batch, O> Graphs<B, O> {
                 match self.record(
                     learner,
                     context,
-                    Recording { pool: active.pool, batches: &batches, agreed },
+                    &Recording { pool: active.pool, batches: &batches, agreed },
                 )? {
                     Some(made) => Recorded::new(made, batches, key),
                     None => return learner.gradients(context, batches, agreed),
@@ -220,13 +220,13 @@ impl<B: Batch, O> Graphs<B, O> {
         &mut self,
         learner: &mut Learner<'_, M, B>,
         context: &mut Context<'_>,
-        recording: Recording<'_, B>,
+        recording: &Recording<'_, B>,
     ) -> Result<Option<Made<O>>, TrainerError> {
         let agreed = recording.agreed;
         let options = (Kind::Double, learner.device());
         let factor = Tensor::f_full([0i64; 0], agreed.factor_of_sums(), options)?;
         if !learner.engine.communicates() {
-            let made = guarded_quietly(|| Ok(record_whole(learner, context, &recording, factor)?));
+            let made = guarded_quietly(|| Ok(record_whole(learner, context, recording, factor)?));
             return match made {
                 Ok(made) => Ok(Some(made)),
                 Err(failure) => {
@@ -235,14 +235,14 @@ impl<B: Batch, O> Graphs<B, O> {
                 }
             };
         }
-        let tried = try_recording(learner, context, &recording, &factor);
+        let tried = try_recording(learner, context, recording, &factor);
         let failures = context.state.group.all_gather_object(&tried.as_ref().err().cloned())?;
         if let Some(failure) = SharedFailure::of(&failures) {
             let why = StayEager::Recording { cause: failure.to_string() };
             return self.leave(learner, context, &why, agreed).map(|()| None);
         }
         begin_again(learner, context, agreed)?;
-        let made = record_whole(learner, context, &recording, factor);
+        let made = record_whole(learner, context, recording, factor);
         // It is kept until now so that its memory is used again.
         drop(tried);
         made.map(Some).map_err(|error| recording_failed(context, error))

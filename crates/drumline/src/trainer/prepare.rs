@@ -181,7 +181,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         let parts = self.parts(&mesh);
         let parts = agree::<_, TrainerError>(&group, parts.map_err(LocalFailure::from))?;
         let mut config = self.settings.to_config();
-        check_alike(&group, "trainer", Ok(self.shared_values(&config, &parts)))?;
+        check_alike(&group, "trainer", &Ok(self.shared_values(&config, &parts)))?;
         let data = TrainData::new(parts.train, &self.settings, &mesh)?;
         if data.plans_batches() {
             config.remove("batch_size_per_gpu");

@@ -43,7 +43,7 @@ impl Dataset for Resident {
     }
 }
 
-ranks_test!(a_data_set_on_the_gpu_is_left_as_it_is, 1, timeout = BRIEF, {
+ranks_test!(a_data_set_on_the_gpu_is_left_unchanged, 1, timeout = BRIEF, {
     let group = join()?;
     let case = Case { data: (32, 16), workers: 0, pin_memory: false, epochs: 12, ..Case::default() };
     let data = Resident::new();
@@ -78,7 +78,7 @@ impl Callback for Reloading {
     }
 }
 
-ranks_test!(an_optimizer_that_is_changed_is_recorded_anew, 1, timeout = BRIEF, {
+ranks_test!(an_optimizer_that_is_changed_is_recorded_again, 1, timeout = BRIEF, {
     let group = join()?;
     for adam in [false, true] {
         let case = Case { adam, ..Case::default() };
@@ -90,7 +90,7 @@ ranks_test!(an_optimizer_that_is_changed_is_recorded_anew, 1, timeout = BRIEF, {
     }
 });
 
-ranks_test!(a_model_that_fills_the_gpu_is_told_of_with_who_has_its_memory, 1, timeout = BRIEF, {
+ranks_test!(a_model_that_fills_the_gpu_is_reported_with_who_has_its_memory, 1, timeout = BRIEF, {
     let group = join()?;
     let case = Case { fills: true, ..Case::default() };
     let message = train_on(&group, case, Resident::new(), Nothing).unwrap_err().to_string();

@@ -35,7 +35,7 @@ ranks_test!(a_rank_that_reduces_over_nccl_rehearses_and_records, 1, timeout = BR
 });
 
 ranks_test!(
-    ranks_that_share_a_gpu_go_on_without_graphs_and_say_why,
+    ranks_that_share_a_gpu_continue_without_graphs_and_say_why,
     2,
     timeout = BRIEF,
     {

@@ -39,7 +39,7 @@ ranks_test!(
 );
 
 ranks_test!(
-    one_rank_that_cannot_record_lets_all_go_on_without_graphs,
+    one_rank_that_cannot_record_makes_all_continue_without_graphs,
     2,
     timeout = LONG,
     {
@@ -70,7 +70,7 @@ impl Callback for Late {
 }
 
 ranks_test!(
-    a_rank_that_comes_late_to_a_launch_is_told_of_and_nothing_hangs,
+    a_rank_that_comes_late_to_a_launch_is_reported_and_nothing_hangs,
     2,
     timeout = LONG,
     {

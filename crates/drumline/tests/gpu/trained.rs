@@ -229,12 +229,11 @@ pub(super) fn train_on(
     let trainer = trainer.engine(options).clip_norm(0.5);
     let trainer = trainer.schedule(changing).callback(callback);
     let trainer = trainer.callback(Noting(Arc::clone(&noted)));
-    let trainer = match case.adam {
-        true => trainer.optimizer(AdamW::new(parameters(&store), AdamOptions { lr, ..Default::default() })?),
-        false => {
-            let options = SgdOptions { lr, momentum: 0.9, ..Default::default() };
-            trainer.optimizer(Sgd::new(parameters(&store), options)?)
-        }
+    let trainer = if case.adam {
+        trainer.optimizer(AdamW::new(parameters(&store), AdamOptions { lr, ..Default::default() })?)
+    } else {
+        let options = SgdOptions { lr, momentum: 0.9, ..Default::default() };
+        trainer.optimizer(Sgd::new(parameters(&store), options)?)
     };
     trainer.train(LoadBestModel::No)?;
     let weights =

@@ -18,7 +18,7 @@ use tch::nn::{Module, VarStore};
 use tch::{Device, Tensor};
 
 use super::trainer::{
-    Net, Pair, assert_told_once, collate, data, data_seen, difference, folder, same_on_all_ranks, sample,
+    Net, Pair, assert_reported_once, collate, data, data_seen, difference, folder, same_on_all_ranks, sample,
     sgd, weights,
 };
 

@@ -79,7 +79,7 @@ fn the_last_batch_is_kept_or_dropped() {
 }
 
 #[test]
-fn an_epoch_goes_on_from_its_position_also_on_another_world() {
+fn an_epoch_resumes_at_its_position_also_on_another_world() {
     let loader = |world, rank| Loader::new(drawing(50), shuffled(50, world, rank), options(2, 5)).unwrap();
     let whole = epoch(&loader(1, 0), 4);
     let mut begun = loader(1, 0).epoch(4);
@@ -172,7 +172,7 @@ fn a_data_set_that_gives_up_unasked_is_asked_again() {
 }
 
 #[test]
-fn a_panic_that_no_sample_alone_explains_is_told_for_the_batch() {
+fn a_panic_that_no_sample_alone_explains_is_reported_for_the_batch() {
     let loader = Loader::new(Crowded, EvalSampler::new(8, 1, 0).unwrap(), options(2, 4)).unwrap();
     let error = loader.epoch(0).next().unwrap().unwrap_err();
     let message = error.to_string();
@@ -227,7 +227,7 @@ fn a_long_batch_is_given_up_when_nobody_wants_it() {
 }
 
 #[test]
-fn workers_are_no_further_ahead_than_told() {
+fn workers_are_no_further_ahead_than_configured() {
     let begun = Arc::new((Mutex::new(0), Condvar::new()));
     let load = {
         let begun = Arc::clone(&begun);
@@ -254,7 +254,7 @@ fn workers_are_no_further_ahead_than_told() {
 }
 
 #[test]
-fn wrong_options_are_told() {
+fn wrong_options_are_errors() {
     let made = |options, len| {
         let loader = Loader::new(drawing(10), EvalSampler::new(len, 1, 0).unwrap(), options);
         loader.map(drop).unwrap_err().to_string()

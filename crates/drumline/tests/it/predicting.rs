@@ -71,7 +71,7 @@ fn rows_of_all_ranks_come_once_and_in_order() {
 }
 
 #[test]
-fn faults_are_told_to_all_ranks_and_leave_the_old_file() {
+fn faults_are_errors_on_all_ranks_and_leave_the_old_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("out.csv");
     std::fs::write(&path, "the one before").unwrap();
@@ -107,7 +107,7 @@ fn faults_are_told_to_all_ranks_and_leave_the_old_file() {
 }
 
 #[test]
-fn a_folder_that_is_not_there_is_told_to_all_ranks() {
+fn a_missing_folder_is_an_error_on_all_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("nowhere/out.csv");
     let options = PredictionOptions::csv(4, &["label", "text"]);

@@ -15,13 +15,13 @@ fn program() {
     let Some(case) = case() else { return };
     println!();
     if case == "left alone" {
-        spawn(2, stand_still).unwrap();
+        spawn(2, |worker| stand_still(&worker)).unwrap();
     } else {
         train(case == "handed on");
     }
 }
 
-fn stand_still(worker: Worker) {
+fn stand_still(worker: &Worker) {
     println!("ready {}", worker.rank);
     std::thread::sleep(Duration::from_secs(60));
 }

@@ -17,7 +17,7 @@ fn program() {
     // libtest has begun a line.
     println!();
     let outcome = match case.as_str() {
-        "sum" => spawn(4, sum),
+        "sum" => spawn(4, |worker| sum(&worker)),
         "three calls" => three_calls(),
         "a failure is handled" => a_failure_is_handled(),
         "passes by its call" if is_spawned() => return,
@@ -25,7 +25,7 @@ fn program() {
         "fails before its call" if is_spawned() => std::process::exit(3),
         "fails before its call" => spawn(2, |_| ()),
         "no ranks" => spawn(0, |_| ()),
-        "two meetings" => spawn(2, sum).and_then(|()| spawn(2, sum)),
+        "two meetings" => spawn(2, |worker| sum(&worker)).and_then(|()| spawn(2, |worker| sum(&worker))),
         "nested" => spawn(2, |worker| match spawn(2, |_| ()) {
             Err(error) => println!("nested {}: {error}", worker.rank),
             Ok(()) => unreachable!("a rank must not spawn"),
@@ -46,7 +46,7 @@ fn program() {
     }
 }
 
-fn sum(worker: Worker) -> Result<(), CommError> {
+fn sum(worker: &Worker) -> Result<(), CommError> {
     let group = worker.group()?;
     let mut x = [worker.rank as f32];
     group.all_reduce(&mut x, ReduceOp::Sum)?;
@@ -115,7 +115,7 @@ fn error_of(case: &str) -> String {
 }
 
 #[test]
-fn ranks_meet_and_only_the_parent_goes_on() {
+fn ranks_meet_and_only_the_parent_continues() {
     let ended = run("sum");
     let expected: Vec<_> = (0..4).map(|rank| format!("{rank} of 4: 6 {PROGRAM:?}")).collect();
     assert_eq!(ended.lines("rank "), expected);
@@ -124,7 +124,7 @@ fn ranks_meet_and_only_the_parent_goes_on() {
 }
 
 #[test]
-fn several_calls_are_told_apart() {
+fn several_calls_are_distinguished() {
     let ended = run("three calls");
     assert_eq!(ended.lines("loop "), ["0 rank 0", "0 rank 1", "1 rank 0", "1 rank 1"]);
     assert_eq!(ended.line("behind it rank "), "0");

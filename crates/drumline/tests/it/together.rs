@@ -128,7 +128,7 @@ ranks_test!(
 );
 
 ranks_test!(
-    a_master_that_dies_at_its_work_is_told_at_once,
+    a_master_that_dies_at_its_work_is_reported_at_once,
     2,
     {
         let group = ProcessGroup::from_env()?;

@@ -143,7 +143,7 @@ fn end_as_a_program<T>(outcome: Result<T, TrainerError>) -> ! {
 
 /// All ranks ended with an error, whose words were shown once in all.
 #[track_caller]
-pub(super) fn assert_told_once(report: &JobReport, words: &str) {
+pub(super) fn assert_reported_once(report: &JobReport, words: &str) {
     for rank in &report.ranks {
         assert_eq!(rank.exit, Exit::Code(1), "rank {}: {report}", rank.rank);
     }

@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn work_and_theft_are_told_apart() {
+    fn work_and_theft_are_distinguished() {
         let idle = load([0; 8], [0, 0, 0, 12, 0, 0, 0, 0]);
         let busy = load([0; 8], [6, 0, 0, 6, 0, 0, 0, 0]);
         let stolen = load([0; 8], [0, 0, 0, 9, 0, 0, 0, 3]);

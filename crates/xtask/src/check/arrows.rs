@@ -100,7 +100,7 @@ mod tests {
         let arrow = |name: &&str, dev| Dependency { name: (*name).to_owned(), dev };
         let mut dependencies: Vec<_> = uses.iter().map(|name| arrow(name, false)).collect();
         dependencies.extend(tests_use.iter().map(|name| arrow(name, true)));
-        Package { name: name.to_owned(), roots: Vec::new(), binaries: Vec::new(), dependencies }
+        Package { name: name.to_owned(), dependencies, ..Package::default() }
     }
 
     #[test]

@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_without_a_test_is_told() {
+    fn a_name_without_a_test_is_reported() {
         let sources = [
             source(
                 "crates/a/tests/it/gloo.rs",
@@ -68,8 +68,8 @@ mod tests {
         let page = "| `gloo::meets` | `failure::reported` | `ranks::four` | `plain::alone` | `Vec::new` `std::fs::read` |";
         assert_eq!(problems("p", page, &sources), Vec::<String>::new());
         for absent in ["gloo::helper", "other::meets", "gloo::meet", "ranks::meets"] {
-            let told = problems("p", &format!("`{absent}`"), &sources);
-            assert_eq!(told, [format!("p names the test {absent}, which is not there")]);
+            let found = problems("p", &format!("`{absent}`"), &sources);
+            assert_eq!(found, [format!("p names the test {absent}, which is not there")]);
         }
         assert_eq!(problems("p", "nothing", &sources), ["p names no test at all"]);
     }

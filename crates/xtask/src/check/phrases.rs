@@ -1,9 +1,10 @@
 //! Phrases that comments, messages and pages do not use, because the field has words for what they mean.
 //!
 //! In: the pages without their code, the configurations, and of each Rust file the comments and strings. Out: a line for each use, with the
-//! words to write instead. A phrase may run over the end of a line, but not over punctuation. Names of functions are not looked at.
+//! words to write instead. A phrase may run over the end of a line, but not over punctuation. Names of functions and tests are read as
+//! sentences.
 
-use super::lexer::code_only;
+use super::lexer::{self, code_only};
 
 /// A phrase, and what to write instead.
 struct Phrase {
@@ -56,6 +57,22 @@ impl Prose {
         let code = code_only(source);
         let kept = |(said, code): (char, char)| if code == ' ' || code == '\n' { said } else { ' ' };
         Self { path: path.to_owned(), text: source.chars().zip(code.chars()).map(kept).collect() }
+    }
+
+    /// The names of a Rust file's functions and tests, each as a sentence.
+    pub(crate) fn of_names(path: &str, source: &str) -> Self {
+        let (code, mut text, mut line) = (code_only(source), String::new(), 1);
+        let mut before = "";
+        for (at, word) in lexer::words(&code).filter(|(_, word)| !word.is_empty()) {
+            if matches!(before, "fn" | "ranks_test") {
+                text.extend(std::iter::repeat_n('\n', at - line));
+                text.push_str(&word.replace('_', " "));
+                text.push('.');
+                line = at;
+            }
+            before = word;
+        }
+        Self { path: path.to_owned(), text }
     }
 
     /// A page without examples and what stands in backticks: names, and messages as programs print them.
@@ -152,6 +169,19 @@ mod tests {
         let expected =
             ["a.rs:1: `goes on`; try: resumes, continues", "a.rs:3: `anew`; try: again, from scratch"];
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn names_of_functions_and_tests_count() {
+        let source = "fn told() {}\npub fn stop(a: u8) {}\n\nranks_test!(\n    it_goes_on_anew,\n    2, {});\nfn on() {}";
+        let expected = [
+            "a.rs:1: `told`; try: reports, says, returns an error",
+            "a.rs:5: `goes on`; try: resumes, continues",
+            "a.rs:5: `anew`; try: again, from scratch",
+        ];
+        assert_eq!(problems(&[Prose::of_names("a.rs", source)]), expected);
+        let other = "fn goes() {}\nfn on() {}\nlet f: fn(u8) = told;";
+        assert_eq!(problems(&[Prose::of_names("a.rs", other)]), Vec::<String>::new());
     }
 
     #[test]

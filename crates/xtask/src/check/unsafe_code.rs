@@ -55,7 +55,7 @@ mod tests {
 
     fn package(name: &str) -> Package {
         let roots = vec![PathBuf::from(format!("crates/{name}/src/lib.rs"))];
-        Package { name: name.to_owned(), roots, binaries: Vec::new(), dependencies: Vec::new() }
+        Package { name: name.to_owned(), roots, ..Package::default() }
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub(crate) fn lock(cache: &Path, folder: &str) -> anyhow::Result<File> {
     let path = cache.join(format!("{folder}.lock"));
     let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
     let end = Instant::now() + PATIENCE;
-    let mut told = false;
+    let mut is_reported = false;
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
@@ -37,9 +37,9 @@ pub(crate) fn lock(cache: &Path, folder: &str) -> anyhow::Result<File> {
             Err(TryLockError::WouldBlock) if Instant::now() > end => {
                 bail!("another run has held {} for {PATIENCE:?}; try ending it", path.display());
             }
-            Err(TryLockError::WouldBlock) if !told => {
+            Err(TryLockError::WouldBlock) if !is_reported => {
                 eprintln!("another run is fetching {folder}; waiting for it ...");
-                told = true;
+                is_reported = true;
             }
             Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(200)),
         }
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_told() {
+    fn a_full_disk_is_reported() {
         let folder = env::temp_dir();
         check_room(&folder, 0).unwrap();
         assert!(check_room(&folder, u64::MAX).unwrap_err().to_string().contains("are needed"));

@@ -139,16 +139,16 @@ impl Dial {
 
     /// Opens a connection to the first of several addresses whose server proves the job key; they are tried in turn.
     pub(super) fn open_first(
-        dials: Vec<Dial>,
+        dials: &[Dial],
         deadline: Instant,
         silence: &Silence,
     ) -> Result<Opened, StoreError> {
         let mut candidates = Vec::new();
-        for dial in &dials {
+        for dial in dials {
             candidates.push(Candidate { attempts: Attempts::new(dial, deadline)?, skip_until: None });
         }
         loop {
-            for (candidate, dial) in candidates.iter_mut().zip(&dials) {
+            for (candidate, dial) in candidates.iter_mut().zip(dials) {
                 if let Some(wire) = candidate.round(silence)? {
                     return Ok(Opened { wire, dial: dial.clone() });
                 }

@@ -164,8 +164,8 @@ impl Shape {
         let (Device::Cuda(device), size) = (xs.device(), xs.size()) else { return None };
         let element = Element::on(device, xs.kind())?;
         let tensors = [layer.weight, layer.bias, layer.running_mean, layer.running_var];
-        let is_column = |tensor: &&Tensor| is_plain(tensor, (Kind::Float, xs.device()), &size[1..2]);
-        let is_count = |count: &Tensor| is_plain(count, (Kind::Int64, xs.device()), &[]);
+        let is_column = |tensor: &&Tensor| is_plain(tensor, Kind::Float, xs.device(), &size[1..2]);
+        let is_count = |count: &Tensor| is_plain(count, Kind::Int64, xs.device(), &[]);
         let fits = size.len() == 4
             && size[1] % element.per_vector() == 0
             && size[1] <= 16384

@@ -123,7 +123,7 @@ impl Norm {
         let (Some(element), Some(size)) = (Element::on(device, kind), xs.size().last().copied()) else {
             return Ok(None);
         };
-        let is_column = |tensor: &Tensor| is_plain(tensor, (Kind::Float, xs.device()), &[size]);
+        let is_column = |tensor: &Tensor| is_plain(tensor, Kind::Float, xs.device(), &[size]);
         let fits = size > 0
             && size % element.per_vector() == 0
             && size / element.per_vector() <= MOST_THREADS
@@ -135,7 +135,7 @@ impl Norm {
             && is_column(layer.bias)
             && end.is_none_or(|end| {
                 let BranchEnd { branch, bias } = end;
-                is_plain(branch, (kind, xs.device()), &xs.size()) && is_column(bias)
+                is_plain(branch, kind, xs.device(), &xs.size()) && is_column(bias)
             });
         let rows = xs.numel() as i64 / size.max(1);
         let is_long = xs.kind() != kind;

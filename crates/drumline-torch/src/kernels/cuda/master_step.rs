@@ -80,21 +80,22 @@ impl<'a> Rounded<'a> {
     }
 
     /// Whether all tensors have the same size, GPU and memory layout, and are aligned for vector reads.
-    fn fits(&self, rule: Rule, place: (Kind, Device)) -> bool {
+    fn fits(&self, rule: Rule, kind: Kind, device: Device) -> bool {
         let size = self.parameter.size();
         let is_there = |tensor: &Tensor, kind: Kind| {
-            (tensor.kind(), tensor.device()) == (kind, place.1)
+            tensor.kind() == kind
+                && tensor.device() == device
                 && is_dense(tensor).is_ok_and(|dense| dense)
                 && tensor.size() == size
                 && has_layout_of(tensor, self.parameter)
                 && is_aligned(tensor)
         };
         let Some((step, means)) = self.slots(rule) else { return false };
-        is_there(self.parameter, place.0)
-            && is_there(self.grad, place.0)
+        is_there(self.parameter, kind)
+            && is_there(self.grad, kind)
             && is_there(self.master, Kind::Float)
             && means.iter().all(|kept| is_there(kept, Kind::Float))
-            && step.is_none_or(|step| is_number(step, place.1))
+            && step.is_none_or(|step| is_number(step, device))
     }
 }
 
@@ -104,11 +105,10 @@ impl<'a> MasterStep<'a> {
         let first = self.tensors.first()?.parameter;
         let Device::Cuda(device) = first.device() else { return None };
         let element = Element::on(device, first.kind()).filter(|element| *element != Element::F32)?;
-        let place = (first.kind(), first.device());
         let lr = if let Lr::Tensor(lr) = self.lr { Some(lr) } else { None };
         let mut numbers = [lr, self.found_inf].into_iter().flatten();
         let fits = numbers.all(|number| is_number(number, first.device()))
-            && self.tensors.iter().all(|tensors| tensors.fits(self.rule, place));
+            && self.tensors.iter().all(|tensors| tensors.fits(self.rule, first.kind(), first.device()));
         fits.then_some(CheckedStep { step: self, device, element })
     }
 }

@@ -54,8 +54,9 @@ pub(super) fn is_aligned(tensor: &Tensor) -> bool {
 }
 
 /// Whether a tensor has this type, device and size, is contiguous, and is aligned for vector reads.
-pub(super) fn is_plain(tensor: &Tensor, place: (Kind, Device), size: &[i64]) -> bool {
-    (tensor.kind(), tensor.device()) == place
+pub(super) fn is_plain(tensor: &Tensor, kind: Kind, device: Device, size: &[i64]) -> bool {
+    tensor.kind() == kind
+        && tensor.device() == device
         && tensor.size() == size
         && tensor.is_contiguous()
         && is_aligned(tensor)

@@ -21,8 +21,8 @@ type Heads = [Tensor; 3];
 impl Attention {
     pub(super) fn new(path: &Path<'_>, options: &GptOptions, stdev_back: f64) -> Self {
         let &GptOptions { n_embd, n_head, .. } = options;
-        let c_attn = Conv1d::new(path / "c_attn", (n_embd, 3 * n_embd), STDEV);
-        let c_proj = Conv1d::new(path / "c_proj", (n_embd, n_embd), stdev_back);
+        let c_attn = Conv1d::new(path / "c_attn", n_embd, 3 * n_embd, STDEV);
+        let c_proj = Conv1d::new(path / "c_proj", n_embd, n_embd, stdev_back);
         Self { c_attn, c_proj, n_head }
     }
 

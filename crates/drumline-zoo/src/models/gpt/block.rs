@@ -33,8 +33,8 @@ impl Block {
             ln_1: LayerNorm::new(path / "ln_1", n_embd),
             attn: Attention::new(&(path / "attn"), options, stdev_back),
             ln_2: LayerNorm::new(path / "ln_2", n_embd),
-            c_fc: Conv1d::new(&mlp / "c_fc", (n_embd, 4 * n_embd), STDEV),
-            c_proj: Conv1d::new(&mlp / "c_proj", (4 * n_embd, n_embd), stdev_back),
+            c_fc: Conv1d::new(&mlp / "c_fc", n_embd, 4 * n_embd, STDEV),
+            c_proj: Conv1d::new(&mlp / "c_proj", 4 * n_embd, n_embd, stdev_back),
         }
     }
 

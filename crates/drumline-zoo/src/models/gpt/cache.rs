@@ -49,7 +49,7 @@ impl LayerCache {
         let all = self.len + new;
         let memory = match self.memory.take() {
             Some(memory) if memory[0].size()[2] >= all => memory,
-            before => self.larger(before, (keys, values), all),
+            before => self.larger(before.as_ref(), [keys, values], all),
         };
         for (memory, new_ones) in memory.iter().zip([keys, values]) {
             memory.narrow(2, self.len, new).copy_(new_ones);
@@ -61,11 +61,11 @@ impl LayerCache {
         (keys, values)
     }
 
-    fn larger(&self, before: Option<[Tensor; 2]>, like: (&Tensor, &Tensor), places: i64) -> [Tensor; 2] {
-        let mut size = like.0.size();
+    fn larger(&self, before: Option<&[Tensor; 2]>, like: [&Tensor; 2], places: i64) -> [Tensor; 2] {
+        let mut size = like[0].size();
         size[2] = places + ROOM;
-        let memory = [like.0, like.1].map(|like| like.new_empty(&size[..], (like.kind(), like.device())));
-        for (old, new) in before.iter().flatten().zip(&memory) {
+        let memory = like.map(|like| like.new_empty(&size[..], (like.kind(), like.device())));
+        for (old, new) in before.into_iter().flatten().zip(&memory) {
             new.narrow(2, 0, self.len).copy_(&old.narrow(2, 0, self.len));
         }
         memory

@@ -1,5 +1,7 @@
 //! Hugging Face's `Conv1D`: a linear layer whose weight is `[inputs, outputs]`.
 
+use std::borrow::Borrow;
+
 use tch::Tensor;
 use tch::nn::{Init, Path};
 
@@ -11,7 +13,8 @@ pub(super) struct Conv1d {
 
 impl Conv1d {
     /// Creates the layer. Weights are normal with standard deviation `stdev`, biases zero.
-    pub(super) fn new(path: Path<'_>, (inputs, outputs): (i64, i64), stdev: f64) -> Self {
+    pub(super) fn new<'a>(path: impl Borrow<Path<'a>>, inputs: i64, outputs: i64, stdev: f64) -> Self {
+        let path = path.borrow();
         let weight = path.var("weight", &[inputs, outputs], Init::Randn { mean: 0.0, stdev });
         Self { weight, bias: path.zeros("bias", &[outputs]) }
     }

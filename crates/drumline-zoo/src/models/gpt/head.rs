@@ -48,7 +48,8 @@ impl Head {
     /// The sum of the losses over rows of states.
     pub(super) fn loss(&self, states: &Tensor, targets: &Tensor, chunks: i64) -> Result<Tensor, TorchError> {
         if chunks > 1 {
-            return linear_cross_entropy(states, (&self.weight, self.bias.as_ref()), targets, chunks);
+            let projection = Projection { weight: &self.weight, bias: self.bias.as_ref() };
+            return linear_cross_entropy(states, projection, targets, chunks);
         }
         let right = RightClasses { classes: targets, valid: self.vocab_size };
         if let Some(sum) = linear_cross_entropy_cuda(states, &self.weight, right)? {
@@ -59,31 +60,41 @@ impl Head {
     }
 }
 
+/// The linear layer from states to logits.
+#[derive(Debug, Clone, Copy)]
+pub struct Projection<'a> {
+    /// The weight, `[classes, size]`.
+    pub weight: &'a Tensor,
+    /// The bias, `[classes]`.
+    pub bias: Option<&'a Tensor>,
+}
+
 /// The sum of the cross-entropies of `states · weightᵀ + bias`, computed in `chunks` chunks of rows. States are `[rows,
-/// size]`, the weight is `[classes, size]`, and targets are `[rows]`. Gradients flow to states and weight.
+/// size]`, and targets are `[rows]`. Gradients flow to states and weight.
 ///
 /// ```
-/// use drumline_zoo::models::gpt::linear_cross_entropy;
+/// use drumline_zoo::models::gpt::{Projection, linear_cross_entropy};
 /// use tch::{Device, Kind, Tensor};
 ///
 /// let states = Tensor::ones([6, 4], (Kind::Float, Device::Cpu)).set_requires_grad(true);
 /// let weight = Tensor::zeros([10, 4], (Kind::Float, Device::Cpu));
 /// let targets = Tensor::from_slice(&[3i64, 1, 4, 1, 5, 9]);
-/// let loss = linear_cross_entropy(&states, (&weight, None), &targets, 4)?;
+/// let loss = linear_cross_entropy(&states, Projection { weight: &weight, bias: None }, &targets, 4)?;
 /// assert!((loss.double_value(&[]) - 6.0 * 10f64.ln()).abs() < 1e-4);
 /// # Ok::<(), drumline_torch::TorchError>(())
 /// ```
 pub fn linear_cross_entropy(
     states: &Tensor,
-    (weight, bias): (&Tensor, Option<&Tensor>),
+    projection: Projection<'_>,
     targets: &Tensor,
     chunks: i64,
 ) -> Result<Tensor, TorchError> {
     let outputs = autograd_function(
-        &[states, weight],
+        &[states, projection.weight],
         |cx, inputs| {
             let wants = cx.needs_input_grad(0) || cx.needs_input_grad(1);
-            let parts = Parts::new(inputs[0], (inputs[1], bias), targets, chunks)?;
+            let projection = Projection { weight: inputs[1], ..projection };
+            let parts = Parts::new(inputs[0], projection, targets, chunks)?;
             if !wants {
                 return Ok(vec![parts.loss()?]);
             }
@@ -121,7 +132,7 @@ struct Graded {
 impl Parts {
     fn new(
         states: &Tensor,
-        (weight, bias): (&Tensor, Option<&Tensor>),
+        Projection { weight, bias }: Projection<'_>,
         targets: &Tensor,
         chunks: i64,
     ) -> Result<Self, TorchError> {

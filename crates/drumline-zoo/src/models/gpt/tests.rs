@@ -115,7 +115,8 @@ fn sums_over_many_chunks_are_as_exact_as_over_one() {
     let targets = Tensor::arange(1024, (Kind::Int64, Device::Cpu)).remainder(20);
     let gradient = |kind: Kind, chunks: i64| {
         let weight = weight.to_kind(kind).set_requires_grad(true);
-        let loss = linear_cross_entropy(&states.to_kind(kind), (&weight, None), &targets, chunks).unwrap();
+        let projection = Projection { weight: &weight, bias: None };
+        let loss = linear_cross_entropy(&states.to_kind(kind), projection, &targets, chunks).unwrap();
         loss.backward();
         grad(&weight).unwrap().unwrap().to_kind(Kind::Double)
     };
@@ -131,7 +132,7 @@ fn chunks_in_fp16_are_refused_where_gradients_would_be_lost() {
         let states = Tensor::ones([8, 4], (Kind::Half, Device::Cpu)).set_requires_grad(true);
         let weight = Tensor::zeros([10, 4], (Kind::Half, Device::Cpu));
         let targets = Tensor::zeros([8], (Kind::Int64, Device::Cpu));
-        linear_cross_entropy(&states, (&weight, None), &targets, chunks)
+        linear_cross_entropy(&states, Projection { weight: &weight, bias: None }, &targets, chunks)
     };
     let message = half(2).unwrap_err().to_string();
     assert!(message.contains("a loss in 2 chunks") && message.contains("try one chunk"), "{message}");

@@ -2,6 +2,8 @@
 //!
 //! Sentences are packed, longest first, so that neither direction sees padding.
 
+use std::borrow::Borrow;
+
 use drumline_torch::no_autocast;
 use tch::nn::{Init, Path};
 use tch::{Device, Kind, Tensor};
@@ -23,7 +25,8 @@ pub(super) struct States {
 }
 
 impl BiLstm {
-    pub(super) fn new(path: Path<'_>, inputs: i64, d_hidden: i64, n_layers: i64) -> Self {
+    pub(super) fn new<'a>(path: impl Borrow<Path<'a>>, inputs: i64, d_hidden: i64, n_layers: i64) -> Self {
+        let path = path.borrow();
         let bound = (d_hidden as f64).powf(-0.5);
         let init = Init::Uniform { lo: -bound, up: bound };
         let mut params = Vec::new();

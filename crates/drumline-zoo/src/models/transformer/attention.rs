@@ -6,6 +6,8 @@
 //! Queries may come from another sequence than keys and values (cross-attention), and keys and values may be cached
 //! between calls. `decode` uses both.
 
+use std::borrow::Borrow;
+
 use tch::nn::Path;
 use tch::{Kind, Tensor};
 
@@ -57,6 +59,13 @@ pub(crate) struct Source<'a> {
     pub(crate) mask: &'a Tensor,
 }
 
+/// The source for all layers of a decoder.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sources<'a> {
+    pub(crate) kept: &'a [KeysValues],
+    pub(crate) mask: &'a Tensor,
+}
+
 #[derive(Debug)]
 pub(crate) struct Attention {
     in_proj: Linear,
@@ -65,12 +74,13 @@ pub(crate) struct Attention {
 }
 
 impl Attention {
-    pub(crate) fn new(path: Path<'_>, d_model: i64, n_head: i64) -> Self {
+    pub(crate) fn new<'a>(path: impl Borrow<Path<'a>>, d_model: i64, n_head: i64) -> Self {
+        let path = path.borrow();
         let in_proj = Linear {
             weight: path.var("in_proj_weight", &[3 * d_model, d_model], Linear::xavier(d_model, 3 * d_model)),
             bias: path.zeros("in_proj_bias", &[3 * d_model]),
         };
-        Self { in_proj, out_proj: Linear::new(&path / "out_proj", d_model, d_model), n_head }
+        Self { in_proj, out_proj: Linear::new(path / "out_proj", d_model, d_model), n_head }
     }
 
     /// Self-attention: rows `xs` attend to the rows of their sentence.

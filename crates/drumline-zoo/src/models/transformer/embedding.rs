@@ -1,5 +1,7 @@
 //! Word embeddings: a table row, scaled, plus sinusoidal position encodings.
 
+use std::borrow::Borrow;
+
 use tch::nn::{Init, Path};
 use tch::{Kind, Tensor, no_grad};
 
@@ -22,7 +24,8 @@ pub(crate) struct EmbeddingShape {
 
 impl Embedding {
     /// Creates the table. Weights are normal with standard deviation `stdev`.
-    pub(crate) fn new(path: Path<'_>, shape: EmbeddingShape, stdev: f64) -> Self {
+    pub(crate) fn new<'a>(path: impl Borrow<Path<'a>>, shape: EmbeddingShape, stdev: f64) -> Self {
+        let path = path.borrow();
         let EmbeddingShape { vocab, size, pad } = shape;
         let weight = path.var("weight", &[vocab, size], Init::Randn { mean: 0.0, stdev });
         let _ = no_grad(|| weight.get(pad).zero_());

@@ -1,6 +1,8 @@
 //! Linear layers and layer norms. The default initial weights are those of PyTorch's `nn.Transformer`: Xavier uniform,
 //! biases zero.
 
+use std::borrow::Borrow;
+
 use drumline_torch::LayerNormLayer;
 use tch::Tensor;
 use tch::nn::{Init, Path};
@@ -16,7 +18,8 @@ impl Linear {
         Self::with_init(path, inputs, outputs, Self::xavier(inputs, outputs))
     }
 
-    pub(crate) fn with_init(path: Path<'_>, inputs: i64, outputs: i64, init: Init) -> Self {
+    pub(crate) fn with_init<'a>(path: impl Borrow<Path<'a>>, inputs: i64, outputs: i64, init: Init) -> Self {
+        let path = path.borrow();
         let weight = path.var("weight", &[outputs, inputs], init);
         Self { weight, bias: path.zeros("bias", &[outputs]) }
     }
@@ -47,7 +50,8 @@ impl LayerNorm {
         Self::with_eps(path, d_model, EPS)
     }
 
-    pub(crate) fn with_eps(path: Path<'_>, d_model: i64, eps: f64) -> Self {
+    pub(crate) fn with_eps<'a>(path: impl Borrow<Path<'a>>, d_model: i64, eps: f64) -> Self {
+        let path = path.borrow();
         Self { weight: path.ones("weight", &[d_model]), bias: path.zeros("bias", &[d_model]), eps }
     }
 

@@ -3,7 +3,7 @@
 use tch::Tensor;
 use tch::nn::Path;
 
-use super::attention::{KeysValues, Mask, Source, hidden, padding_mask};
+use super::attention::{KeysValues, Mask, Source, Sources, hidden, padding_mask};
 use super::layer::{DecoderLayer, EncoderLayer, LayerShape, NormPlace};
 use super::linear::LayerNorm;
 use super::rows::Rows;
@@ -88,11 +88,10 @@ impl DecoderStack {
     pub(crate) fn next(
         &self,
         mut xs: Tensor,
-        sources: &[KeysValues],
-        mask: &Tensor,
+        Sources { kept, mask }: Sources<'_>,
         mut past: impl FnMut(usize, KeysValues) -> KeysValues,
     ) -> Tensor {
-        for (place, (layer, kept)) in self.layers.iter().zip(sources).enumerate() {
+        for (place, (layer, kept)) in self.layers.iter().zip(kept).enumerate() {
             xs = layer.next(&xs, Source { kept, mask }, |new| past(place, new));
         }
         ended(xs, &self.norm)

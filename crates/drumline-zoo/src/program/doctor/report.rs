@@ -22,9 +22,9 @@ pub(super) enum Found {
     Problem(String),
 }
 
-impl From<Result<String, String>> for Found {
-    fn from(found: Result<String, String>) -> Self {
-        found.map_or_else(Self::Problem, Self::Version)
+impl<E: fmt::Display> From<Result<String, E>> for Found {
+    fn from(found: Result<String, E>) -> Self {
+        found.map_or_else(|error| Self::Problem(error.to_string()), Self::Version)
     }
 }
 

@@ -63,7 +63,7 @@ impl Format1 {
                     files.insert(name, FileEntry { section, bytes: *bytes, crc32: crc32.clone() });
                 }
                 None if section == Section::Trained => {}
-                None => return Err(Refusal::damaged(MANIFEST, format!("it does not list {name}"))),
+                None => return Err(Refusal::damaged(MANIFEST, &format!("it does not list {name}"))),
             }
         }
         Ok(Manifest {

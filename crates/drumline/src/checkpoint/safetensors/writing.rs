@@ -1,11 +1,11 @@
 //! Writing: header and tensors in one pass, hashed on the way.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
 use crc32fast::Hasher;
+use drumline_files::{Durability, Replacement};
 use drumline_torch::{Named, TorchError, bytes};
 use tch::{Device, Tensor};
 
@@ -44,32 +44,49 @@ pub(in super::super) struct Written {
 
 /// Writes parts to a new file, and syncs it to disk.
 pub(in super::super) fn write_parts(path: &Path, parts: &[Part<'_>]) -> Result<Written, SafetensorsError> {
-    let entries = parts.iter().map(Part::entry).collect::<Result<_, _>>()?;
-    let header = Header::new(entries)?;
-    let tensors: BTreeMap<&str, &Tensor> = parts.iter().map(|part| (part.name, part.tensor)).collect();
-    let mut failed = None;
-    let written = create_synced(path, |file| {
+    let contents = Contents::new(parts)?;
+    create_synced(path, |file| contents.write_to(file))
+}
+
+/// Replaces the file at `path` by one with these parts, once that is complete and on disk.
+pub(super) fn replace_parts(path: &Path, parts: &[Part<'_>]) -> Result<(), SafetensorsError> {
+    let contents = Contents::new(parts)?;
+    let mut file = Replacement::new(path)?;
+    contents.write_to(&mut file)?;
+    Ok(file.commit(Durability::Disk)?)
+}
+
+/// What a file will hold.
+struct Contents<'a> {
+    header: Header,
+    /// The tensors of the header's entries.
+    tensors: BTreeMap<&'a str, &'a Tensor>,
+}
+
+impl<'a> Contents<'a> {
+    fn new(parts: &[Part<'a>]) -> Result<Self, SafetensorsError> {
+        let entries = parts.iter().map(Part::entry).collect::<Result<_, _>>()?;
+        let tensors = parts.iter().map(|part| (part.name, part.tensor)).collect();
+        Ok(Self { header: Header::new(entries)?, tensors })
+    }
+
+    fn write_to(self, file: &mut impl Write) -> Result<Written, SafetensorsError> {
+        let Self { header, tensors } = self;
         let (start, mut whole, mut sums) = (header.encode(), Hasher::new(), Vec::new());
         whole.update(&start);
         file.write_all(&start)?;
         for Entry { name, .. } in &header.entries {
-            let plain = plain(name, tensors[name.as_str()]).map_err(|error| failed = Some(error));
-            let Ok(plain) = plain else { break };
+            let plain = plain(name, tensors[name.as_str()])?;
             let sum = write_hashed(file, bytes(&plain).map_err(io::Error::other)?)?;
             whole.combine(&sum);
             sums.push(sum.finalize());
         }
-        Ok((whole.finalize(), sums))
-    });
-    if let Some(error) = failed {
-        return Err(error);
+        let bytes = header.entries.last().map_or(header.len, |last| last.bytes.end);
+        Ok(Written { bytes, crc32: whole.finalize(), parts: header.entries.into_iter().zip(sums).collect() })
     }
-    let (crc32, sums) = written?;
-    let bytes = header.entries.last().map_or(header.len, |last| last.bytes.end);
-    Ok(Written { bytes, crc32, parts: header.entries.into_iter().zip(sums).collect() })
 }
 
-fn write_hashed(file: &mut File, bytes: &[u8]) -> io::Result<Hasher> {
+fn write_hashed(file: &mut impl Write, bytes: &[u8]) -> io::Result<Hasher> {
     let mut sum = Hasher::new();
     for piece in bytes.chunks(PIECE) {
         sum.update(piece);

@@ -18,14 +18,13 @@ pub struct ImageBatch {
 impl ImageBatch {
     /// Makes a batch of single images: their indices, pixels (channel, row, column; all of one size) and classes.
     pub fn stack(items: Vec<(usize, Tensor, i64)>) -> Result<Self, TorchError> {
-        let images: Vec<_> = items.iter().map(|(_, image, _)| image).collect();
-        let labels: Vec<_> = items.iter().map(|(_, _, label)| *label).collect();
-        let images = Tensor::f_stack(&images, 0)?;
-        Ok(Self {
-            images,
-            labels: Tensor::f_from_slice(&labels)?,
-            indices: items.iter().map(|(index, ..)| *index).collect(),
-        })
+        let (mut indices, mut images, mut labels) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, image, label) in items {
+            indices.push(index);
+            images.push(image);
+            labels.push(label);
+        }
+        Ok(Self { images: Tensor::f_stack(&images, 0)?, labels: Tensor::f_from_slice(&labels)?, indices })
     }
 
     /// The number of images.

@@ -1,11 +1,10 @@
 //! The rank's side: runs the function, and turns its result into an exit code and a note.
 
-use std::backtrace::{Backtrace, BacktraceStatus};
 use std::ffi::OsString;
-use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use drumline_comm::{CommError, ProcessGroup};
-use drumline_rendezvous::{error_file, worker_env};
+use drumline_rendezvous::{PanicReport, error_file, worker_env};
 
 use super::error::WorkerEnvError;
 use super::notes::NotePad;
@@ -83,23 +82,12 @@ fn note_panics(rank: usize, notes: &NotePad) {
     let (before, notes) = (std::panic::take_hook(), notes.try_clone());
     std::panic::set_hook(Box::new(move |info| {
         if let Ok(notes) = &notes {
-            let (message, details) = panic_text(info);
-            notes.failed(rank, &message, &details);
+            let PanicReport { message, place, backtrace } = PanicReport::new(info);
+            let message = format!("panicked at {place}: {message}");
+            notes.failed(rank, &message, &format!("{message}{backtrace}"));
         }
         before(info);
     }));
-}
-
-fn panic_text(info: &PanicHookInfo<'_>) -> (String, String) {
-    let text = info.payload_as_str().unwrap_or("a panic without a text");
-    let place = info.location().map_or_else(|| "an unknown place".to_string(), ToString::to_string);
-    let backtrace = Backtrace::capture();
-    let message = format!("panicked at {place}: {text}");
-    let details = match backtrace.status() {
-        BacktraceStatus::Captured => format!("{message}\nstack backtrace:\n{backtrace}"),
-        _ => message.clone(),
-    };
-    (message, details)
 }
 
 #[cfg(test)]

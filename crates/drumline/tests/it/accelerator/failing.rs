@@ -32,12 +32,12 @@ ranks_test!(
     },
     |ranks| {
         let report = ranks.start()?.wait_all(LONGEST)?;
-        assert_told_once(&report, "rank 1: ");
+        assert_reported_once(&report, "rank 1: ");
         assert!(report.ranks[0].stderr_text().contains("no such file"), "{report}");
     }
 );
 
-ranks_test!(what_makes_no_sense_is_told_on_all_ranks_and_the_group_goes_on, 2, {
+ranks_test!(what_makes_no_sense_is_an_error_on_all_ranks_and_the_group_still_works, 2, {
     let message = |builder: AcceleratorBuilder| builder.build().unwrap_err().to_string();
     let group = ProcessGroup::from_env()?;
     let (rank, builder) = (group.rank(), || Accelerator::builder().group(&group));
@@ -85,7 +85,7 @@ ranks_test!(
     },
     |ranks| {
         let report = ranks.start()?.wait_all(LONGEST)?;
-        assert_told_once(&report, "gradient_accumulation_steps is 0");
+        assert_reported_once(&report, "gradient_accumulation_steps is 0");
     }
 );
 
@@ -164,7 +164,7 @@ ranks_test!(
     |ranks| {
         let folder = tempfile::tempdir()?;
         let report = ranks.env([(FOLDER, folder.path())]).start()?.wait_all(LONGEST)?;
-        assert_told_once(&report, "cannot look for checkpoints in");
+        assert_reported_once(&report, "cannot look for checkpoints in");
     }
 );
 

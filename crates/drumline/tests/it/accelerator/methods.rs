@@ -76,7 +76,7 @@ ranks_test!(gradients_are_clipped_when_a_window_is_complete, 2, {
     assert_eq!(accelerator.unwrap_model(&model).forward(&x).size(), net.forward(&x).size());
 });
 
-ranks_test!(a_schedule_goes_on_with_the_optimizers_steps, 2, {
+ranks_test!(a_schedule_advances_with_the_optimizers_steps, 2, {
     let builder = Accelerator::builder().gradient_accumulation_steps(2);
     let Training { accelerator, model, mut optimizer, loader, .. } = training(builder, data(12), 2)?;
     let mut schedule =
@@ -97,7 +97,7 @@ ranks_test!(a_schedule_goes_on_with_the_optimizers_steps, 2, {
     assert!(rates.iter().zip(expected).all(|(rate, expected)| (rate - expected).abs() < 1e-9), "{rates:?}");
 });
 
-ranks_test!(a_schedule_may_go_on_after_each_epoch, 2, {
+ranks_test!(a_schedule_may_advance_after_each_epoch, 2, {
     let mut training = training(Accelerator::builder(), data(12), 2)?;
     let mut schedule = training.accelerator.prepare_schedule(&training.optimizer, |at: At| 1.0 + at.epoch);
     let mut rates = vec![schedule.lr()];

@@ -113,7 +113,7 @@ ranks_test!(norms_over_all_ranks_are_those_of_one_big_batch_also_beside_fillers,
     }
 });
 
-ranks_test!(norms_over_all_ranks_go_on_where_ranks_bring_batches_of_their_own, 2, {
+ranks_test!(norms_over_all_ranks_work_where_ranks_bring_batches_of_their_own, 2, {
     let group = ProcessGroup::from_env()?;
     let lens: [&[usize]; 2] = [&[4, 3, 5, 2, 6], &[3, 2]];
     let samples = |rank: usize, place: usize| -> Vec<usize> {
@@ -139,7 +139,7 @@ ranks_test!(norms_over_all_ranks_go_on_where_ranks_bring_batches_of_their_own, 2
     }
 });
 
-ranks_test!(a_rank_that_never_had_a_batch_is_told_of_on_all_ranks, 2, {
+ranks_test!(a_rank_that_never_had_a_batch_is_reported_on_all_ranks, 2, {
     let group = ProcessGroup::from_env()?;
     let twins = Twins::new(&group, 2)?;
     let own = if group.rank() == 0 { big_batches(8, 0) } else { Vec::new() };

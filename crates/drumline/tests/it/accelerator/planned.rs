@@ -62,7 +62,7 @@ ranks_test!(two_ranks_make_the_steps_of_four_planned_batches, 2, { steps_are_tho
 ranks_test!(four_ranks_make_the_steps_of_four_planned_batches, 4, { steps_are_those_of_one_process()? });
 
 ranks_test!(
-    other_numbers_of_ranks_go_on_with_planned_batches,
+    other_numbers_of_ranks_resume_planned_batches,
     2,
     {
         let group = ProcessGroup::from_env()?;

@@ -62,7 +62,7 @@ ranks_test!(steps_that_overflow_are_left_out_and_schedules_wait, 2, {
     same_on_all_ranks(&group, &training.store)?;
 });
 
-ranks_test!(a_loop_in_fp16_goes_on_with_the_same_bits, 2, {
+ranks_test!(a_loop_in_fp16_resumes_with_the_same_bits, 2, {
     let group = ProcessGroup::from_env()?;
     let (_temp, path) = shared_folder(&group)?;
     let mut whole = new(&group)?;

@@ -40,7 +40,7 @@ fn train_and_save(group: &ProcessGroup) -> anyhow::Result<()> {
 }
 
 /// Resumes to the end, and compares with a loop that never stopped.
-fn go_on(group: &ProcessGroup) -> anyhow::Result<f64> {
+fn resume_to_the_end(group: &ProcessGroup) -> anyhow::Result<f64> {
     let mut straight = new_training(group)?;
     (0..EPOCHS).try_for_each(|epoch| straight.epoch(epoch))?;
     assert_eq!(straight.optimizer.steps(), 12);
@@ -55,12 +55,12 @@ fn go_on(group: &ProcessGroup) -> anyhow::Result<f64> {
 }
 
 ranks_test!(
-    it_goes_on_with_the_same_bits,
+    it_resumes_with_the_same_bits,
     2,
     {
         let group = ProcessGroup::from_env()?;
         train_and_save(&group)?;
-        assert_eq!(go_on(&group)?, 0.0);
+        assert_eq!(resume_to_the_end(&group)?, 0.0);
     },
     |ranks| {
         let folder = tempfile::tempdir()?;
@@ -69,13 +69,13 @@ ranks_test!(
 );
 
 ranks_test!(
-    another_number_of_ranks_goes_on,
+    another_number_of_ranks_resumes,
     2,
     {
         let group = ProcessGroup::from_env()?;
         match group.size() {
             2 => train_and_save(&group)?,
-            _ => assert!(go_on(&group)? < 1e-6),
+            _ => assert!(resume_to_the_end(&group)? < 1e-6),
         }
     },
     |ranks| {
@@ -112,7 +112,7 @@ fn two_models(group: &ProcessGroup, steps: usize) -> anyhow::Result<Vec<Tensor>>
 }
 
 ranks_test!(
-    several_models_and_optimizers_go_on_with_the_same_bits,
+    several_models_and_optimizers_resume_with_the_same_bits,
     2,
     {
         let group = ProcessGroup::from_env()?;
@@ -146,7 +146,7 @@ fn first_rate(group: &ProcessGroup, is_early: bool) -> anyhow::Result<f64> {
 }
 
 ranks_test!(
-    a_schedule_goes_on_where_it_was,
+    a_schedule_resumes_where_it_was,
     2,
     {
         let group = ProcessGroup::from_env()?;

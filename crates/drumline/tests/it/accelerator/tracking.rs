@@ -114,7 +114,7 @@ fn logged_run(folder: &Path, run: Run) -> anyhow::Result<()> {
 }
 
 #[test]
-fn a_run_that_goes_on_tells_each_step_once_and_a_new_one_keeps_the_file() {
+fn a_resumed_run_reports_each_step_once_and_a_new_one_keeps_the_file() {
     if std::env::var_os("RANK").is_some() {
         return;
     }

@@ -82,7 +82,7 @@ fn a_manifest_with_other_contents() {
 }
 
 #[test]
-fn if_none_is_whole_all_reasons_are_told_and_nothing_starts_anew() {
+fn if_none_is_whole_all_reasons_are_listed_and_nothing_starts_from_scratch() {
     let dir = tempfile::tempdir().unwrap();
     for step in [1, 2] {
         save(dir.path(), step).unwrap();

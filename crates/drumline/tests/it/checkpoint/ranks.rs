@@ -84,7 +84,7 @@ ranks_test!(
     }
 );
 
-ranks_test!(a_failed_save_is_told_to_all_and_the_job_goes_on, 2, {
+ranks_test!(a_failed_save_is_reported_on_all_ranks_and_the_job_continues, 2, {
     let group = ProcessGroup::from_env()?;
     let dir = tempfile::tempdir()?;
     let state = state_of(3, 10);

@@ -141,7 +141,7 @@ fn last(group: &ProcessGroup, path: &str) -> anyhow::Result<Vec<Tensor>> {
     Ok(found.state.model.into_iter().map(|named| named.tensor).collect())
 }
 
-ranks_test!(averages_go_on_with_the_same_bits, 2, {
+ranks_test!(averages_resume_with_the_same_bits, 2, {
     let group = ProcessGroup::from_env()?;
     let (_temp, path) = shared_folder(&group)?;
     let whole = VarStore::new(Device::Cpu);
@@ -178,7 +178,7 @@ ranks_test!(averages_go_on_with_the_same_bits, 2, {
     }
 });
 
-ranks_test!(two_averages_and_one_that_never_moves_are_told, 2, {
+ranks_test!(two_averages_and_one_that_never_moves_are_errors, 2, {
     let group = ProcessGroup::from_env()?;
     let store = VarStore::new(Device::Cpu);
     let net = Net::new(&store);

@@ -16,7 +16,7 @@ use rank_test::{Ranks, ranks_test};
 use tch::nn::{Module, VarStore, linear};
 use tch::{Device, Tensor};
 
-use super::{FOLDER, Net, assert_told_once, data, data_seen, end_as_a_program, folder, trainer};
+use super::{FOLDER, Net, assert_reported_once, data, data_seen, end_as_a_program, folder, trainer};
 
 const PROMPT: Duration = Duration::from_secs(40);
 const CASE: &str = "DRUMLINE_TEST_CASE";
@@ -37,7 +37,7 @@ fn assert_refused(
     Ok(())
 }
 
-ranks_test!(what_makes_no_sense_is_told_before_anything_is_done, 2, {
+ranks_test!(what_makes_no_sense_is_an_error_before_anything_is_done, 2, {
     let group = ProcessGroup::from_env()?;
     let store = VarStore::new(Device::Cpu);
     let net = Net::new(&store);
@@ -84,7 +84,7 @@ ranks_test!(what_makes_no_sense_is_told_before_anything_is_done, 2, {
     )?;
 });
 
-ranks_test!(ranks_with_different_models_are_told_so, 2, {
+ranks_test!(ranks_with_different_models_get_an_error, 2, {
     let group = ProcessGroup::from_env()?;
     let store = VarStore::new(Device::Cpu);
     let net = Net::new(&store);
@@ -150,7 +150,7 @@ fn fails_and_loses_nothing(ranks: &Ranks, case: &str, words: &str) -> anyhow::Re
         .env([(FOLDER, temp.path().to_str().unwrap()), (CASE, case)])
         .start()?
         .wait_all(PROMPT)?;
-    assert_told_once(&report, words);
+    assert_reported_once(&report, words);
     let saved = LocalGroup::run(1, |group| Ok(Checkpoints::new(temp.path()).load_latest(&group)))?;
     assert_eq!(saved.into_iter().next().unwrap()?.unwrap().state.step, 2, "{case}");
     Ok(())

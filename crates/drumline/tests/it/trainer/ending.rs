@@ -59,7 +59,7 @@ ranks_test!(a_signal_to_one_rank_saves_and_ends_all, 3, { slow_training()? }, |r
     }
 });
 
-ranks_test!(a_rank_that_dies_ends_all_and_one_tells, 3, { slow_training()? }, |ranks| {
+ranks_test!(a_rank_that_dies_ends_all_and_one_reports_it, 3, { slow_training()? }, |ranks| {
     for lost in [0, 1] {
         let temp = tempfile::tempdir()?;
         let running = ranks.clone().env([(FOLDER, temp.path().to_str().unwrap())]).start()?;
@@ -103,7 +103,7 @@ impl drumline::trainer::Model<super::Pair> for Panicking {
 }
 
 ranks_test!(
-    a_panic_in_one_ranks_forward_is_told_once_and_known_to_all,
+    a_panic_in_one_ranks_forward_is_reported_once_and_known_to_all,
     3,
     {
         let group = ProcessGroup::from_env()?;
@@ -115,7 +115,7 @@ ranks_test!(
     },
     |ranks| {
         let report = ranks.start()?.wait_all(PROMPT)?;
-        super::assert_told_once(&report, "no such word");
+        super::assert_reported_once(&report, "no such word");
         assert!(report.ranks[1].stderr_text().contains("no such word"), "{report}");
         let master = report.ranks[0].stdout_text();
         assert!(

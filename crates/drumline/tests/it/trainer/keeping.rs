@@ -95,7 +95,7 @@ ranks_test!(the_best_checkpoints_stay_in_their_order, 2, {
     }
 });
 
-ranks_test!(a_run_that_goes_on_ranks_with_those_before_and_may_keep_fewer, 2, {
+ranks_test!(a_resumed_run_ranks_with_those_before_and_may_keep_fewer, 2, {
     let group = ProcessGroup::from_env()?;
     let (_temp, path) = shared_folder(&group)?;
     let run = |keep: usize, stop: u64, script: &'static [f64]| {

@@ -151,7 +151,7 @@ impl Callback for AlwaysSlow {
     }
 }
 
-ranks_test!(who_computes_long_and_who_waits_for_it_is_told, 2, {
+ranks_test!(who_computes_long_and_who_waits_for_it_is_reported, 2, {
     let group = ProcessGroup::from_env()?;
     let (_temp, out) = shared_folder(&group)?;
     let out = PathBuf::from(out);

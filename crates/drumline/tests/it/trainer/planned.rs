@@ -16,7 +16,7 @@ use rank_test::ranks_test;
 use tch::nn::{Module, VarStore};
 use tch::{Device, Reduction, Tensor};
 
-use super::resuming::{StopAt, stop_and_go_on};
+use super::resuming::{StopAt, stop_and_resume};
 use super::shared_folder;
 use super::windows::{sentences, speaker};
 use super::{Pair, difference, folder, same_on_all_ranks, sgd, weights};
@@ -122,7 +122,7 @@ ranks_test!(one_rank_makes_the_steps_of_four_planned_batches, 1, { steps_are_tho
 ranks_test!(two_ranks_make_the_steps_of_four_planned_batches, 2, { steps_are_those_of_one_process()? });
 ranks_test!(four_ranks_make_the_steps_of_four_planned_batches, 4, { steps_are_those_of_one_process()? });
 
-ranks_test!(a_stop_among_planned_batches_is_gone_on_from_with_the_same_bits, 2, {
+ranks_test!(a_stop_among_planned_batches_is_resumed_with_the_same_bits, 2, {
     let group = ProcessGroup::from_env()?;
     let whole = VarStore::new(Device::Cpu);
     new(&group, &speaker(&whole), &whole)?.train(LoadBestModel::No)?;
@@ -144,7 +144,7 @@ ranks_test!(a_stop_among_planned_batches_is_gone_on_from_with_the_same_bits, 2, 
 });
 
 ranks_test!(
-    other_numbers_of_ranks_go_on_with_planned_batches,
+    other_numbers_of_ranks_resume_planned_batches,
     2,
     {
         let group = ProcessGroup::from_env()?;
@@ -160,7 +160,7 @@ ranks_test!(
             println!("as one process");
         }
     },
-    |ranks| { stop_and_go_on(&ranks, ["2", "4"])? }
+    |ranks| { stop_and_resume(&ranks, ["2", "4"])? }
 );
 
 /// Notes the evaluations.
@@ -197,7 +197,7 @@ ranks_test!(an_evaluation_by_planned_batches_is_exact, 2, {
     }
 });
 
-ranks_test!(a_plan_without_batches_is_told_on_all_ranks, 2, {
+ranks_test!(a_plan_without_batches_is_an_error_on_all_ranks, 2, {
     let group = ProcessGroup::from_env()?;
     let store = VarStore::new(Device::Cpu);
     let net = speaker(&store);

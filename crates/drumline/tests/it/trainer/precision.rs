@@ -107,7 +107,7 @@ fn weights_of_a_new_net() -> Vec<tch::Tensor> {
     weights(&store)
 }
 
-ranks_test!(a_training_in_fp16_goes_on_with_the_same_bits, 2, {
+ranks_test!(a_training_in_fp16_resumes_with_the_same_bits, 2, {
     let group = ProcessGroup::from_env()?;
     let schedule = |at: At| 0.1 / (1.0 + at.step as f64);
     let whole = VarStore::new(Device::Cpu);

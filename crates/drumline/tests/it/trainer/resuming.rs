@@ -46,7 +46,7 @@ fn new<'a>(
         .callback(EarlyStop::patience(9)))
 }
 
-ranks_test!(a_training_that_was_stopped_goes_on_with_the_same_bits, 2, {
+ranks_test!(a_training_that_was_stopped_resumes_with_the_same_bits, 2, {
     let group = ProcessGroup::from_env()?;
     let whole = VarStore::new(Device::Cpu);
     let outcome = new(&group, &Net::new(&whole), &whole)?.train(LoadBestModel::No)?;
@@ -89,7 +89,7 @@ impl Callback for SignalInEvaluation {
     }
 }
 
-ranks_test!(an_evaluation_that_was_cut_is_made_when_training_goes_on, 2, {
+ranks_test!(an_evaluation_that_was_cut_is_made_when_training_resumes, 2, {
     let group = ProcessGroup::from_env()?;
     // The last one, so that nothing else is left: of the last epoch, of `max_steps` within an epoch of 4 steps, and at
     // its end.
@@ -161,7 +161,7 @@ ranks_test!(an_epoch_is_saved_once, 2, {
     group.barrier()?;
 });
 
-ranks_test!(a_training_ends_after_max_steps_and_goes_on_with_more, 2, {
+ranks_test!(a_training_ends_after_max_steps_and_resumes_with_more, 2, {
     let group = ProcessGroup::from_env()?;
     let whole = VarStore::new(Device::Cpu);
     new(&group, &Net::new(&whole), &whole)?.train(LoadBestModel::No)?;
@@ -243,7 +243,7 @@ ranks_test!(without_a_folder_the_best_weights_are_kept_in_memory, 2, {
 });
 
 /// Two ranks stop after some steps of the whole training, one rank resumes and stops, and four ranks complete it.
-pub(super) fn stop_and_go_on(ranks: &Ranks, stops: [&str; 2]) -> anyhow::Result<()> {
+pub(super) fn stop_and_resume(ranks: &Ranks, stops: [&str; 2]) -> anyhow::Result<()> {
     let temp = tempfile::tempdir()?;
     let run = |nproc, stop| {
         let env = [(FOLDER, temp.path().to_str().unwrap()), ("DRUMLINE_TEST_STOP", stop)];
@@ -257,7 +257,7 @@ pub(super) fn stop_and_go_on(ranks: &Ranks, stops: [&str; 2]) -> anyhow::Result<
 }
 
 ranks_test!(
-    other_numbers_of_ranks_go_on_as_if_nothing_had_happened,
+    other_numbers_of_ranks_resume_as_if_nothing_had_happened,
     2,
     {
         let group = ProcessGroup::from_env()?;
@@ -276,5 +276,5 @@ ranks_test!(
             println!("as one process");
         }
     },
-    |ranks| { stop_and_go_on(&ranks, ["3", "5"])? }
+    |ranks| { stop_and_resume(&ranks, ["3", "5"])? }
 );

@@ -296,7 +296,7 @@ impl Sampler for NoneForRank2 {
     }
 }
 
-ranks_test!(norms_over_all_ranks_go_on_where_some_have_fewer_batches, 3, {
+ranks_test!(norms_over_all_ranks_work_where_some_have_fewer_batches, 3, {
     tch::set_num_threads(1);
     let group = ProcessGroup::from_env()?;
     // In the last step rank 2 has one batch where the others have two, and none where they have one.

@@ -7,6 +7,7 @@ use super::contenders::{ALL_REDUCE, Case, OURS_HEAP, OURS_PRIVATE, OURS_TCP, Op}
 use super::contest::Calls;
 use super::figures::figure;
 use crate::bench::contest::TallyOf;
+use std::ops::RangeInclusive;
 
 /// One line of the goals.
 #[derive(Debug)]
@@ -14,8 +15,7 @@ pub(crate) struct Goal {
     pub(crate) ours: &'static str,
     ops: &'static [Op],
     world: usize,
-    /// First and last size, both included.
-    bytes: (u64, u64),
+    bytes: RangeInclusive<u64>,
     pub(crate) against: &'static [&'static str],
     pub(crate) need: Need,
 }
@@ -28,9 +28,9 @@ pub(crate) enum Need {
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
-const BELOW_64K: (u64, u64) = (1, 64 * KIB - 1);
-const FROM_64K: (u64, u64) = (64 * KIB, u64::MAX);
-const ALL: (u64, u64) = (1, u64::MAX);
+const BELOW_64K: RangeInclusive<u64> = 1..=64 * KIB - 1;
+const FROM_64K: RangeInclusive<u64> = 64 * KIB..=u64::MAX;
+const ALL: RangeInclusive<u64> = 1..=u64::MAX;
 
 const AR: &[Op] = &[ALL_REDUCE];
 const OTHERS: &[Op] = &[Op("broadcast"), Op("reduce-scatter"), Op("all-gather"), Op("all-to-all")];
@@ -50,11 +50,11 @@ struct Aim {
     ours: &'static str,
     ops: &'static [Op],
     world: usize,
-    bytes: (u64, u64),
+    bytes: RangeInclusive<u64>,
 }
 
 impl Aim {
-    const fn at(self, bytes: (u64, u64)) -> Self {
+    const fn at(self, bytes: RangeInclusive<u64>) -> Self {
         Self { bytes, ..self }
     }
 
@@ -69,16 +69,16 @@ impl Aim {
     }
 }
 
-const fn only(bytes: u64) -> (u64, u64) {
-    (bytes, bytes)
+const fn only(bytes: u64) -> RangeInclusive<u64> {
+    bytes..=bytes
 }
 
 /// The goals of the collectives.
 pub(crate) const GOALS: &[Goal] = &[
     // Two ranks on two cores, buffers in the symmetric heap.
-    ours(OURS_HEAP, AR, 2).at((64 * KIB, 64 * MIB)).times(FLOOR, 1.0 / 1.2),
-    ours(OURS_HEAP, AR, 2).at((64 * KIB, 64 * MIB)).times(MPI, 4.0),
-    ours(OURS_HEAP, AR, 2).at((MIB, 64 * MIB)).times(GLOO, 10.0),
+    ours(OURS_HEAP, AR, 2).at(64 * KIB..=64 * MIB).times(FLOOR, 1.0 / 1.2),
+    ours(OURS_HEAP, AR, 2).at(64 * KIB..=64 * MIB).times(MPI, 4.0),
+    ours(OURS_HEAP, AR, 2).at(MIB..=64 * MIB).times(GLOO, 10.0),
     // The same with private buffers.
     ours(OURS_PRIVATE, AR, 2).at(only(16)).micros(0.3),
     ours(OURS_PRIVATE, AR, 2).at(only(16)).times(OPEN_MPI, 1.4),
@@ -88,7 +88,7 @@ pub(crate) const GOALS: &[Goal] = &[
     ours(OURS_PRIVATE, AR, 2).at(only(4 * MIB)).times(MPI, 1.1),
     ours(OURS_PRIVATE, AR, 2).at(only(16 * MIB)).times(MPI, 1.7),
     ours(OURS_PRIVATE, AR, 2).at(only(64 * MIB)).times(MPI, 2.5),
-    ours(OURS_PRIVATE, AR, 2).at((1, 4 * KIB)).times(GLOO, 100.0),
+    ours(OURS_PRIVATE, AR, 2).at(1..=4 * KIB).times(GLOO, 100.0),
     ours(OURS_PRIVATE, AR, 2).times(GLOO, 5.0),
     // The other operations.
     ours(OURS_PRIVATE, OTHERS, 2).at(FROM_64K).times(MPI, 1.2),
@@ -98,11 +98,11 @@ pub(crate) const GOALS: &[Goal] = &[
     ours(OURS_PRIVATE, AR, 4).at(FROM_64K).times(OPEN_MPI, 1.5),
     ours(OURS_HEAP, AR, 4).at(BELOW_64K).times(OPEN_MPI, 1.0),
     ours(OURS_PRIVATE, AR, 4).at(BELOW_64K).times(OPEN_MPI, 1.0),
-    ours(OURS_HEAP, AR, 4).at((1, 64 * KIB)).times(GLOO, 50.0),
-    ours(OURS_PRIVATE, AR, 4).at((1, 64 * KIB)).times(GLOO, 50.0),
+    ours(OURS_HEAP, AR, 4).at(1..=64 * KIB).times(GLOO, 50.0),
+    ours(OURS_PRIVATE, AR, 4).at(1..=64 * KIB).times(GLOO, 50.0),
     // TCP on loopback, shared memory switched off.
     ours(OURS_TCP, AR, 2).times(GLOO, 1.5),
-    ours(OURS_TCP, AR, 2).at((MIB, u64::MAX)).times(SOCKET, 0.8),
+    ours(OURS_TCP, AR, 2).at(MIB..=u64::MAX).times(SOCKET, 0.8),
 ];
 
 /// What the measurement says about one goal at one case.
@@ -117,8 +117,7 @@ pub(crate) enum Verdict {
 
 impl Goal {
     pub(crate) fn covers(&self, case: Case) -> bool {
-        let (from, to) = self.bytes;
-        self.ops.contains(&case.op) && self.world == case.world && (from..=to).contains(&case.bytes)
+        self.ops.contains(&case.op) && self.world == case.world && self.bytes.contains(&case.bytes)
     }
 
     /// Whether a figure that the verdict rests on was taken on an unsteady machine only.

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn two_cases_are_told_apart() {
+    fn two_cases_are_distinguished() {
         let probes = [0.92, 0.92, 2.36, 0.93, 2.38, 2.40, 1.1, 2.33, 0.91, 3.0];
         let apart = seen(Cores::Apart, &probes);
         let together = seen(Cores::Together, &probes);

@@ -1,10 +1,10 @@
-//! The numbers of a client's requests: the next one, and the oldest one that has no reply yet.
+//! The ids of a client's requests: the next one, and the oldest one that has no reply yet.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 #[derive(Debug, Default)]
-pub(super) struct Numbers(Mutex<State>);
+pub(super) struct RequestIds(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -14,19 +14,19 @@ struct State {
 
 /// A pending request; it is answered or given up when this is dropped.
 #[derive(Debug)]
-pub(super) struct Number<'a> {
+pub(super) struct PendingRequest<'a> {
     pub(super) id: u64,
-    numbers: &'a Numbers,
+    ids: &'a RequestIds,
 }
 
-impl Numbers {
-    /// The number of the next request.
-    pub(super) fn next(&self) -> Number<'_> {
+impl RequestIds {
+    /// The id of the next request.
+    pub(super) fn next(&self) -> PendingRequest<'_> {
         let mut state = self.state();
         state.last += 1;
         let id = state.last;
         state.open.insert(id);
-        Number { id, numbers: self }
+        PendingRequest { id, ids: self }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -34,16 +34,16 @@ impl Numbers {
     }
 }
 
-impl Number<'_> {
+impl PendingRequest<'_> {
     /// The oldest pending request of the client: this one or an earlier one.
     pub(super) fn oldest(&self) -> u64 {
-        self.numbers.state().open.first().copied().unwrap_or(self.id)
+        self.ids.state().open.first().copied().unwrap_or(self.id)
     }
 }
 
-impl Drop for Number<'_> {
+impl Drop for PendingRequest<'_> {
     fn drop(&mut self) {
-        self.numbers.state().open.remove(&self.id);
+        self.ids.state().open.remove(&self.id);
     }
 }
 
@@ -53,12 +53,12 @@ mod tests {
 
     #[test]
     fn the_oldest_is_the_first_that_is_still_pending() {
-        let numbers = Numbers::default();
-        let (one, two, three) = (numbers.next(), numbers.next(), numbers.next());
+        let ids = RequestIds::default();
+        let (one, two, three) = (ids.next(), ids.next(), ids.next());
         assert_eq!([one.id, two.id, three.id], [1, 2, 3]);
         drop(two);
         assert_eq!(three.oldest(), 1);
         drop(one);
-        assert_eq!((three.oldest(), numbers.next().id), (3, 4));
+        assert_eq!((three.oldest(), ids.next().id), (3, 4));
     }
 }
