@@ -119,7 +119,11 @@ fn verdicts(
     let running = ranks.clone().env(variables).on_hosts(hosts, &[&[0], members, &[relay]]).start()?;
     let is_over = AtomicBool::new(false);
     let verdicts = std::thread::scope(|scope| {
-        scope.spawn(|| while !is_over.load(Ordering::Acquire) && write_ports(hosts, &file).is_ok() {});
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Acquire) && write_ports(hosts, &file).is_ok() {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
         let verdict = |rank: &usize| running.wait_for_line(*rank, "verdict: ", SOON);
         let verdicts = members.iter().map(verdict).collect::<Result<Vec<_>>>();
         is_over.store(true, Ordering::Release);
@@ -138,9 +142,7 @@ fn write_ports(hosts: &Hosts, file: &Path) -> Result<()> {
     let ports: Vec<_> = hosts.listening(0).iter().map(|port| port.replace("tcp port ", "")).collect();
     let new = file.with_extension("new");
     std::fs::write(&new, ports.join("\n"))?;
-    std::fs::rename(&new, file)?;
-    std::thread::sleep(Duration::from_millis(20));
-    Ok(())
+    Ok(std::fs::rename(&new, file)?)
 }
 
 /// Three members of a group reduce; the fourth process is the relay.
@@ -149,7 +151,7 @@ fn reduce_through_the_relay() -> Result<()> {
     if rank == 3 {
         return be_the_relay(Tampering::Nothing, tampering);
     }
-    let outcome = ProcessGroup::init("env://", rank, 3).map_err(Into::into).and_then(|group| sums(&group));
+    let outcome = ProcessGroup::init("env://", rank, 3).and_then(|group| sums(&group));
     match outcome {
         Ok(is_right) => println!("verdict: all right: {is_right}"),
         Err(error) => println!("verdict: {}", error.to_string().replace('\n', " | ")),
