@@ -142,8 +142,7 @@ fn write_ports(hosts: &Hosts, file: &Path) -> Result<()> {
     let ports: Vec<_> = hosts.listening(0).iter().map(|port| port.replace("tcp port ", "")).collect();
     let new = file.with_extension("new");
     std::fs::write(&new, ports.join("\n"))?;
-    std::fs::rename(&new, file)?;
-    Ok(())
+    Ok(std::fs::rename(&new, file)?)
 }
 
 /// Three members of a group reduce; the fourth process is the relay.
