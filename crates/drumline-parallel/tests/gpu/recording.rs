@@ -38,8 +38,8 @@ fn losses(is_graphed: bool) -> Result<Vec<f64>> {
             optimizer.step()?;
             Ok(loss.detach())
         };
-        let loss = if is_graphed { graphed.run(make)? } else { make()? };
-        found.push(loss.double_value(&[]));
+        let loss = if is_graphed { graphed.run(make)?.double_value(&[]) } else { make()?.double_value(&[]) };
+        found.push(loss);
     }
     assert_eq!(graphed.is_recorded(), is_graphed);
     Ok(found)
