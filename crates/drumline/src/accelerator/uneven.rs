@@ -21,8 +21,8 @@ pub struct JoinUnevenInputs<I: Iterator> {
 
 impl Accelerator {
     /// Iterates over batches that this rank has loaded itself, without a prepared loader. All ranks take the same
-    /// number of turns; a rank that has run out of data gets [`UnevenTurn::Empty`](crate::engine::UnevenTurn::Empty). Windows are
-    /// as those of a prepared loader: every sample has the same weight.
+    /// number of turns; a rank that has run out of data gets [`UnevenTurn::Empty`]. Windows are as those of a prepared
+    /// loader: every sample has the same weight.
     ///
     /// ```
     /// # use drumline::tch::nn;
