@@ -178,7 +178,10 @@ impl Leader {
                 self.stopped_by = self.failed.is_none().then_some(signal);
                 Some(Request::Stop { signal, grace: None, not_before: None })
             }
-            (LeaderRequest::Stop(_), Some(_)) => Some(Request::Kill),
+            (LeaderRequest::Stop(_), Some(_)) => {
+                self.stopped_by = None; // The agents report that they have killed their workers.
+                Some(Request::Kill)
+            }
             (LeaderRequest::Forward(signal), stop) => {
                 self.hosts.iter_mut().for_each(|host| host.forward(signal));
                 stop
