@@ -98,7 +98,7 @@ ranks_test!(training_stops_early_when_it_does_not_get_better, 2, {
     let outcome = trainer.train(LoadBestModel::No)?;
     assert_eq!((outcome.epochs, outcome.best_epoch), (4, Some(1)));
     let reason = "early stop: no better loss in 3 evaluations (rank 0)".to_owned();
-    assert_eq!(outcome.end, End::Stopped { reason });
+    assert_eq!(outcome.end, End::EarlyStopped { reason });
 });
 
 ranks_test!(training_stops_at_its_time_limit_on_all_ranks, 2, {
