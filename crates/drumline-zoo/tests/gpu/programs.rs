@@ -2,6 +2,7 @@
 //! resumed, and a GPT that generates text.
 
 use drumline_text::synth_story::SynthStoryOptions;
+use drumline_text::synth_text::SynthTextOptions;
 
 use super::running::{Place, column, ended, job};
 
@@ -79,6 +80,15 @@ fn a_gpt_is_trained_with_graphs_and_generates_text() {
     let rank = ended(job(1, words.map(str::to_owned).into()).start().unwrap()).remove(0);
     assert!(rank.exit.is_success(), "{}", rank.stderr);
     assert!(rank.stdout.starts_with(prompt) && rank.stdout.len() > prompt.len() + 20, "{}", rank.stdout);
+}
+
+#[test]
+fn an_lstm_trains_with_weights_in_bf16() {
+    let place = Place::of_texts("tag", &SynthTextOptions { train: 96, dev: 24, test: 24, seed: 3 });
+    let rank = ended(place.job(1, "train --device cuda PRECISION bf16-master").start().unwrap()).remove(0);
+    assert!(rank.exit.is_success(), "{}{}", rank.stdout, rank.stderr);
+    let losses = losses(&place);
+    assert!(losses.iter().all(|loss| loss.is_finite()) && losses[losses.len() - 1] < losses[0], "{losses:?}");
 }
 
 #[test]

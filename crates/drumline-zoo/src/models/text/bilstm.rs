@@ -45,21 +45,24 @@ impl BiLstm {
     pub(super) fn forward(&self, xs: &Tensor, lengths: &Tensor, p: f64) -> States {
         let kind = self.params[0].kind();
         if kind != Kind::BFloat16 || !xs.device().is_cuda() {
-            return self.states(xs, lengths, p);
+            return self.states(&self.params, xs, lengths, p);
         }
-        // Autocast has the LSTM compute in f16 on a GPU, and fails for weights in bf16: they compute in their own type.
-        let states = no_autocast(xs.device(), || self.states(&xs.to_kind(kind), lengths, p));
+        // On a GPU autocast has LSTMs compute in f16, and refuses weights in bf16 beside biases in f32.
+        let states = no_autocast(xs.device(), || {
+            let params: Vec<Tensor> = self.params.iter().map(|param| param.to_kind(kind)).collect();
+            self.states(&params, &xs.to_kind(kind), lengths, p)
+        });
         states.expect("autocast can be left on a device that exists")
     }
 
-    fn states(&self, xs: &Tensor, lengths: &Tensor, p: f64) -> States {
+    fn states(&self, params: &[Tensor], xs: &Tensor, lengths: &Tensor, p: f64) -> States {
         let (sorted, order) = lengths.sort(0, true);
         let back = order.argsort(0, false);
         let (data, sizes) =
             xs.index_select(0, &order).internal_pack_padded_sequence(&sorted.to_device(Device::Cpu), true);
         let zeros = Tensor::zeros([2 * self.n_layers, xs.size()[0], self.d_hidden], (xs.kind(), xs.device()));
         let start = [&zeros, &zeros];
-        let params: Vec<_> = self.params.iter().collect();
+        let params: Vec<_> = params.iter().collect();
         let (out, hidden, _) =
             Tensor::lstm_data(&data, &sizes, &start, &params, true, self.n_layers, p, p > 0.0, true);
         let (words, _) = Tensor::internal_pad_packed_sequence(&out, &sizes, true, 0.0, xs.size()[1]);
