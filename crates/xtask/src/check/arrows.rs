@@ -38,6 +38,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("drumline-launch", &["drumline-rendezvous"]),
     ("drumline-observe", &["drumline-files"]),
     ("drumline-parallel", &["drumline-torch", "drumline-comm"]),
+    ("drumline-plan", &[]),
     ("drumline-rendezvous", &["drumline-files"]),
     ("drumline-text", &["drumline-files"]),
     ("drumline-torch", &["drumline-comm"]),
