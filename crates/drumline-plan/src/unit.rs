@@ -216,7 +216,7 @@ fn is_cut_at_rows(parameter: &Parameter, offset: usize, shard_len: usize) -> boo
 
 /// Parameters that are longer than a rank's share, and so have more than one cut: the distance of cuts must be a multiple
 /// of their rows.
-fn cut_often<'a>(parameters: &'a [Parameter], num_ranks: usize) -> impl Iterator<Item = &'a Parameter> {
+fn cut_often(parameters: &[Parameter], num_ranks: usize) -> impl Iterator<Item = &Parameter> {
     let total: usize = parameters.iter().map(Parameter::num_elements).sum();
     let share = total.div_ceil(num_ranks);
     parameters.iter().filter(move |parameter| parameter.num_elements() > share)
@@ -241,7 +241,7 @@ fn lcm(a: usize, b: usize) -> Option<usize> {
     while y != 0 {
         (x, y) = (y, x % y);
     }
-    if x == 0 { Some(1) } else { (a / x).checked_mul(b) }
+    a.checked_div(x).map_or(Some(1), |quotient| quotient.checked_mul(b))
 }
 
 #[cfg(test)]
