@@ -6,7 +6,7 @@
 //!   flat    |  w (rows 0-2)  |  rows 3-5   | 6, 7 | b |pad|   v    |      cuts at equal distances, at rows of a tensor,
 //!           0               S            2S             3S        4S      or in the padding between tensors
 //! ```
-//! A parameter in its place is a view of the flat memory, so that a gathered unit needs no copy. Cuts are equal, because
+//! A parameter is a view of the flat memory, so that a gathered unit needs no copy. Cuts are equal, because
 //! collectives on GPUs want that, and they never divide a *row* (all elements with one index along the first dim), so that
 //! a checkpoint of a shard consists of rectangles. Padding lies between tensors, never inside.
 //!

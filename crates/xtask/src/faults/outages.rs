@@ -173,7 +173,8 @@ impl Disturbance {
     }
 
     fn flags(self, args: &OutagesArgs) -> Vec<String> {
-        let is_waited_for = self.length == Length::ForGood && self.way == Way::Restarts;
+        let is_waited_for =
+            self.length == Length::ForGood && matches!(self.way, Way::Restarts | Way::Elastic);
         args.flag.iter().cloned().chain(is_waited_for.then(|| JOIN_TIMEOUT.to_owned())).collect()
     }
 }
