@@ -55,11 +55,20 @@ operations! {
     Recv => "recv",
     Batch => "batch",
     HeapAlloc => "heap_alloc",
+    SharedAlloc => "shared_alloc",
     NewGroup => "new_group",
     Split => "split",
 }
 
 impl Op {
+    /// The number of operations.
+    pub(crate) const NUM: usize = Self::ALL.len();
+
+    /// Its place among all operations.
+    pub(crate) fn index(self) -> usize {
+        self as usize - 1
+    }
+
     /// The operation with this code, if there is one.
     pub(crate) fn from_code(code: u8) -> Option<Self> {
         Self::ALL.get(usize::from(code).checked_sub(1)?).copied()

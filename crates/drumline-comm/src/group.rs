@@ -9,6 +9,7 @@
 mod async_calls;
 mod coalesced;
 mod collectives;
+mod counts;
 mod external;
 mod failure;
 mod form;
@@ -21,6 +22,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use async_calls::{Scope, Work};
+pub use counts::CallCount;
 pub use external::{ExternalCall, GroupStatus};
 pub use name::GroupName;
 #[cfg(fuzzing)]
@@ -29,7 +31,7 @@ pub use p2p::{MessageHandle, P2p, Source};
 
 use drumline_rendezvous::fault::LinkFault;
 
-use crate::call::{Call, OngoingCall, Trace};
+use crate::call::{Call, OngoingCall, Op, Trace};
 use crate::element::DType;
 use crate::error::CommError;
 use crate::mesh::MeshShape;
@@ -38,6 +40,7 @@ use crate::process::{Process, Transport};
 use crate::reduce::ReduceOp;
 use crate::shm::{Context, Descriptors, Stop, Watch};
 use async_calls::Queue;
+use counts::Counts;
 use external::Attachments;
 use form::Arrivals;
 use p2p::Router;
@@ -105,6 +108,7 @@ impl Drop for Inner {
 #[derive(Debug)]
 struct Engine {
     sequence: u64,
+    counts: Counts,
     tiers: Tiers,
 }
 
@@ -142,6 +146,11 @@ impl ProcessGroup {
     /// How many nodes the members are on.
     pub fn num_nodes(&self) -> usize {
         self.inner.topology.nodes.len()
+    }
+
+    /// The members on this rank's node, as ranks of this group, in order.
+    pub fn ranks_on_node(&self) -> &[usize] {
+        &self.inner.topology.nodes[self.inner.topology.node]
     }
 
     /// How this group's data travels: `shm`, `tcp` or `shm+tcp`.
@@ -207,6 +216,7 @@ impl ProcessGroup {
         }
         engine.sequence += 1;
         let sequence = engine.sequence;
+        engine.counts.add(&call);
         let mut fingerprint = 0;
         if !cfg!(feature = "unchecked") {
             fingerprint = call.fingerprint(sequence);
@@ -242,6 +252,23 @@ impl ProcessGroup {
             self.name(),
             self.size()
         )))
+    }
+
+    /// How often this rank has called a collective of this group, and with how many bytes. Calls of other libraries, such
+    /// as NCCL's, do not count.
+    ///
+    /// ```
+    /// use drumline_comm::{CallCount, LocalGroup, Op, ReduceOp};
+    ///
+    /// LocalGroup::run(2, |group| {
+    ///     (0..3).try_for_each(|_| group.all_reduce(&mut [0f32; 5], ReduceOp::Sum))?;
+    ///     assert_eq!(group.call_count(Op::AllReduce), CallCount { calls: 3, bytes: 60 });
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), drumline_comm::CommError>(())
+    /// ```
+    pub fn call_count(&self, op: Op) -> CallCount {
+        self.engine().counts.of(op)
     }
 
     /// The last call that this rank made, as the others see it; `None` if there are no others.

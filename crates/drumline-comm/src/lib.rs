@@ -46,14 +46,14 @@ pub use drumline_rendezvous::panic_text;
 pub use element::{DType, Element, UnknownDType};
 pub use error::{CommError, MissingRank, ProcessState};
 pub use group::{
-    ExternalCall, GroupName, GroupStatus, MessageHandle, P2p, ProcessGroup, Scope, Source, Work,
+    CallCount, ExternalCall, GroupName, GroupStatus, MessageHandle, P2p, ProcessGroup, Scope, Source, Work,
 };
 pub use half::{bf16, f16};
 pub use local_group::LocalGroup;
 pub use mesh::{Axis, Mesh, MeshShape, NoSuchAxis, ShapeError};
 pub use process::{GroupOptions, Transport, UnknownTransport};
 pub use reduce::ReduceOp;
-pub use shm::{HeapBuffer, copy_past_caches};
+pub use shm::{HeapBuffer, SharedBuffer, copy_past_caches};
 pub use tcp::{LinkSecurity, UnknownLinkSecurity};
 
 // Compiles and runs the README's example.

@@ -47,6 +47,16 @@ impl ProcessGroup {
         self.run(call, |tiers, cx| tiers.gather_all(cx, input, output, &counts))
     }
 
+    /// `data` is divided into as many equal parts as there are ranks; part `i` of every rank's `data` becomes rank
+    /// `i`'s. An [`all_gather`](Self::all_gather) whose input is already where it belongs.
+    #[track_caller]
+    pub fn all_gather_in_place<T: Element>(&self, data: &mut [T]) -> Result {
+        self.check_divisible(data, "all_gather_uneven")?;
+        // The fingerprint differs from that of `all_gather`, in which data may be anywhere.
+        let call = Call::new(Op::AllGather).of(T::DTYPE, data.len()).extra([0]);
+        self.run(call, |tiers, cx| tiers.gather_all_in_place(cx, data))
+    }
+
     /// As [`all_gather`](Self::all_gather), with `counts[i]` elements from rank `i`.
     #[track_caller]
     pub fn all_gather_uneven<T: Element>(&self, input: &[T], output: &mut [T], counts: &[usize]) -> Result {
@@ -98,6 +108,16 @@ impl ProcessGroup {
     pub fn reduce_scatter<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result {
         let counts = vec![output.len(); self.size()];
         self.reduce_scatter_uneven_as(Call::new(Op::ReduceScatter), input, output, &counts, op)
+    }
+
+    /// `data` is divided into as many equal parts as there are ranks; rank `i`'s part `i` becomes part `i` of the
+    /// reduction, and its other parts are unchanged. A [`reduce_scatter`](Self::reduce_scatter) without an output.
+    #[track_caller]
+    pub fn reduce_scatter_in_place<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result {
+        check_reduction(op, T::DTYPE)?;
+        self.check_divisible(data, "reduce_scatter_uneven")?;
+        let call = Call::new(Op::ReduceScatter).of(T::DTYPE, data.len()).reduce(op).extra([0]);
+        self.run(call, |tiers, cx| tiers.reduce_scatter_in_place(cx, data, op))
     }
 
     /// As [`reduce_scatter`](Self::reduce_scatter), with `counts[i]` elements for rank `i`.
@@ -187,6 +207,18 @@ impl ProcessGroup {
     #[track_caller]
     pub fn monitored_barrier(&self, timeout: std::time::Duration) -> Result {
         self.run_within(timeout, Call::new(Op::MonitoredBarrier), |tiers, cx| tiers.barrier(cx))
+    }
+
+    #[track_caller]
+    fn check_divisible<T>(&self, data: &[T], otherwise: &str) -> Result {
+        if data.len().is_multiple_of(self.size()) {
+            return Ok(());
+        }
+        Err(CommError::invalid(format!(
+            "{} elements cannot be divided into equal parts of {} ranks; try {otherwise}",
+            data.len(),
+            self.size()
+        )))
     }
 
     /// Checks that there are as many counts as ranks, and that their sum fits memory.

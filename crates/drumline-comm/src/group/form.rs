@@ -18,8 +18,8 @@ use crate::monitor::GroupState;
 use crate::process::{GroupOptions, Process, Transport};
 use crate::reduce::ReduceOp;
 use crate::shm::{
-    CoreShare, DescriptorListener, Descriptors, Heap, HeapBuffer, Layout, Node, Pages, Region, Segment, Stop,
-    create, region_len,
+    CoreShare, DescriptorListener, Descriptors, Heap, HeapBuffer, Layout, Node, Pages, Region, Segment,
+    SharedBuffer, Stop, create, region_len,
 };
 use crate::tcp::Fabric;
 
@@ -95,7 +95,38 @@ impl ProcessGroup {
     /// several times faster for large data. Gradient buckets belong here.
     #[track_caller]
     pub fn heap_alloc<T: Element>(&self, len: usize) -> Result<HeapBuffer<T>, CommError> {
-        let call = Call::new(Op::HeapAlloc).of(T::DTYPE, len);
+        let region = Arc::new(self.new_region::<T>(Call::new(Op::HeapAlloc), len, Slices::OfEachRank)?);
+        self.engine().tiers.heap.add(&region);
+        Ok(HeapBuffer::new(region, len))
+    }
+
+    /// Memory of which the ranks of each node have one copy together, of the same length on all ranks.
+    ///
+    /// ```
+    /// use drumline_comm::LocalGroup;
+    ///
+    /// LocalGroup::run(2, |group| {
+    ///     let shared = group.shared_alloc::<f32>(2)?;
+    ///     // SAFETY: each rank writes its own element, and reads after all have written.
+    ///     let both = unsafe {
+    ///         shared.as_ptr().add(group.rank()).write(group.rank() as f32 + 1.0);
+    ///         group.barrier()?;
+    ///         std::slice::from_raw_parts(shared.as_ptr(), shared.len())
+    ///     };
+    ///     assert_eq!(both, [1.0, 2.0]);
+    ///     group.barrier()
+    /// })?;
+    /// # Ok::<(), drumline_comm::CommError>(())
+    /// ```
+    #[track_caller]
+    pub fn shared_alloc<T: Element>(&self, len: usize) -> Result<SharedBuffer<T>, CommError> {
+        let region = self.new_region::<T>(Call::new(Op::SharedAlloc), len, Slices::OfEachNode)?;
+        Ok(SharedBuffer::new(region, len))
+    }
+
+    #[track_caller]
+    fn new_region<T: Element>(&self, call: Call, len: usize, slices: Slices) -> Result<Region, CommError> {
+        let call = call.of(T::DTYPE, len);
         // The total length of all ranks' slices must not overflow.
         let bytes =
             len.checked_mul(size_of::<T>()).filter(|&bytes| bytes < isize::MAX as usize / 2 / self.size());
@@ -104,7 +135,7 @@ impl ProcessGroup {
         let (region, all_have_it) = self.run(call, |tiers, cx| {
             tiers.barrier(cx)?;
             tiers.children += 1;
-            let region = self.make_region(tiers, bytes);
+            let region = self.make_region(tiers, bytes, slices);
             if let (Err(error), Some(node)) = (&region, &tiers.node)
                 && error.kind() == std::io::ErrorKind::TimedOut
             {
@@ -115,25 +146,27 @@ impl ProcessGroup {
             tiers.all_reduce(cx, &mut have_it, ReduceOp::Min)?;
             Ok((region, have_it[0]))
         })?;
-        let what = "making a buffer in the symmetric heap";
+        let what = "making a buffer in shared memory";
         let failed = |cause: String| CommError::System { group: self.inner.state.group.clone(), what, cause };
         let region = region.map_err(|error| failed(error.to_string()))?;
         if !all_have_it {
             return Err(failed("another rank could not allocate its memory".into()));
         }
-        self.engine().tiers.heap.add(&region);
-        Ok(HeapBuffer::new(region, len))
+        Ok(region)
     }
 
-    fn make_region(&self, tiers: &Tiers, bytes: usize) -> std::io::Result<Arc<Region>> {
-        let (me, ranks) = tiers.node.as_ref().map_or((0, 1), |node| (node.me(), node.ranks()));
+    fn make_region(&self, tiers: &Tiers, bytes: usize, slices: Slices) -> std::io::Result<Region> {
+        let (me, ranks) = match (slices, &tiers.node) {
+            (Slices::OfEachRank, Some(node)) => (node.me(), node.ranks()),
+            _ => (0, 1),
+        };
         let make = || create(region_len(bytes, ranks), Pages::Now);
         let deadline = Instant::now() + self.inner.process.options.timeout;
         let fd = match &self.inner.descriptors {
             Some(descriptors) => descriptors.share(make, deadline),
             None => make(),
         };
-        Region::map(&fd?, tiers.children, bytes, me, ranks).map(Arc::new)
+        Region::map(&fd?, tiers.children, bytes, me, ranks)
     }
 
     fn next_child(&self) -> String {
@@ -146,6 +179,13 @@ impl ProcessGroup {
         let members: Vec<_> = ranks.iter().map(|&rank| self.members()[rank]).collect();
         form(self.inner.process.clone(), &self.inner.state.group.child(name.into()), &members)
     }
+}
+
+/// Who has a slice of a region.
+#[derive(Debug, Clone, Copy)]
+enum Slices {
+    OfEachRank,
+    OfEachNode,
 }
 
 /// Forms the group `name` of these ranks of the job. This process is one of them.
@@ -186,7 +226,7 @@ fn form(process: Arc<Process>, name: &GroupName, members: &[usize]) -> Result<Pr
         state,
         rank,
         topology,
-        engine: Mutex::new(Engine { sequence: 0, tiers }),
+        engine: Mutex::new(Engine { sequence: 0, counts: Default::default(), tiers }),
         post: Mutex::new(post),
         descriptors,
         queue: Queue::default(),

@@ -23,6 +23,9 @@ use crate::reduce::{ReduceOp, reduce_into};
 use crate::select::node_chunk;
 use crate::slices::{Cells, CellsMut, chunks, clip, offsets, part};
 
+/// Bytes of a block that is reduced beside its place: small enough to stay in a core's cache.
+const IN_PLACE_BLOCK: usize = 64 << 10;
+
 /// What a rank passes to a collective.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Input<'a, T> {
@@ -181,6 +184,30 @@ impl Node {
         self.staged(|node| node.rows(cx, input, Rows { lens: counts, keep }, &mut place))
     }
 
+    /// Part `j` of `data`, which has equal parts, becomes rank `j`'s.
+    pub(crate) fn gather_in_place<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        data: &mut [T],
+        heap: Option<Symmetric>,
+    ) -> Result<(), Stop> {
+        let (copy, count) = (copy_for(size_of_val(data)), data.len() / self.ranks());
+        if let Some(heap) = self.agree_on_heap(cx, size_of_val(data), heap)? {
+            for peer in self.peers() {
+                let part = peer * count..(peer + 1) * count;
+                // SAFETY: all ranks are inside this call, and none writes its own part.
+                copy(&mut data[part.clone()], unsafe { heap.slice(peer, part) });
+            }
+            return self.round(cx, &[]);
+        }
+        let own = data[self.me() * count..][..count].to_vec();
+        let lens = vec![count; self.ranks()];
+        self.staged(|node| {
+            let rows = Rows { lens: &lens, keep: Keep::All };
+            node.rows(cx, &own, rows, |peer, range, given| copy(&mut data[peer * count..][range], given))
+        })
+    }
+
     /// Part `j` of the root's `input` (all of length `output.len()`) becomes rank `j`'s `output`.
     pub(crate) fn scatter<T: Element>(
         &mut self,
@@ -249,6 +276,36 @@ impl Node {
             return self.round(cx, &[]);
         }
         self.staged(|node| node.reduce_cells(cx, input, &mut *output, counts, op))
+    }
+
+    /// This rank's part of `data`, which has equal parts, becomes that of the reduction.
+    pub(crate) fn reduce_scatter_in_place<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        data: &mut [T],
+        heap: Option<Symmetric>,
+        op: ReduceOp,
+    ) -> Result<(), Stop> {
+        let (me, ranks) = (self.me(), self.ranks());
+        let count = data.len() / ranks;
+        let own = me * count..(me + 1) * count;
+        if let Some(heap) = self.agree_on_heap(cx, size_of_val(data), heap)? {
+            // A block is reduced beside its place, because the place is one of the inputs.
+            let mut reduced = vec![T::zeroed(); count.min(IN_PLACE_BLOCK / size_of::<T>())];
+            for block in chunks(count, reduced.len().max(1)) {
+                let place = shifted(&block, own.start);
+                // SAFETY: all ranks are inside this call, and only this one writes its part, after it has read it.
+                let inputs: Vec<&[T]> =
+                    (0..ranks).map(|rank| unsafe { heap.slice(rank, place.clone()) }).collect();
+                reduce_into(&mut reduced[..block.len()], &inputs, op);
+                data[place].copy_from_slice(&reduced[..block.len()]);
+            }
+            return self.round(cx, &[]);
+        }
+        let mut reduced = vec![T::zeroed(); count];
+        self.staged(|node| node.reduce_cells(cx, data, &mut reduced, &vec![count; ranks], op))?;
+        data[own].copy_from_slice(&reduced);
+        Ok(())
     }
 
     fn reduce_cells<T: Element>(

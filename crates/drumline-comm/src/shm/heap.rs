@@ -182,6 +182,41 @@ impl<T: Element> DerefMut for HeapBuffer<T> {
     }
 }
 
+/// Memory of which the ranks of a node have one copy together. It starts as zeros.
+///
+/// All ranks of a group make it together with [`ProcessGroup::shared_alloc`](crate::ProcessGroup::shared_alloc). Several
+/// processes write to it, so that it is no slice: the program decides who writes which element, and orders writes and
+/// reads by collectives.
+#[derive(Debug)]
+pub struct SharedBuffer<T> {
+    region: Region,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+impl<T: Element> SharedBuffer<T> {
+    /// `region` has one slice.
+    pub(crate) fn new(region: Region, len: usize) -> Self {
+        assert!(len * size_of::<T>() <= region.bytes, "a buffer lies inside its region");
+        Self { region, len, element: PhantomData }
+    }
+
+    /// The address of the first element. It is valid as long as this value.
+    pub fn as_ptr(&self) -> *mut T {
+        self.region.base() as *mut T
+    }
+
+    /// The number of elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;

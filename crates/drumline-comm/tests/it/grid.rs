@@ -137,6 +137,18 @@ pub(crate) fn moves<T: Number>(group: &ProcessGroup, len: usize) -> Result {
     let mut all = vec![T::of(0); len * ranks];
     group.all_gather(&mine, &mut all)?;
     check(&all, |i| from(&even, i), || format!("all_gather of {len}"));
+    let mut placed = vec![T::of(0); len * ranks];
+    placed[me * len..][..len].copy_from_slice(&mine);
+    group.all_gather_in_place(&mut placed)?;
+    assert_eq!(placed, all, "all_gather_in_place of {len}");
+    let before = buffer::<T>(me, len * ranks);
+    let mut reduced = before.clone();
+    group.reduce_scatter_in_place(&mut reduced, ReduceOp::Max)?;
+    let mut largest = vec![T::of(0); len];
+    group.reduce_scatter(&before, &mut largest, ReduceOp::Max)?;
+    let mut expected = before;
+    expected[me * len..][..len].copy_from_slice(&largest);
+    assert_eq!(reduced, expected, "reduce_scatter_in_place of {len}");
 
     let uneven: Vec<usize> =
         (0..ranks).map(|rank| if rank % 3 == 1 { 0 } else { len / (rank + 1) }).collect();

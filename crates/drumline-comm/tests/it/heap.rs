@@ -45,6 +45,14 @@ fn every_collective<T: Number>(group: &ProcessGroup, len: usize) -> Result {
     group.reduce_scatter(&all, &mut data, ReduceOp::Sum)?;
     check(&data, |i| T::of(sum(ranks, me * len + i)), || what("reduce_scatter"));
     check(&all, |i| T::of(value(me, i)), || what("input of reduce_scatter"));
+
+    group.reduce_scatter_in_place(&mut all, ReduceOp::Sum)?;
+    let reduced = |i: usize| if i / len == me { sum(ranks, i) } else { value(me, i) };
+    check(&all, |i| T::of(reduced(i)), || what("reduce_scatter_in_place"));
+    all[..].fill(T::of(0));
+    all[me * len..][..len].copy_from_slice(&buffer::<T>(me, len));
+    group.all_gather_in_place(&mut all)?;
+    check(&all, |i| T::of(value(i / len, i % len)), || what("all_gather_in_place"));
     Ok(())
 }
 

@@ -31,6 +31,22 @@ impl Tiers {
         blocks.fill(output, |blocks| self.gather_blocks(cx, Input { data: input, heap }, blocks, counts))
     }
 
+    /// Part `i` of `data`, which has equal parts, becomes rank `i`'s, on every rank.
+    pub(crate) fn gather_all_in_place<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        data: &mut [T],
+    ) -> Result<(), Stop> {
+        let (size, me) = (self.topology.num_ranks(), self.fabric.me());
+        let count = data.len() / size;
+        let heap = self.heap.find(data);
+        if let Some(node) = self.one_node() {
+            return node.gather_in_place(cx, data, heap);
+        }
+        let own = data[me * count..][..count].to_vec();
+        self.gather_all(cx, &own, data, &vec![count; size])
+    }
+
     /// Fills the blocks of all nodes, which lie end to end.
     fn gather_blocks<T: Element>(
         &mut self,

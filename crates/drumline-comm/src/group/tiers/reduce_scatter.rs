@@ -44,6 +44,25 @@ impl Tiers {
         self.reduce_scatter_by_rails(cx, input, output, counts, op)
     }
 
+    /// This rank's part of `data`, which has equal parts, becomes that of the reduction.
+    pub(crate) fn reduce_scatter_in_place<T: Element>(
+        &mut self,
+        cx: &Context<'_>,
+        data: &mut [T],
+        op: ReduceOp,
+    ) -> Result<(), Stop> {
+        let heap = self.heap.find(data);
+        if let Some(node) = self.one_node() {
+            return node.reduce_scatter_in_place(cx, data, heap, op);
+        }
+        let (size, me) = (self.topology.num_ranks(), self.fabric.me());
+        let count = data.len() / size;
+        let mut own = vec![T::zeroed(); count];
+        self.reduce_scatter(cx, data, &mut own, &vec![count; size], op)?;
+        data[me * count..][..count].copy_from_slice(&own);
+        Ok(())
+    }
+
     fn reduce_scatter_by_rails<T: Element>(
         &mut self,
         cx: &Context<'_>,

@@ -33,6 +33,11 @@ impl Topology {
         Self { nodes, node, place }
     }
 
+    /// The number of ranks.
+    pub(super) fn num_ranks(&self) -> usize {
+        self.nodes.iter().map(Vec::len).sum()
+    }
+
     /// The number of rails: as many ranks as every node has.
     pub(super) fn rails(&self) -> usize {
         self.nodes.iter().map(Vec::len).min().unwrap_or(1)
