@@ -49,6 +49,12 @@ impl StepTraffic {
         let gather = (gathers > 0).then(|| times(Collective::AllGather, gathers));
         std::iter::once(reduction).chain(gather).collect()
     }
+
+    /// The same for stage 3, if the ranks of one machine have one copy of the parameters together: nothing is gathered.
+    pub fn of_node_shared(unit: &UnitLayout, micro_batches: usize) -> Vec<Self> {
+        let is_reduction = |traffic: &Self| traffic.collective == Collective::ReduceScatter;
+        Self::of(unit, Stage::Zero3, micro_batches).into_iter().filter(is_reduction).collect()
+    }
 }
 
 #[cfg(test)]
@@ -69,6 +75,9 @@ mod tests {
         assert_eq!(Stage::ALL.map(|stage| volume(stage, 4)), [2, 2, 5, 12]);
         let calls = |stage| StepTraffic::of(&unit, stage, 1).iter().map(|one| one.calls).sum::<usize>();
         assert_eq!(Stage::ALL.map(calls), [1, 2, 2, 3]);
+        let shared = StepTraffic::of_node_shared(&unit, 1);
+        let [ddp] = StepTraffic::of(&unit, Stage::Zero0, 1)[..] else { panic!("one all-reduce") };
+        assert_eq!(shared.iter().map(|one| 2 * one.sent).sum::<usize>(), ddp.sent, "half of DDP's");
         let alone = UnitLayout::new(vec![Parameter::new("w", &[4])], 1);
         assert_eq!(StepTraffic::of(&alone, Stage::Zero3, 1), []);
     }

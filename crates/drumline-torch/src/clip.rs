@@ -48,18 +48,26 @@ pub fn clip_grad_norm(parameters: &[Named], max_norm: f64) -> Result<f64, TorchE
 
 /// Like [`clip_grad_norm`], with a choice of the norm.
 pub fn clip_grad_norm_of(parameters: &[Named], max_norm: f64, norm: NormType) -> Result<f64, TorchError> {
-    check_bound("the maximum norm of gradients", max_norm)?;
     let grads = Grads::of(parameters)?;
     let norms = grads.norms(norm)?;
     let total = total(&norms, norm);
     if !total.is_finite() {
         return Err(grads.not_finite(&norms, total));
     }
-    let factor = max_norm / (total + EPSILON);
-    if factor < 1.0 {
-        foreach_mul_scalar(&grads.borrowed(), factor)?;
-    }
+    clip_grad_norm_to(parameters, max_norm, total)?;
     Ok(total)
+}
+
+/// Scales down these gradients, which are a part of those whose norm is `total`, so that the norm of all is at most
+/// `max_norm`. An infinite or NaN norm is an error, and the gradients do not change.
+pub fn clip_grad_norm_to(parameters: &[Named], max_norm: f64, total: f64) -> Result<(), TorchError> {
+    check_bound("the maximum norm of gradients", max_norm)?;
+    let grads = Grads::of(parameters)?;
+    if !total.is_finite() {
+        return Err(grads.not_finite(&grads.norms(NormType::L2)?, total));
+    }
+    let factor = max_norm / (total + EPSILON);
+    if factor < 1.0 { foreach_mul_scalar(&grads.borrowed(), factor) } else { Ok(()) }
 }
 
 /// Like [`clip_grad_norm`], without waiting for the device. The norm is returned as a tensor of one element, and a

@@ -54,7 +54,8 @@ pub use autocast::{Autocast, autocast, no_autocast};
 pub use batch_norm::batch_norm_sums;
 pub use bytes::{bytes, bytes_mut};
 pub use clip::{
-    NormType, clip_grad_norm, clip_grad_norm_of, clip_grad_norm_on_device, clip_grad_value, grad_norm,
+    NormType, clip_grad_norm, clip_grad_norm_of, clip_grad_norm_on_device, clip_grad_norm_to,
+    clip_grad_value, grad_norm,
 };
 pub use collectives::TensorCollectives;
 pub use convolution::{Beside, Conv2d};
@@ -74,7 +75,7 @@ pub use kernels::{
     sums_with_layer_norm_cuda,
 };
 pub use knobs::{Determinism, allow_tf32, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
-pub use memory::{HeapTensor, tensor_from_vec, tensor_within};
+pub use memory::{HeapTensor, node_shared_zeros, tensor_from_vec, tensor_within};
 pub use memory_format::{channels_last, weights_channels_last, weights_in};
 pub use named::{Named, buffers, frozen, parameters};
 pub use optim::{

@@ -152,7 +152,36 @@ impl HeapTensor {
         with_elements!(self.kind, T => Ok(group.broadcast(self.elements::<T>(range), root)?))
     }
 
-    fn part(&self, range: Range<usize>) -> Result<Tensor, TorchError> {
+    /// Divides the elements of `range` into as many equal parts as there are ranks; part `i` becomes rank `i`'s.
+    #[track_caller]
+    pub fn all_gather_in_place(&self, group: &ProcessGroup, range: Range<usize>) -> Result<(), TorchError> {
+        if self.device != Device::Cpu {
+            let count = range.len() / group.size();
+            let own = range.start + group.rank() * count;
+            return group.all_gather_into_tensor(&mut self.part(range)?, &self.part(own..own + count)?);
+        }
+        with_elements!(self.kind, T => Ok(group.all_gather_in_place(self.elements::<T>(range))?))
+    }
+
+    /// Divides the elements of `range` into as many equal parts as there are ranks; this rank's part becomes that of the
+    /// reduction.
+    #[track_caller]
+    pub fn reduce_scatter_in_place(
+        &self,
+        group: &ProcessGroup,
+        range: Range<usize>,
+        op: ReduceOp,
+    ) -> Result<(), TorchError> {
+        if self.device != Device::Cpu {
+            let count = range.len() / group.size();
+            let own = range.start + group.rank() * count;
+            return group.reduce_scatter_tensor(&mut self.part(own..own + count)?, &self.part(range)?, op);
+        }
+        with_elements!(self.kind, T => Ok(group.reduce_scatter_in_place(self.elements::<T>(range), op)?))
+    }
+
+    /// The elements of `range`, which share the memory.
+    pub fn part(&self, range: Range<usize>) -> Result<Tensor, TorchError> {
         Ok(self.tensor.f_narrow(0, range.start as i64, range.len() as i64)?)
     }
 
@@ -163,6 +192,15 @@ impl HeapTensor {
         // kind.
         unsafe { std::slice::from_raw_parts_mut((self.data as *mut T).add(range.start), range.len()) }
     }
+}
+
+/// A one-dimensional tensor of zeros of which the ranks of each node have one copy together. All ranks of the group call
+/// it together. The program decides who writes which element, and orders writes and reads by collectives.
+pub fn node_shared_zeros(group: &ProcessGroup, kind: Kind, len: usize) -> Result<Tensor, TorchError> {
+    let buffer = group.shared_alloc::<u8>(len * kind.elt_size_in_bytes())?;
+    let data = buffer.as_ptr();
+    // SAFETY: the memory has `len` elements and lives as long as the buffer, which the tensor keeps alive.
+    unsafe { tensor_over(data.cast(), kind, &[len as i64], Closure::keeping(buffer)) }
 }
 
 /// A tensor over a vector's memory, without a copy.

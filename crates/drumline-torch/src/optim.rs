@@ -109,6 +109,19 @@ pub trait Optimizer: Send {
     /// The parameters, group by group.
     fn parameters(&self) -> Vec<Named>;
 
+    /// Steps other tensors from now on: `replaced` returns what takes the place of a parameter, such as the rows that this
+    /// rank owns, or `None` if nothing does here. Called before the first step, and before a state is loaded.
+    fn replace_parameters(
+        &mut self,
+        replaced: &mut dyn FnMut(&Named) -> Option<Tensor>,
+    ) -> Result<(), TorchError> {
+        let _ = replaced;
+        Err(TorchError::Unsupported {
+            operation: "step a part of the parameters on each rank",
+            reason: "the optimizer does not implement `replace_parameters`; try Sgd, Adam or AdamW, or ZeRO stage 0",
+        })
+    }
+
     /// The state with which [`load_state`](Self::load_state) resumes to the same bits.
     ///
     /// The tensors share memory with the optimizer: the next step changes them.

@@ -10,6 +10,8 @@
 //!
 //! A bf16 number has 8 bits of precision: near 1 it cannot grow by less than 1/128, and a step of 1e-3 changes nothing.
 
+use std::collections::HashMap;
+
 use tch::{Kind, Tensor, no_grad};
 
 use super::groups::ParameterGroups;
@@ -224,6 +226,24 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
 
     fn set_lr(&mut self, lr: f64) {
         self.inner.set_lr(lr);
+    }
+
+    fn replace_parameters(
+        &mut self,
+        replaced: &mut dyn FnMut(&Named) -> Option<Tensor>,
+    ) -> Result<(), TorchError> {
+        let mut pairs = Vec::new();
+        for pair in &self.pairs {
+            if let Some(tensor) = replaced(&pair.parameter) {
+                pairs.push(Pair::new(&Named { name: pair.parameter.name.clone(), tensor })?);
+            }
+        }
+        let masters: HashMap<&str, &Tensor> =
+            pairs.iter().map(|pair| (pair.parameter.name.as_str(), &pair.master)).collect();
+        let of_copy = |copy: &Named| masters.get(copy.name.as_str()).map(|master| master.shallow_clone());
+        self.inner.replace_parameters(&mut { of_copy })?;
+        (self.pairs, self.are_stale, self.versions) = (pairs, true, Vec::new());
+        Ok(())
     }
 
     fn parameters(&self) -> Vec<Named> {

@@ -78,6 +78,13 @@ macro_rules! methods_of_trained {
         fn parameters(&self) -> Vec<$crate::named::Named> {
             self.trained.named()
         }
+
+        fn replace_parameters(
+            &mut self,
+            replaced: &mut dyn FnMut(&$crate::named::Named) -> Option<tch::Tensor>,
+        ) -> Result<(), TorchError> {
+            self.trained.replace_parameters(replaced)
+        }
     };
 }
 pub(super) use methods_of_trained;
@@ -229,6 +236,30 @@ impl Trained {
         let Some(steps) = steps.collect::<Option<Vec<_>>>() else { return Ok(None) };
         steps.iter().try_for_each(CheckedStep::run)?;
         Ok(Some(all.into_iter().map(|split| split.ready).collect()))
+    }
+
+    /// Steps other tensors from now on, or none in the place of a parameter.
+    pub(super) fn replace_parameters(
+        &mut self,
+        replaced: &mut dyn FnMut(&Named) -> Option<Tensor>,
+    ) -> Result<(), TorchError> {
+        if self.parameters().any(|parameter| !parameter.kept.is_empty()) {
+            return Err(TorchError::Unsupported {
+                operation: "replace an optimizer's parameters",
+                reason: "it has made a step; try a new optimizer",
+            });
+        }
+        for batch in &mut self.batches {
+            batch.parameters.retain_mut(|parameter| match replaced(&parameter.named) {
+                Some(tensor) => {
+                    parameter.named.tensor = tensor;
+                    true
+                }
+                None => false,
+            });
+        }
+        let mut parameters = self.parameters();
+        parameters.try_for_each(|parameter| check_trainable(&parameter.named))
     }
 
     pub(super) fn named(&self) -> Vec<Named> {
