@@ -8,39 +8,31 @@
 //! On a GPU all of this is asynchronous: copies into buckets and reductions are queued on streams, and work after
 //! backward waits for them on the GPU.
 //!
-//! Read in this order: `../layout.rs`, `progress.rs`, `lane.rs`, `reducer.rs`; then `queues.rs` for GPUs, and
-//! `engine.rs` for training loops.
+//! Read in this order: `../layout.rs`, `../progress.rs`, `../lane.rs`, `../reducer.rs`, `bucket.rs`, `places.rs`; then `queues.rs` for
+//! GPUs, and `engine.rs` for training loops. Buffers, norms and ranks without a batch: `../synced.rs`.
 
+mod bucket;
 mod engine;
-mod lane;
-mod norm_calls;
-mod observer;
-mod progress;
+mod places;
 mod queues;
-mod reducer;
-mod shared_buffers;
 mod uneven;
 
-use std::cell::Cell;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use drumline_comm::{ProcessGroup, call_site, on_behalf_of};
-use drumline_torch::{GradHook, Named, buffers, frozen, parameters};
+use drumline_torch::Named;
 use tch::Tensor;
 use tch::nn::{ModuleT, VarStore};
 
-pub(crate) use lane::BucketShape;
-pub use lane::{AllReduce, CommHook, GradBucket};
-pub use observer::{ReducedBucket, ReductionObserver};
+pub(crate) use bucket::BucketShape;
+pub use bucket::{AllReduce, CommHook, GradBucket};
 pub use uneven::{DivideBy, Uneven, UnevenTurn};
 
-use crate::arena::Arena;
 use crate::error::{NotRecordable, ParallelError};
-use crate::layout::Caps;
+use crate::observer::ReductionObserver;
+use crate::reduction::Reduction;
 use crate::sync_group::{SyncCall, SyncGroup};
-use norm_calls::NormCalls;
-use reducer::Reducer;
-use shared_buffers::SharedBuffers;
+use crate::synced::{ModelTensors, Synced, SyncedSetup, broadcast_tensors};
 
 type Result<T = ()> = std::result::Result<T, ParallelError>;
 
@@ -101,47 +93,6 @@ impl std::fmt::Debug for DdpOptions {
     }
 }
 
-/// The tensors that are not trained.
-struct Rest {
-    /// Broadcast once.
-    frozen: Vec<Named>,
-    /// Changed by each forward.
-    buffers: Vec<Named>,
-}
-
-/// What a replica shares with other ranks.
-struct WithOthers {
-    hooks: Vec<GradHook>,
-    reducer: Arc<Mutex<Reducer>>,
-    buffers: Option<SharedBuffers>,
-}
-
-impl WithOthers {
-    fn new(group: &Arc<ProcessGroup>, params: &[Named], rest: Rest, options: DdpOptions) -> Result<Self> {
-        let broadcast_buffers = options.broadcast_buffers;
-        let reducer = Arc::new(Mutex::new(Reducer::new(group.clone(), params.to_vec(), options)?));
-        if !rest.frozen.is_empty() {
-            let order: Vec<usize> = (0..rest.frozen.len()).collect();
-            Arena::new(group, rest.frozen, &order, Caps::NONE)?.broadcast_tensors(group, 0)?;
-        }
-        let buffers = SharedBuffers::new(group.clone(), rest.buffers)?;
-        buffers.broadcast(0)?;
-        let hooks = hooks(params, &reducer)?;
-        Ok(Self { hooks, reducer, buffers: broadcast_buffers.then_some(buffers) })
-    }
-
-    fn reducer(&self) -> MutexGuard<'_, Reducer> {
-        self.reducer.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for WithOthers {
-    fn drop(&mut self) {
-        // Breaks a cycle: parameters own their hooks, hooks own the reducer, and the reducer owns the parameters.
-        self.hooks.clear();
-    }
-}
-
 /// A replica of a model, one on each rank of the group.
 ///
 /// ```no_run
@@ -159,32 +110,14 @@ impl Drop for WithOthers {
 /// ```
 pub struct Ddp<M> {
     module: M,
-    group: Arc<ProcessGroup>,
-    params: Vec<Named>,
-    /// Parameters that were frozen when this was made, and have no place in a bucket.
-    frozen: Vec<Named>,
-    /// `None` for a single rank.
-    others: Option<WithOthers>,
-    sync_group: Option<SyncGroup>,
-    /// The calls of synchronised norms, for steps in which ranks have different numbers of batches.
-    norm_calls: NormCalls,
-    /// Whether backward reduces gradients.
-    is_syncing: Cell<bool>,
-    /// Whether the next forward begins a step: the previous backward was not inside `no_sync`.
-    is_new_step: Cell<bool>,
-    /// Whether `begin_step` has begun the current step, so that all its forwards belong to it.
-    is_begun: Cell<bool>,
-    /// The rank whose buffers are broadcast: rank 0, or with uneven inputs the last rank that has data.
-    buffers_of: Cell<usize>,
-    /// The factor of a loss before its backward.
-    loss_factor: Cell<f64>,
+    synced: Synced,
 }
 
 impl<M> std::fmt::Debug for Ddp<M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Ddp")
-            .field("group", &self.group.name())
-            .field("params", &self.params.len())
+            .field("group", &self.group().name())
+            .field("params", &self.synced.params().len())
             .finish_non_exhaustive()
     }
 }
@@ -199,41 +132,19 @@ impl<M> Ddp<M> {
     }
 
     fn make(module: M, store: &VarStore, group: &ProcessGroup, options: DdpOptions) -> Result<Self> {
-        let kept = |named: &Named| !options.ignored.contains(&named.name);
-        let mut params = parameters(store);
-        let mut shared = buffers(store);
-        params.retain(kept);
-        shared.retain(kept);
-        // A tensor with two names has one gradient.
-        let mut seen = std::collections::HashSet::new();
-        params.retain(|named| named.tensor.numel() == 0 || seen.insert(named.tensor.data_ptr()));
-        crate::same_model::check(group, &[params.clone(), shared.clone()].concat())?;
+        let tensors = ModelTensors::of(store, &options.ignored, group)?;
         let group = Arc::new(crate::own_group(group)?);
-        let sync_group = options.sync_group.clone();
-        let mut frozen = frozen(store);
-        frozen.retain(|named| !options.ignored.contains(&named.name));
-        let others = match group.size() {
+        let (broadcast_buffers, sync_group) = (options.broadcast_buffers, options.sync_group.clone());
+        let reduction: Option<Box<dyn Reduction>> = match group.size() {
             1 if !options.reduces_alone => None,
             _ => {
-                let is_frozen = |named: &Named| frozen.iter().any(|frozen| frozen.name == named.name);
-                let (frozen, buffers) = shared.into_iter().partition(is_frozen);
-                Some(WithOthers::new(&group, &params, Rest { frozen, buffers }, options)?)
+                let reducer = places::reducer(group.clone(), tensors.params.clone(), options)?;
+                broadcast_tensors(&group, tensors.frozen.clone())?;
+                Some(Box::new(reducer))
             }
         };
-        Ok(Self {
-            module,
-            group,
-            params,
-            frozen,
-            others,
-            norm_calls: NormCalls::new(sync_group.clone()),
-            sync_group,
-            is_syncing: Cell::new(true),
-            is_new_step: Cell::new(true),
-            is_begun: Cell::new(false),
-            buffers_of: Cell::new(0),
-            loss_factor: Cell::new(1.0),
-        })
+        let synced = Synced::new(SyncedSetup { group, tensors, reduction, broadcast_buffers, sync_group })?;
+        Ok(Self { module, synced })
     }
 
     /// The model.
@@ -243,85 +154,28 @@ impl<M> Ddp<M> {
 
     /// The group in which gradients are reduced: a new group with the same ranks as the one given.
     pub fn group(&self) -> &ProcessGroup {
-        &self.group
+        self.synced.group()
     }
 
     /// Runs backward from the mean loss over this rank's batch. Afterwards every rank has the mean of all ranks'
     /// gradients, which are views of the buckets. All ranks call it. Ranks need not use all parameters.
     #[track_caller]
     pub fn backward(&self, loss: &Tensor) -> Result {
-        let site = call_site();
-        if self.is_syncing.get() {
-            self.end_step();
-        }
-        let factor = self.loss_factor.get();
-        let scaled = if factor == 1.0 { loss.shallow_clone() } else { loss * factor };
-        let Some(others) = self.others.as_ref().filter(|_| self.is_syncing.get()) else {
-            return Ok(scaled.f_backward()?);
-        };
-        self.check_frozen(others)?;
-        others.reducer().begin(site)?;
-        self.sync_group.iter().for_each(|group| group.called_at(site));
-        if let Err(error) = scaled.f_backward() {
-            let refusal = others.reducer().refusal();
-            let cause = refusal.as_ref().map_or_else(|| error.to_string(), ToString::to_string);
-            others.reducer().abandon(&cause);
-            self.sync_group.iter().for_each(|group| group.abort(&cause));
-            // libtorch passes on only the text of a layer's error; this returns the error itself.
-            let failure = self.sync_group.as_ref().and_then(SyncGroup::failure);
-            return Err(refusal.or_else(|| failure.map(Into::into)).unwrap_or_else(|| error.into()));
-        }
-        others.reducer().finish(|| Ok(()))
-    }
-
-    /// An error if a parameter was unfrozen after this was made: each rank would have a different gradient.
-    fn check_frozen(&self, others: &WithOthers) -> Result {
-        let Some(unfrozen) = self.frozen.iter().find(|named| named.tensor.requires_grad()) else {
-            return Ok(());
-        };
-        let error = ParallelError::Unfrozen { rank: self.group.rank(), name: unfrozen.name.clone() };
-        others.reducer().abandon(&error.to_string());
-        Err(error)
+        self.synced.backward(loss)
     }
 
     /// Takes part in a backward of the other ranks without a batch: this rank's gradients are zero, and its
     /// synchronised norms have no samples.
     #[track_caller]
     pub fn backward_nothing(&self) -> Result {
-        if self.sync_group.as_ref().is_some_and(|group| !group.has_stepped()) {
-            return self.refuse_first_step();
-        }
-        let calls = self.sync_group.as_ref().map_or_else(Vec::new, SyncGroup::calls);
-        self.backward_nothing_beside(&calls)
-    }
-
-    /// A rank without data in its first step does not know the calls of synchronised norms, and so cannot take part in
-    /// them.
-    fn refuse_first_step(&self) -> Result {
-        let Some(others) = self.others.as_ref().filter(|_| self.is_syncing.get()) else { return Ok(()) };
-        let error = ParallelError::NoFirstStep { rank: self.group.rank() };
-        let text = error.to_string();
-        others.reducer().abandon(&text);
-        self.sync_group.iter().for_each(|group| group.abort(&text));
-        Err(error)
+        self.synced.backward_nothing()
     }
 
     /// The same, if the other ranks' synchronised norms make `calls`, and not those of the step before. Gradients of
     /// earlier backwards inside [`no_sync`](Self::no_sync) are reduced.
     #[track_caller]
     pub fn backward_nothing_beside(&self, calls: &[SyncCall]) -> Result {
-        let site = call_site();
-        self.end_step();
-        let Some(others) = self.others.as_ref().filter(|_| self.is_syncing.get()) else { return Ok(()) };
-        let mut reducer = others.reducer();
-        reducer.begin(site)?;
-        self.sync_group.iter().for_each(|group| group.called_at(site));
-        // Buckets are reduced on another thread, so that this thread can join the calls of the other ranks' norms
-        // meanwhile.
-        reducer.finish(|| match &self.sync_group {
-            Some(sync_group) => Ok(sync_group.shadow(calls)?),
-            None => Ok(()),
-        })
+        self.synced.join_backward(calls)
     }
 
     /// Backwards in `body` are not reduced: they accumulate gradients on this rank. The next backward outside reduces
@@ -338,23 +192,14 @@ impl<M> Ddp<M> {
     /// # }
     /// ```
     pub fn no_sync<R>(&self, body: impl FnOnce() -> R) -> R {
-        let _before = Restore { ddp: self, to: self.is_syncing.get() };
-        self.set_syncing(false);
-        body()
-    }
-
-    fn set_syncing(&self, is_syncing: bool) {
-        self.is_syncing.set(is_syncing);
-        self.others.iter().for_each(|others| others.reducer().allow_unreduced(!is_syncing));
+        self.synced.no_sync(body)
     }
 
     /// Broadcasts the buffers of rank 0, as a forward in training does. Call it before an evaluation, in which ranks
     /// may have different numbers of batches.
     #[track_caller]
     pub fn sync_buffers(&self) -> Result {
-        let buffers = self.others.as_ref().and_then(|others| others.buffers.as_ref());
-        let broadcast = |buffers: &SharedBuffers| buffers.broadcast(self.buffers_of.get());
-        on_behalf_of(call_site(), || buffers.map_or(Ok(()), broadcast))
+        self.synced.sync_buffers()
     }
 
     /// Begins a step in which some ranks may have no data. All ranks call it and get the buffers of rank `buffers_of`.
@@ -362,18 +207,7 @@ impl<M> Ddp<M> {
     /// call [`backward_nothing`](Self::backward_nothing). That ends the step.
     #[track_caller]
     pub fn begin_step(&self, buffers_of: usize) -> Result {
-        let site = call_site();
-        self.sync_group.iter().for_each(|group| group.called_at(site));
-        self.buffers_of.set(buffers_of);
-        self.is_new_step.set(true);
-        self.is_begun.set(true);
-        self.sync_buffers()
-    }
-
-    fn end_step(&self) {
-        if self.is_begun.replace(false) {
-            self.is_new_step.set(true);
-        }
+        self.synced.begin_step(buffers_of)
     }
 
     /// Runs any forward in training: `body` gets the model. Otherwise like [`forward`](Self::forward).
@@ -390,51 +224,33 @@ impl<M> Ddp<M> {
     /// ```
     #[track_caller]
     pub fn forward_with<R>(&self, body: impl FnOnce(&M) -> R) -> Result<R> {
-        let is_begun = self.is_begun.get();
-        if !is_begun {
-            // In a closure this would be the location of the closure.
-            let site = call_site();
-            self.sync_group.iter().for_each(|group| group.called_at(site));
-        }
-        if self.is_new_step.replace(self.is_syncing.get() && !is_begun) {
-            if !is_begun {
-                self.sync_buffers()?;
-            }
-            self.sync_group.iter().for_each(SyncGroup::begin_step);
-            self.norm_calls.restart();
-        }
-        match &self.sync_group {
-            Some(group) => Ok(group.catch(|| body(&self.module))?),
-            None => Ok(body(&self.module)),
-        }
+        self.synced.forward(|| body(&self.module))
     }
 
     /// The size of each bucket in bytes, in the order of their reduction; empty for a single rank.
     pub fn bucket_bytes(&self) -> Vec<usize> {
-        self.others.as_ref().map_or_else(Vec::new, |others| others.reducer().bucket_bytes())
+        self.synced.reduced_bytes()
     }
 
     /// Whether backward reduces over ranks: there are several, or `reduces_alone` is set.
     pub fn is_reducing(&self) -> bool {
-        self.others.is_some()
+        self.synced.is_reducing()
     }
 
     /// An error that says why, if a step of this model cannot be recorded as a CUDA graph. Call it after the first two
     /// steps, which show in which order gradients become ready.
     pub fn is_recordable(&self) -> std::result::Result<(), NotRecordable> {
-        self.sync_group.as_ref().map_or(Ok(()), SyncGroup::is_recordable)?;
-        self.others.as_ref().map_or(Ok(()), |others| others.reducer().is_recordable())
+        self.synced.is_recordable()
     }
 
     /// Aborts all groups that steps use: this rank will not continue, and other ranks may be waiting in any of them.
     pub fn abort(&self, cause: &str) {
-        self.group.abort(cause);
-        self.sync_group.iter().for_each(|group| group.abort(cause));
+        self.synced.abort(cause);
     }
 
     /// The parameters whose gradients are reduced.
     pub fn parameters(&self) -> Vec<Named> {
-        self.params.clone()
+        self.synced.params().to_vec()
     }
 }
 
@@ -450,26 +266,4 @@ impl<M: ModuleT> Ddp<M> {
     pub fn evaluate(&self, input: &Tensor) -> Tensor {
         tch::no_grad(|| self.module.forward_t(input, false))
     }
-}
-
-struct Restore<'a, M> {
-    ddp: &'a Ddp<M>,
-    to: bool,
-}
-
-impl<M> Drop for Restore<'_, M> {
-    fn drop(&mut self) {
-        self.ddp.set_syncing(self.to);
-    }
-}
-
-fn hooks(params: &[Named], reducer: &Arc<Mutex<Reducer>>) -> Result<Vec<GradHook>> {
-    let hook = |(index, named): (usize, &Named)| {
-        let reducer = reducer.clone();
-        GradHook::new(&named.tensor, move || {
-            let mut reducer = reducer.lock().unwrap_or_else(PoisonError::into_inner);
-            reducer.note_ready(index)
-        })
-    };
-    Ok(params.iter().enumerate().map(hook).collect::<std::result::Result<_, _>>()?)
 }

@@ -27,8 +27,9 @@ pub use clip::Clip;
 pub use placed::Placed;
 
 use crate::agreement::Agreed;
-use crate::ddp::{DdpOptions, ReductionObserver};
+use crate::ddp::DdpOptions;
 use crate::error::{NotRecordable, ParallelError};
+use crate::observer::ReductionObserver;
 
 type Result<T = ()> = std::result::Result<T, ParallelError>;
 
@@ -112,6 +113,20 @@ pub trait Engine {
     /// The same without waiting for a GPU, so that it can be part of a CUDA graph.
     fn clip_on_device(&self, clip: Clip, parameters: &[Named]) -> Result<Option<Tensor>> {
         clip.apply_on_device(parameters)
+    }
+
+    /// Lets the optimizer step the parameters that this rank holds: [`parameters`](Self::parameters). Called once, before
+    /// the first step.
+    fn adopt(&self, optimizer: &mut dyn Optimizer) -> Result {
+        let _ = optimizer;
+        Ok(())
+    }
+
+    /// Lets `change` write to the parameters that this rank holds, outside of a step. Then all ranks see what any has
+    /// written. Without this, other ranks may read a parameter while it is written, or keep its old value.
+    fn change_parameters(&self, change: &mut dyn FnMut()) -> Result {
+        change();
+        Ok(())
     }
 
     /// Steps the optimizer.

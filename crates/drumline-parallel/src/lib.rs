@@ -2,6 +2,7 @@
 //!
 //! - [`Engine`]: what a training loop needs from a kind of parallelism; [`Agreed`]: what ranks agree on before a step
 //! - [`Ddp`]: one process per replica; gradients are averaged while backward still runs
+//! - [`ShardOptions`]: ZeRO, in which ranks divide optimizer state, gradients and parameters among them
 //! - [`DistributedOptimizer`]: gradients are reduced in `step`, after any number of backwards
 //! - [`DataParallel`]: one process with a thread for each device
 //! - [`SyncBatchNorm`]: batch normalisation over the batch of all ranks
@@ -24,10 +25,17 @@ mod distributed_optimizer;
 mod engine;
 mod error;
 mod hooks;
+mod lane;
 mod layout;
+mod observer;
+mod progress;
+mod reducer;
+mod reduction;
 mod same_model;
+mod shard;
 mod sync_batch_norm;
 mod sync_group;
+mod synced;
 
 /// Compiles the examples of the README and of the guide.
 #[cfg(doctest)]
@@ -41,14 +49,13 @@ mod guides {
 pub use agreement::{Agreed, Brought, Count};
 pub use averaging::{AveragingLevel, HierarchicalAverager, PeriodicAverager};
 pub use data_parallel::{DataParallel, StageBytes};
-pub use ddp::{
-    AllReduce, CommHook, Ddp, DdpOptions, DivideBy, GradBucket, ReducedBucket, ReductionObserver, Uneven,
-    UnevenTurn,
-};
+pub use ddp::{AllReduce, CommHook, Ddp, DdpOptions, DivideBy, GradBucket, Uneven, UnevenTurn};
 pub use distributed_optimizer::{DistributedOptimizer, Divide, broadcast_optimizer_state};
 pub use engine::{Alone, Clip, Engine, EngineOptions, EngineSetup, GradSync, Placed};
 pub use error::{NotRecordable, ParallelError};
 pub use hooks::{Compressed, PostLocalSgd, PowerSgd, PowerSgdOptions, Traffic, subgroup};
+pub use observer::{ReducedBucket, ReductionObserver};
+pub use shard::{Accumulation, ShardOptions};
 pub use sync_batch_norm::SyncBatchNorm;
 pub use sync_group::{SyncCall, SyncGroup};
 

@@ -23,5 +23,7 @@ mod observer;
 mod power_sgd;
 #[path = "it/pytorch_cases.rs"]
 mod pytorch_cases;
+#[path = "it/shard.rs"]
+mod shard;
 #[path = "it/uneven.rs"]
 mod uneven;

@@ -72,7 +72,7 @@ impl<M, I: Iterator> Uneven<'_, M, I> {
             DivideBy::AllRanks => 1.0,
             DivideBy::RanksWithData => self.ddp.group().size() as f64 / num_with_data as f64,
         };
-        self.ddp.loss_factor.set(factor);
+        self.ddp.synced.scale_losses(factor);
         Ok(())
     }
 }
@@ -112,7 +112,7 @@ impl<M, I: Iterator> Uneven<'_, M, I> {
 
 impl<M, I> Drop for Uneven<'_, M, I> {
     fn drop(&mut self) {
-        self.ddp.buffers_of.set(0);
-        self.ddp.loss_factor.set(1.0);
+        self.ddp.synced.use_buffers_of(0);
+        self.ddp.synced.scale_losses(1.0);
     }
 }

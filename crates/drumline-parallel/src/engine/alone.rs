@@ -20,7 +20,7 @@ pub struct Alone {
 impl Alone {
     /// The engine of the model whose variables are in `store`.
     pub fn new(store: &VarStore, mesh: &Mesh) -> Self {
-        Self { mesh: mesh.clone(), parameters: parameters(store), state: Placed::all_of(store) }
+        Self { mesh: mesh.clone(), parameters: parameters(store), state: Placed::all_of(store, 0) }
     }
 }
 

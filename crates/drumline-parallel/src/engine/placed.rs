@@ -15,6 +15,8 @@ pub struct Placed {
     pub whole: Vec<i64>,
     /// The offset of this part along each dim.
     pub offsets: Vec<i64>,
+    /// Whether this rank saves it, of all ranks that hold it.
+    pub is_saved_here: bool,
 }
 
 impl Clone for Placed {
@@ -24,20 +26,22 @@ impl Clone for Placed {
             tensor: self.tensor.shallow_clone(),
             whole: self.whole.clone(),
             offsets: self.offsets.clone(),
+            is_saved_here: self.is_saved_here,
         }
     }
 }
 
 impl Placed {
     /// A tensor that is not sharded.
-    pub fn replicated(Named { name, tensor }: Named) -> Self {
+    pub fn replicated(Named { name, tensor }: Named, is_saved_here: bool) -> Self {
         let whole = tensor.size();
-        Self { name, tensor, offsets: vec![0; whole.len()], whole }
+        Self { name, tensor, offsets: vec![0; whole.len()], whole, is_saved_here }
     }
 
-    /// All parameters and buffers of a store.
-    pub(crate) fn all_of(store: &VarStore) -> Vec<Self> {
-        parameters(store).into_iter().chain(buffers(store)).map(Self::replicated).collect()
+    /// All parameters and buffers of a store, which rank 0 saves.
+    pub(crate) fn all_of(store: &VarStore, rank: usize) -> Vec<Self> {
+        let all = parameters(store).into_iter().chain(buffers(store));
+        all.map(|named| Self::replicated(named, rank == 0)).collect()
     }
 
     /// Whether this rank holds the whole tensor.

@@ -1,8 +1,8 @@
 //! With Ddp each rank has the gradients that one process has with all ranks' batches.
 
 use anyhow::Result;
-use drumline_comm::{ProcessGroup, ReduceOp};
-use drumline_parallel::{Ddp, DdpOptions};
+use drumline_comm::{Mesh, ProcessGroup, ReduceOp};
+use drumline_parallel::{Ddp, DdpOptions, Engine, EngineOptions, EngineSetup, GradSync};
 use drumline_torch::{Named, grad, parameters, set_grad};
 use rank_test::ranks_test;
 use tch::nn::{self, Module, ModuleT, VarStore};
@@ -299,4 +299,29 @@ ranks_test!(frozen_parameters_are_shared_once, 2, {
     let expected =
         if group.rank() == 1 { 7.0 } else { reference.variables()["first.weight"].double_value(&[0, 0]) };
     assert_eq!(frozen.double_value(&[0, 0]), expected, "a forward leaves it alone");
+});
+
+ranks_test!(a_rank_alone_waits_for_nobody_and_reduces_nothing, 2, {
+    let group = ProcessGroup::from_env()?;
+    let vs = VarStore::new(Device::Cpu);
+    let net = Net::new(&vs, 0);
+    let options = DdpOptions::default();
+    let mesh = Mesh::new(&group, options.mesh_shape(group.size())?)?;
+    let engine = Box::new(options).engine(EngineSetup { store: &vs, mesh: &mesh, observer: None })?;
+    let step = |engine: &dyn Engine, (x, y): &(Tensor, Tensor)| -> Result<()> {
+        let output = engine.forward_with(GradSync::Reduce, || net.forward(x))?;
+        Ok(engine.backward(&loss(&output, y), GradSync::Reduce)?)
+    };
+    let batch = part(&group, 0);
+    if group.rank() == 0 {
+        // A rehearsal of a CUDA graph that fails on one rank: the other one has no part in it.
+        engine.alone_with(|| step(&*engine, &batch))?;
+        for named in parameters(&vs) {
+            set_grad(&named.tensor, None)?;
+        }
+    }
+    step(&*engine, &batch)?;
+    descend(&parameters(&vs))?;
+    let reference = alone(1, |step| samples(step * BATCH..(step + 1) * BATCH))?;
+    assert_close(&values(&parameters(&vs)), &reference, 1e-6);
 });

@@ -54,11 +54,11 @@ pub struct ReducedBucket {
 
 /// The observer, if there is one. Without one not even the clock is read.
 #[derive(Clone, Default)]
-pub(super) struct Watch(pub(super) Option<Arc<dyn ReductionObserver>>);
+pub(crate) struct Watch(pub(crate) Option<Arc<dyn ReductionObserver>>);
 
 impl Watch {
     /// Runs `work`, and reports its begin and end.
-    pub(super) fn over<T>(
+    pub(crate) fn over<T>(
         &self,
         work: impl FnOnce() -> T,
         report: impl FnOnce(&dyn ReductionObserver, Instant, Instant),
@@ -77,6 +77,31 @@ impl Watch {
         let outcome = work();
         report(&**observer, begin, clock());
         outcome
+    }
+}
+
+type Observer = Arc<dyn ReductionObserver>;
+
+/// Forwards each call to two observers.
+struct Both(Observer, Observer);
+
+impl ReductionObserver for Both {
+    fn bucket_reduced(&self, bucket: ReducedBucket) {
+        self.0.bucket_reduced(bucket);
+        self.1.bucket_reduced(bucket);
+    }
+
+    fn waited(&self, begin: Instant, end: Instant) {
+        self.0.waited(begin, end);
+        self.1.waited(begin, end);
+    }
+}
+
+/// One observer for both.
+pub(crate) fn both(one: Option<Observer>, other: Option<Observer>) -> Option<Observer> {
+    match (one, other) {
+        (Some(one), Some(other)) => Some(Arc::new(Both(one, other))),
+        (one, other) => one.or(other),
     }
 }
 

@@ -1,25 +1,15 @@
-//! The thread that reduces buckets while backward runs.
-//!
-//! ```text
-//!   hooks ──jobs──▶ lane: one collective after the other, in the agreed order ──done──▶ end of backward
-//! ```
-//! It has its own group, so that its calls cannot mix with those of the program. After an error it returns that error
-//! for each job. On a GPU it uses its own stream: a job there waits for its gradients, and is done here when it is
-//! queued.
+//! A bucket of gradients, the hook that reduces it, and how the lane does that.
 
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::thread::JoinHandle;
 
-use drumline_comm::{ProcessGroup, ReduceOp, on_behalf_of, panic_text};
-use drumline_torch::cuda::{Event, Stream, StreamScope, set_device};
+use drumline_comm::{ProcessGroup, ReduceOp};
+use drumline_torch::cuda::{Event, Stream};
 use drumline_torch::{HeapTensor, TorchError, tensor_within};
 use tch::{Device, Kind, Tensor};
 
-use super::observer::{ReducedBucket, Watch};
-use crate::error::ParallelError;
+use crate::lane::{Done, Worker};
+use crate::observer::{ReducedBucket, Watch};
 
 /// Gradients that are reduced together, contiguous in memory: the argument of a [`CommHook`].
 #[derive(Debug)]
@@ -141,9 +131,7 @@ impl CommHook for AllReduce {
     }
 }
 
-/// A location in the program.
-pub(super) type Site = &'static Location<'static>;
-
+/// A job of the lane.
 pub(super) enum Job {
     /// The bucket, and on a GPU the event after which its gradients are in it.
     Reduce(GradBucket, Option<Event>),
@@ -151,110 +139,25 @@ pub(super) enum Job {
     Flags(Vec<u8>),
 }
 
-/// The result of a job: the flags, for a job of flags.
-pub(super) type Done = Result<Option<Vec<u8>>, ParallelError>;
-
-/// The thread, and channels to it. Dropping it joins the thread.
-pub(super) struct Lane {
-    jobs: Option<Sender<(Site, Job)>>,
-    done: Receiver<Done>,
-    pending: usize,
-    thread: Option<JoinHandle<()>>,
-    watch: Watch,
+/// Reduces buckets with a hook.
+pub(super) struct BucketWorker {
+    pub(super) group: Arc<ProcessGroup>,
+    pub(super) hook: Box<dyn CommHook>,
+    pub(super) watch: Watch,
+    pub(super) stream: Option<Stream>,
 }
 
-impl Lane {
-    /// `stream` is for gradients on a GPU.
-    pub(super) fn new(
-        group: Arc<ProcessGroup>,
-        hook: Box<dyn CommHook>,
-        watch: Watch,
-        stream: Option<Stream>,
-    ) -> std::io::Result<Self> {
-        let ((jobs, work), (results, done)) = (channel(), channel());
-        let mut worker = Worker { group, hook, watch: watch.clone(), stream };
-        let run = move || serve(&mut worker, &work, &results);
-        let thread = std::thread::Builder::new().name("ddp".into()).spawn(run)?;
-        Ok(Self { jobs: Some(jobs), done, pending: 0, thread: Some(thread), watch })
+impl Worker for BucketWorker {
+    type Job = Job;
+
+    fn stream(&self) -> Option<Stream> {
+        self.stream
     }
 
-    /// Sends a job. Its calls report `site` as their location, so that errors name the program and not this file.
-    pub(super) fn send(&mut self, site: Site, job: Job) {
-        // The thread lives until the sender is dropped.
-        if self.jobs.as_ref().is_some_and(|jobs| jobs.send((site, job)).is_ok()) {
-            self.pending += 1;
-        }
+    fn abort(&self, cause: &str) {
+        self.group.abort(cause);
     }
 
-    /// Waits for all jobs. Returns the flags, if they were sent.
-    pub(super) fn wait(&mut self) -> Done {
-        let watch = self.watch.clone();
-        watch.over(|| self.wait_for_all(), |observer, begin, end| observer.waited(begin, end))
-    }
-
-    fn wait_for_all(&mut self) -> Done {
-        let mut outcome = Ok(None);
-        for _ in 0..std::mem::take(&mut self.pending) {
-            let ended = ParallelError::Internal { what: "the thread that reduces gradients has ended" };
-            match (&outcome, self.done.recv().unwrap_or(Err(ended))) {
-                (Err(_), _) => {}
-                (Ok(_), Ok(None)) => {}
-                (Ok(_), done) => outcome = done,
-            }
-        }
-        outcome
-    }
-}
-
-impl Drop for Lane {
-    fn drop(&mut self) {
-        self.jobs = None;
-        if let Some(thread) = self.thread.take() {
-            // It has returned its errors already.
-            let _ = thread.join();
-        }
-    }
-}
-
-/// The state of the thread.
-struct Worker {
-    group: Arc<ProcessGroup>,
-    hook: Box<dyn CommHook>,
-    watch: Watch,
-    stream: Option<Stream>,
-}
-
-fn serve(worker: &mut Worker, jobs: &Receiver<(Site, Job)>, results: &Sender<Done>) {
-    // Autograd must not record the reduction.
-    let _no_grad = tch::no_grad_guard();
-    let entered = worker.stream.map(on_stream).transpose();
-    let mut failure: Option<String> = entered.as_ref().err().map(TorchError::to_string);
-    for (site, job) in jobs {
-        let done = match &failure {
-            None => catch_unwind(AssertUnwindSafe(|| on_behalf_of(site, || worker.carry_out(job))))
-                .unwrap_or_else(|panic| {
-                    Err(ParallelError::HookPanicked { message: panic_text(&*panic).to_owned() })
-                }),
-            Some(cause) => Err(ParallelError::ReductionEnded { cause: cause.clone() }),
-        };
-        if let (None, Err(error)) = (&failure, &done) {
-            // The other ranks may wait in a call that this rank does not make.
-            worker.group.abort(&error.to_string());
-            failure = Some(error.to_string());
-        }
-        if results.send(done).is_err() {
-            return;
-        }
-    }
-}
-
-/// Makes the stream and its GPU the current ones of this thread.
-fn on_stream(stream: Stream) -> Result<StreamScope, TorchError> {
-    set_device(stream.device())?;
-    stream.enter()
-}
-
-impl Worker {
     fn carry_out(&mut self, job: Job) -> Done {
         match job {
             Job::Reduce(bucket, ready) => {

@@ -1,0 +1,300 @@
+//! Sharded data parallelism, as ZeRO and FSDP: ranks divide the states of a training among them.
+//!
+//! ```text
+//!                 parameters        gradients            optimizer's state
+//!   stage 1       on each rank      on each rank         own rows
+//!   stage 2       on each rank      own rows             own rows
+//!   stage 3       one copy a node   own rows             own rows
+//!
+//!   backward ─▶ unit ready ─▶ reduce-scatter: each rank its rows ─▶ norm of all ─▶ step of own rows ─▶ rows of all visible
+//! ```
+//! Parameters are divided by whole rows (all elements with one index along dim 0), so that checkpoints hold
+//! rectangles. With several replicas (`dp` beside `shard`), each is divided among its own ranks.
+//!
+//! Read in this order: `unit.rs`, `weights.rs`, `grads.rs`, `engine.rs`; the layout of a unit is `drumline-plan`'s.
+
+mod engine;
+mod grads;
+mod groups;
+mod lane_jobs;
+mod unit;
+mod weights;
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use drumline_comm::{Axis, Mesh, MeshShape, ShapeError, call_site, on_behalf_of};
+use drumline_plan::{Placement, Stage};
+use drumline_torch::Named;
+use tch::Device;
+use tch::nn::VarStore;
+
+use crate::ddp::DdpOptions;
+use crate::engine::{Engine, EngineOptions, EngineSetup, Placed};
+use crate::error::ParallelError;
+use crate::observer::{ReductionObserver, Watch, both};
+use crate::sync_group::SyncGroup;
+use crate::synced::{ModelTensors, Synced, SyncedSetup, broadcast_tensors};
+use engine::Sharded;
+use grads::Kept;
+use groups::Groups;
+use unit::plan_units;
+use weights::{Copies, Weights};
+
+type Result<T = ()> = std::result::Result<T, ParallelError>;
+
+/// How gradients of several micro-batches are accumulated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Accumulation {
+    /// Each micro-batch is reduced, and each rank adds up its own rows: little memory, one reduction per micro-batch.
+    OwnRows,
+    /// Each rank adds up all its gradients, and the last micro-batch reduces them: memory for all gradients, one
+    /// reduction per step.
+    All,
+}
+
+/// Settings of sharded training.
+pub struct ShardOptions {
+    /// What is divided. Stage 0 is [`DdpOptions`].
+    pub stage: Stage,
+    /// The number of ranks that hold one copy of the states together, a divisor of the number of all ranks; by default
+    /// all of them.
+    pub shard: Option<usize>,
+    /// How micro-batches are accumulated; by default [`All`](Accumulation::All) for stage 1, in which gradients are not
+    /// divided, and [`OwnRows`](Accumulation::OwnRows) otherwise.
+    pub accumulation: Option<Accumulation>,
+    /// Whether a forward in training first broadcasts the buffers of rank 0.
+    pub broadcast_buffers: bool,
+    /// The group of the model's [`SyncBatchNorm`](crate::SyncBatchNorm) layers, if it has any.
+    pub sync_group: Option<SyncGroup>,
+    /// Names of parameters and buffers that are not synchronised.
+    pub ignored: Vec<String>,
+    /// Is called when a unit is reduced.
+    pub observer: Option<Arc<dyn ReductionObserver>>,
+}
+
+impl ShardOptions {
+    /// The defaults for a stage.
+    pub fn new(stage: Stage) -> Self {
+        Self {
+            stage,
+            shard: None,
+            accumulation: None,
+            broadcast_buffers: true,
+            sync_group: None,
+            ignored: Vec::new(),
+            observer: None,
+        }
+    }
+
+    fn accumulation(&self) -> Accumulation {
+        let by_stage = match self.stage.placements().gradients {
+            Placement::Replicated => Accumulation::All,
+            Placement::Sharded => Accumulation::OwnRows,
+        };
+        self.accumulation.unwrap_or(by_stage)
+    }
+}
+
+impl std::fmt::Debug for ShardOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { stage, shard, accumulation, broadcast_buffers, ignored, sync_group: _, observer: _ } =
+            self;
+        f.debug_struct("ShardOptions")
+            .field("stage", stage)
+            .field("shard", shard)
+            .field("accumulation", accumulation)
+            .field("broadcast_buffers", broadcast_buffers)
+            .field("ignored", ignored)
+            .finish_non_exhaustive()
+    }
+}
+
+impl EngineOptions for ShardOptions {
+    fn mesh_shape(&self, num_ranks: usize) -> std::result::Result<MeshShape, ShapeError> {
+        let shard = self.shard.unwrap_or(num_ranks).max(1);
+        let shape = MeshShape::default().with(Axis::Dp, num_ranks / shard).with(Axis::Shard, shard);
+        shape.check(num_ranks)?;
+        Ok(shape)
+    }
+
+    #[track_caller]
+    fn engine(mut self: Box<Self>, setup: EngineSetup<'_>) -> Result<Box<dyn Engine>> {
+        let EngineSetup { store, mesh, observer } = setup;
+        if self.stage == Stage::Zero0 {
+            let Self { broadcast_buffers, sync_group, ignored, observer: own, .. } = *self;
+            let options =
+                DdpOptions { broadcast_buffers, sync_group, ignored, observer: own, ..DdpOptions::default() };
+            return Box::new(options).engine(EngineSetup { store, mesh, observer });
+        }
+        if store.device() != Device::Cpu {
+            return Err(ParallelError::UnsupportedDevice { device: store.device() });
+        }
+        self.observer = both(self.observer.take(), observer);
+        on_behalf_of(call_site(), || Ok(Box::new(self.make(store, mesh)?) as Box<dyn Engine>))
+    }
+}
+
+impl ShardOptions {
+    fn make(self, store: &VarStore, mesh: &Mesh) -> Result<Sharded> {
+        let groups = Groups::of(mesh)?;
+        let tensors = ModelTensors::of(store, &self.ignored, &groups.all)?;
+        let ModelTensors { params, frozen, buffers } = &tensors;
+        let placements = self.stage.placements();
+        let copies = match placements.parameters {
+            Placement::Replicated => Copies::OnEachRank,
+            Placement::Sharded => Copies::OnEachNode,
+        };
+        let kept = match placements.gradients {
+            Placement::Replicated => Kept::All,
+            Placement::Sharded => Kept::OwnRows,
+        };
+        let weights = weights_of(&groups, params, copies)?;
+        let frozen_rows = match copies {
+            Copies::OnEachNode => weights_of(&groups, frozen, copies)?,
+            Copies::OnEachRank => {
+                broadcast_tensors(&groups.all, frozen.clone())?;
+                Vec::new()
+            }
+        };
+        let is_first_replica = mesh.coordinate(Axis::Dp) == 0;
+        let mut state = placed_rows(&weights, params, is_first_replica);
+        state.extend(placed_rows(&frozen_rows, frozen, is_first_replica));
+        let is_first = groups.all.rank() == 0;
+        let whole = if copies == Copies::OnEachNode { Vec::new() } else { frozen.clone() };
+        let whole = whole.into_iter().chain(buffers.iter().cloned());
+        state.extend(whole.map(|named| Placed::replicated(named, is_first)));
+        let watch = Watch(self.observer.clone());
+        let reduction = grads::reducer(&groups, params.clone(), &weights, kept, watch)?;
+        let own = own_rows(&weights, params);
+        let accumulation = self.accumulation();
+        let synced = Synced::new(SyncedSetup {
+            group: groups.all.clone(),
+            tensors,
+            reduction: Some(Box::new(reduction)),
+            broadcast_buffers: self.broadcast_buffers,
+            sync_group: self.sync_group,
+        })?;
+        let (mesh, scratch) = (mesh.clone(), RefCell::new(None));
+        Ok(Sharded { mesh, groups, synced, accumulation, weights, own, state, scratch })
+    }
+}
+
+fn weights_of(groups: &Groups, params: &[Named], copies: Copies) -> Result<Vec<Weights>> {
+    let plans = plan_units(params, groups.shard.size());
+    plans.into_iter().map(|plan| Weights::new(groups, plan, params, copies)).collect()
+}
+
+/// The rows that this rank owns, with their places in whole tensors.
+fn placed_rows(weights: &[Weights], params: &[Named], is_saved_here: bool) -> Vec<Placed> {
+    let rows = weights.iter().flat_map(|unit| &unit.own);
+    let placed = rows.map(|rows| {
+        let Named { name, tensor } = &params[rows.param];
+        let whole = tensor.size();
+        let mut offsets = vec![0; whole.len()];
+        if let Some(first) = offsets.first_mut() {
+            *first = rows.first as i64;
+        }
+        Placed { name: name.clone(), tensor: rows.tensor.shallow_clone(), whole, offsets, is_saved_here }
+    });
+    placed.collect()
+}
+
+fn own_rows(weights: &[Weights], params: &[Named]) -> Vec<Named> {
+    let mut rows: Vec<_> = weights.iter().flat_map(|unit| &unit.own).collect();
+    rows.sort_by_key(|rows| rows.param);
+    let named = rows
+        .into_iter()
+        .map(|rows| Named { name: params[rows.param].name.clone(), tensor: rows.tensor.shallow_clone() });
+    named.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use drumline_comm::{LocalGroup, Op, ProcessGroup};
+    use drumline_plan::{Collective, StepTraffic};
+    use drumline_torch::{Optimizer, Sgd, SgdOptions, parameters};
+    use tch::nn::{Linear, Module, linear};
+    use tch::{Kind, Tensor};
+
+    use super::*;
+    use crate::engine::GradSync;
+
+    const NUM_RANKS: usize = 4;
+    const STEPS: usize = 3;
+
+    struct Blocks(Vec<Linear>);
+
+    impl Blocks {
+        fn new(vs: &VarStore) -> Self {
+            let block = |index: usize| linear(vs.root() / "h" / index, 24, 24, Default::default());
+            Self((0..3).map(block).collect())
+        }
+
+        fn loss(&self) -> Tensor {
+            let x = Tensor::ones([2, 24], (Kind::Float, Device::Cpu));
+            self.0.iter().fold(x, |x, block| block.forward(&x).tanh()).square().mean(Kind::Float)
+        }
+    }
+
+    /// The engine after some steps of two micro-batches each.
+    fn trained(group: &ProcessGroup, options: ShardOptions) -> Sharded {
+        let vs = VarStore::new(Device::Cpu);
+        let model = Blocks::new(&vs);
+        let mesh = Mesh::new(group, options.mesh_shape(group.size()).unwrap()).unwrap();
+        let sharded = options.make(&vs, &mesh).unwrap();
+        let mut optimizer = Sgd::new(parameters(&vs), SgdOptions::default()).unwrap();
+        sharded.adopt(&mut optimizer).unwrap();
+        for _ in 0..STEPS {
+            optimizer.zero_grad().unwrap();
+            for sync in [GradSync::Accumulate, GradSync::Reduce] {
+                sharded.backward(&model.loss(), sync).unwrap();
+            }
+            sharded.step(&mut optimizer).unwrap();
+        }
+        sharded
+    }
+
+    /// Calls and elements in all steps, for a collective of the plan.
+    fn planned(
+        sharded: &Sharded,
+        traffic: fn(&drumline_plan::UnitLayout) -> Vec<StepTraffic>,
+    ) -> Vec<[u64; 2]> {
+        let mut planned = vec![[0; 2]; 2];
+        for unit in &sharded.weights {
+            for StepTraffic { collective, calls, sent } in traffic(&unit.plan.layout) {
+                let place = usize::from(collective == Collective::AllGather);
+                planned[place][0] += (calls * STEPS) as u64;
+                // A rank sends all but its own part.
+                planned[place][1] += (sent * STEPS * NUM_RANKS / (NUM_RANKS - 1)) as u64;
+            }
+        }
+        planned
+    }
+
+    fn made(sharded: &Sharded) -> Vec<[u64; 2]> {
+        let count = |op| sharded.groups.shard.call_count(op);
+        [Op::ReduceScatter, Op::AllGather].map(count).map(|count| [count.calls, count.bytes / 4]).to_vec()
+    }
+
+    #[test]
+    fn calls_and_bytes_are_those_of_the_plan() {
+        LocalGroup::run(NUM_RANKS, |group| {
+            tch::set_num_threads(1);
+            let sharded = trained(&group, ShardOptions::new(Stage::Zero1));
+            assert_eq!(made(&sharded), planned(&sharded, |unit| StepTraffic::of(unit, Stage::Zero1, 2)));
+            let sharded = trained(&group, ShardOptions::new(Stage::Zero2));
+            assert_eq!(made(&sharded), planned(&sharded, |unit| StepTraffic::of(unit, Stage::Zero2, 2)));
+            let sharded = trained(&group, ShardOptions::new(Stage::Zero3));
+            assert_eq!(made(&sharded), planned(&sharded, |unit| StepTraffic::of_node_shared(unit, 2)));
+            assert_eq!(made(&sharded)[1], [0, 0], "nothing is gathered");
+            // The control: gradients that are accumulated on each rank are reduced once.
+            let all =
+                ShardOptions { accumulation: Some(Accumulation::All), ..ShardOptions::new(Stage::Zero3) };
+            let sharded = trained(&group, all);
+            assert_eq!(made(&sharded), planned(&sharded, |unit| StepTraffic::of_node_shared(unit, 1)));
+            Ok(())
+        })
+        .unwrap();
+    }
+}

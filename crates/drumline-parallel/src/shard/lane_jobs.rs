@@ -1,0 +1,133 @@
+//! The reductions of units, which the lane carries out one after the other.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use drumline_comm::ReduceOp;
+use drumline_torch::cuda::Stream;
+use drumline_torch::{HeapTensor, TensorCollectives};
+use tch::{Kind, Tensor};
+
+use super::groups::Groups;
+use crate::error::ParallelError;
+use crate::lane::{Done, Worker};
+use crate::observer::{ReducedBucket, Watch};
+
+type Result<T = ()> = std::result::Result<T, ParallelError>;
+
+/// A job of the lane.
+pub(super) enum Job {
+    Reduce(Reduce),
+    /// Which parameters have a gradient on this rank; the result is: on any rank.
+    Flags(Vec<u8>),
+}
+
+/// A reduction of gradients, of which each rank gets its part.
+pub(super) struct Reduce {
+    /// The place of their unit in the order of reductions.
+    pub(super) bucket: usize,
+    /// Where the gradients of this rank are.
+    pub(super) memory: Arc<HeapTensor>,
+    /// Ranges with equal parts of all ranks, each with the memory for this rank's part of the mean. Without one it stays
+    /// where it is.
+    pub(super) parts: Vec<(Range<usize>, Option<Tensor>)>,
+    /// Whether it is added to what is there.
+    pub(super) adds: bool,
+}
+
+/// Carries out the reductions.
+pub(super) struct UnitWorker {
+    groups: Groups,
+    watch: Watch,
+    /// The largest number of elements of this rank in a unit.
+    longest: usize,
+    /// Memory for means that are added to earlier ones, one for each kind of element.
+    scratch: Vec<Tensor>,
+}
+
+impl UnitWorker {
+    pub(super) fn new(groups: Groups, watch: Watch, longest: usize) -> Self {
+        Self { groups, watch, longest, scratch: Vec::new() }
+    }
+
+    fn reduce(&mut self, reduce: &Reduce) -> Result {
+        for (range, into) in &reduce.parts {
+            let Some(own) = into else {
+                self.mean_in_place(&reduce.memory, range)?;
+                continue;
+            };
+            let all = reduce.memory.part(range.clone())?;
+            if !reduce.adds {
+                self.mean_into(&mut own.shallow_clone(), &all)?;
+                continue;
+            }
+            let mut mean = self.scratch(own.kind())?.f_narrow(0, 0, own.size1()?)?;
+            self.mean_into(&mut mean, &all)?;
+            let _ = own.shallow_clone().f_add_(&mean)?;
+        }
+        Ok(())
+    }
+
+    /// The mean over all ranks, of which this rank's part stays where it is.
+    fn mean_in_place(&self, memory: &HeapTensor, range: &Range<usize>) -> Result {
+        let group = &self.groups.shard;
+        memory.reduce_scatter_in_place(group, range.clone(), ReduceOp::Avg)?;
+        if self.groups.replicas.size() > 1 {
+            let len = range.len() / group.size();
+            let own = range.start + group.rank() * len;
+            self.groups.replicas.all_reduce_tensor(&mut memory.part(own..own + len)?, ReduceOp::Avg)?;
+        }
+        Ok(())
+    }
+
+    /// The mean over all ranks, of which this rank gets its part.
+    fn mean_into(&self, own: &mut Tensor, all: &Tensor) -> Result {
+        self.groups.shard.reduce_scatter_tensor(own, all, ReduceOp::Avg)?;
+        if self.groups.replicas.size() > 1 {
+            self.groups.replicas.all_reduce_tensor(own, ReduceOp::Avg)?;
+        }
+        Ok(())
+    }
+
+    fn scratch(&mut self, kind: Kind) -> Result<Tensor> {
+        if let Some(found) = self.scratch.iter().find(|scratch| scratch.kind() == kind) {
+            return Ok(found.shallow_clone());
+        }
+        let scratch = Tensor::f_zeros([self.longest as i64], (kind, tch::Device::Cpu))?;
+        self.scratch.push(scratch.shallow_clone());
+        Ok(scratch)
+    }
+}
+
+impl Worker for UnitWorker {
+    type Job = Job;
+
+    fn stream(&self) -> Option<Stream> {
+        None
+    }
+
+    fn abort(&self, cause: &str) {
+        self.groups.abort(cause);
+    }
+
+    fn carry_out(&mut self, job: Job) -> Done {
+        match job {
+            Job::Reduce(reduce) => {
+                let (index, size) = (reduce.bucket, reduce.memory.kind().elt_size_in_bytes());
+                let bytes = reduce.parts.iter().map(|(range, _)| range.len() * size).sum();
+                let watch = self.watch.clone();
+                watch.over(
+                    || self.reduce(&reduce),
+                    |observer, begin, end| {
+                        observer.bucket_reduced(ReducedBucket { index, bytes, begin, end });
+                    },
+                )?;
+                Ok(None)
+            }
+            Job::Flags(mut flags) => {
+                self.groups.all.all_reduce(&mut flags, ReduceOp::Max)?;
+                Ok(Some(flags))
+            }
+        }
+    }
+}

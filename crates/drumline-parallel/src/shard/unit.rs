@@ -1,0 +1,92 @@
+//! Which parameters make a unit: they are reduced, gathered and freed together.
+//!
+//! Parameters of a numbered block, such as `h.3.attn.weight` and `h.3.mlp.weight`, are the unit `h.3`. Of the others
+//! each large one is a unit of its own, so that no unit is much larger than a block, and all small ones are one unit.
+
+use drumline_plan::{Parameter, UnitLayout};
+use drumline_torch::Named;
+use tch::Kind;
+
+/// A parameter outside of numbered blocks is a unit of its own from this many elements on.
+pub(super) const LARGE: usize = 1 << 20;
+
+/// Parameters of one kind of element that lie together in flat memory.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct UnitPlan {
+    /// For messages: `h.3`, `wte.weight`, or empty for the rest.
+    pub(super) name: String,
+    pub(super) kind: Kind,
+    /// Indices of its parameters in the list that was planned.
+    pub(super) members: Vec<usize>,
+    /// Where they lie, and which rank owns what.
+    pub(super) layout: UnitLayout,
+}
+
+/// Plans the units of these parameters for a number of ranks. Every parameter is in one unit.
+pub(super) fn plan_units(params: &[Named], num_ranks: usize) -> Vec<UnitPlan> {
+    let mut groups: Vec<(&str, Kind, Vec<usize>)> = Vec::new();
+    for (index, Named { name, tensor }) in params.iter().enumerate() {
+        let (unit, kind) = (unit_of(name, tensor.numel()), tensor.kind());
+        match groups.iter_mut().find(|(name, of, _)| *name == unit && *of == kind) {
+            Some((_, _, members)) => members.push(index),
+            None => groups.push((unit, kind, vec![index])),
+        }
+    }
+    let plan = |(name, kind, members): (&str, Kind, Vec<usize>)| {
+        let parameters = members.iter().map(|index| parameter(&params[*index])).collect();
+        UnitPlan { name: name.to_owned(), kind, members, layout: UnitLayout::new(parameters, num_ranks) }
+    };
+    groups.into_iter().map(plan).collect()
+}
+
+fn parameter(Named { name, tensor }: &Named) -> Parameter {
+    let shape: Vec<usize> = tensor.size().into_iter().map(|size| size as usize).collect();
+    Parameter::new(name.clone(), &shape)
+}
+
+/// The unit of a parameter: its path up to the first number, its own name, or nothing.
+fn unit_of(name: &str, num_elements: usize) -> &str {
+    let mut end = 0;
+    for part in name.split('.') {
+        end += part.len();
+        if !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()) {
+            return &name[..end];
+        }
+        end += 1;
+    }
+    if num_elements >= LARGE { name } else { "" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tch::{Device, Tensor};
+
+    #[test]
+    fn blocks_and_large_tables_are_units() {
+        assert_eq!(unit_of("h.11.attn.c_attn.weight", 9), "h.11");
+        assert_eq!(unit_of("encoder.layer.0.output.dense.weight", 9), "encoder.layer.0");
+        assert_eq!(unit_of("layer1.0.conv1.weight", 9), "layer1.0");
+        assert_eq!(unit_of("wte.weight", LARGE), "wte.weight");
+        assert_eq!(unit_of("ln_f.weight", 768), "");
+        assert_eq!(unit_of("0", 9), "0");
+    }
+
+    #[test]
+    fn kinds_do_not_share_a_unit() {
+        let named = |name: &str, kind| Named {
+            name: name.into(),
+            tensor: Tensor::zeros([3, 2], (kind, Device::Cpu)),
+        };
+        let params = [
+            named("h.0.a", Kind::Float),
+            named("h.0.b", Kind::BFloat16),
+            named("h.0.c", Kind::Float),
+            named("x", Kind::Float),
+        ];
+        let units = plan_units(&params, 2);
+        let members: Vec<_> = units.iter().map(|unit| (unit.name.as_str(), unit.members.clone())).collect();
+        assert_eq!(members, [("h.0", vec![0, 2]), ("h.0", vec![1]), ("", vec![3])]);
+        assert_eq!(units[0].layout.num_elements(), 12);
+    }
+}
