@@ -140,7 +140,10 @@ impl Accelerator {
     {
         let loader = self.prepare_loader(loader)?;
         let model = self.prepare_model(model, store, self.shared.engine_options())?;
-        Ok((model, self.prepare_optimizer(optimizer), loader))
+        let prepared = PreparedOptimizer::new(optimizer, &self.shared);
+        prepared.handle().adopt(&self.shared)?;
+        self.optimizers.borrow_mut().push(prepared.handle());
+        Ok((model, prepared, loader))
     }
 
     /// Prepares one more model, or one with options that say how ranks train it together. They arrange the ranks as
@@ -155,9 +158,12 @@ impl Accelerator {
         on_behalf_of(call_site(), || PreparedModel::new(model, store, options.into(), &self.shared))
     }
 
-    /// Prepares one more optimizer.
+    /// Prepares one more optimizer, after its model. It cannot return an error; the next backward returns it instead.
     pub fn prepare_optimizer<O: Optimizer + 'static>(&self, optimizer: O) -> PreparedOptimizer<O> {
         let optimizer = PreparedOptimizer::new(optimizer, &self.shared);
+        if let Err(error) = optimizer.handle().adopt(&self.shared) {
+            self.shared.note(error);
+        }
         self.optimizers.borrow_mut().push(optimizer.handle());
         optimizer
     }

@@ -49,6 +49,7 @@ mod error;
 mod finite;
 mod folder;
 mod index;
+mod layout;
 mod load;
 mod manifest;
 mod model_file;
@@ -67,6 +68,7 @@ mod shard_reader;
 mod shard_writer;
 #[cfg(test)]
 mod sharded_tests;
+mod shards;
 mod state;
 mod whole_files;
 
@@ -78,6 +80,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub use drumline_torch::{OptimizerState, RngState};
 pub use error::{CheckpointError, Refusal};
 pub use index::IndexError;
+pub use layout::StateLayout;
+pub(crate) use layout::{held_by, is_divided};
 pub use load::{Loaded, Refused};
 pub use read_sums::ReadSums;
 pub use region::{NoSuchRegion, Region};

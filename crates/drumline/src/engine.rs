@@ -3,14 +3,16 @@
 //!
 //! - [`Engine`], [`EngineOptions`]: one step over all ranks, for any kind of parallelism
 //! - [`Ddp`], [`DdpOptions`], and the communication hooks [`Compressed`], [`PowerSgd`], [`PostLocalSgd`]
+//! - [`ShardOptions`]: ZeRO, in which ranks divide optimizer state, gradients and parameters by [`Stage`]
 //! - [`DataParallel`]: several devices of one process
 //! - [`SyncBatchNorm`]: batch norm over the batches of all ranks
 //! - [`StepTrace`]: a trace of steps, with the reduction of each bucket beside backward
 
 pub use crate::step_trace::{Recording, StepTrace};
 pub use drumline_parallel::{
-    Agreed, AllReduce, Alone, Brought, Clip, CommHook, Compressed, Count, DataParallel, Ddp, DdpOptions,
-    Divide, DivideBy, Engine, EngineOptions, EngineSetup, GradBucket, GradSync, NotRecordable, ParallelError,
-    Placed, PostLocalSgd, PowerSgd, PowerSgdOptions, ReducedBucket, ReductionObserver, StageBytes,
-    SyncBatchNorm, SyncGroup, Traffic, Uneven, UnevenTurn, subgroup,
+    Accumulation, Agreed, AllReduce, Alone, Brought, Clip, CommHook, Compressed, Count, DataParallel, Ddp,
+    DdpOptions, Divide, DivideBy, Engine, EngineOptions, EngineSetup, GradBucket, GradSync, NotRecordable,
+    ParallelError, Placed, PostLocalSgd, PowerSgd, PowerSgdOptions, ReducedBucket, ReductionObserver,
+    ShardOptions, StageBytes, SyncBatchNorm, SyncGroup, Traffic, Uneven, UnevenTurn, subgroup,
 };
+pub use drumline_plan::{NoSuchStage, Stage};

@@ -99,6 +99,8 @@ mod guides {
     mod readme_zh {}
     #[doc = include_str!("../../../docs/trainer.md")]
     mod trainer {}
+    #[doc = include_str!("../../../docs/zero.md")]
+    mod zero {}
 }
 
 pub use accelerator::Accelerator;

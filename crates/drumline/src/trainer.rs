@@ -54,7 +54,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use drumline_comm::{CommError, ProcessGroup, call_site, on_behalf_of};
-use drumline_parallel::{Clip, EngineOptions};
+use drumline_parallel::{Clip, EngineOptions, ShardOptions};
+use drumline_plan::Stage;
 use drumline_torch::{Optimizer, ScalePolicy};
 use serde_json::Value;
 use tch::Device;
@@ -506,6 +507,14 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
     #[must_use]
     pub fn engine(self, options: impl Into<Box<dyn EngineOptions>>) -> Self {
         Self { engine: options.into(), ..self }
+    }
+
+    /// Divides the training's state among all ranks, as ZeRO of this stage: the optimizer's state, then the gradients,
+    /// then the parameters. Results are those of replicas. Other settings are
+    /// [`ShardOptions`](crate::engine::ShardOptions), for [`engine`](Self::engine).
+    #[must_use]
+    pub fn shard(self, stage: Stage) -> Self {
+        self.engine(ShardOptions::new(stage))
     }
 
     /// Sets what requests an early end; by default SIGTERM, SIGUSR1 and Ctrl-C.

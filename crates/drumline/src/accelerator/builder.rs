@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use drumline_comm::ProcessGroup;
-use drumline_parallel::EngineOptions;
+use drumline_parallel::{EngineOptions, ShardOptions};
+use drumline_plan::Stage;
 use drumline_torch::ScalePolicy;
 use tch::Device;
 
@@ -99,6 +100,14 @@ impl AcceleratorBuilder {
     #[must_use]
     pub fn engine<O: Into<Box<dyn EngineOptions>>>(self, options: impl Fn() -> O + 'static) -> Self {
         Self { engine: Some(Box::new(move || options().into())), ..self }
+    }
+
+    /// Divides the state of each training among all ranks, as ZeRO of this stage. Other settings are
+    /// [`ShardOptions`](crate::engine::ShardOptions), for [`engine`](Self::engine). An optimizer then trains the
+    /// parameters of one model.
+    #[must_use]
+    pub fn shard(self, stage: Stage) -> Self {
+        self.engine(move || ShardOptions::new(stage))
     }
 
     /// Uses the CPU even if there is a GPU.

@@ -30,9 +30,10 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    /// Whether it has this tensor.
+    /// Whether it has this tensor, or this rank's rows of it.
     pub(super) fn has(&self, named: &Named) -> bool {
-        self.tensors.iter().any(|own| own.tensor.data_ptr() == named.tensor.data_ptr())
+        let is_same = |own: &Named| own.tensor.data_ptr() == named.tensor.data_ptr();
+        self.tensors.iter().any(is_same) || self.replica.engine().parameters().iter().any(is_same)
     }
 }
 

@@ -16,6 +16,18 @@ pub(super) struct OptimizerHandle {
     pub(super) optimizer: Rc<RefCell<dyn Optimizer>>,
     pub(super) steps: Rc<Cell<u64>>,
     pub(super) grads: Rc<OwnGrads>,
+    /// The place of the model that it trains, when that is prepared.
+    pub(super) model: Rc<Cell<Option<usize>>>,
+}
+
+impl OptimizerHandle {
+    /// Lets the optimizer step what this rank holds of its model, unless that was done.
+    pub(super) fn adopt(&self, shared: &Shared) -> Result {
+        if self.model.get().is_none() {
+            self.model.set(shared.adopt(&mut *self.optimizer.borrow_mut())?);
+        }
+        Ok(())
+    }
 }
 
 /// An optimizer that steps at the end of a window; see [`Accelerator::prepare`](super::Accelerator::prepare).
@@ -23,13 +35,15 @@ pub struct PreparedOptimizer<O> {
     optimizer: Rc<RefCell<O>>,
     steps: Rc<Cell<u64>>,
     grads: Rc<OwnGrads>,
+    model: Rc<Cell<Option<usize>>>,
     shared: Rc<Shared>,
 }
 
 impl<O: Optimizer + 'static> PreparedOptimizer<O> {
     pub(super) fn new(optimizer: O, shared: &Rc<Shared>) -> Self {
         let optimizer = Rc::new(RefCell::new(optimizer));
-        Self { optimizer, steps: Rc::default(), grads: Rc::default(), shared: shared.clone() }
+        let (steps, grads, model) = (Rc::default(), Rc::default(), Rc::default());
+        Self { optimizer, steps, grads, model, shared: shared.clone() }
     }
 
     pub(super) fn handle(&self) -> OptimizerHandle {
@@ -37,11 +51,12 @@ impl<O: Optimizer + 'static> PreparedOptimizer<O> {
             optimizer: self.optimizer.clone(),
             steps: self.steps.clone(),
             grads: self.grads.clone(),
+            model: self.model.clone(),
         }
     }
 }
 
-impl<O: Optimizer> PreparedOptimizer<O> {
+impl<O: Optimizer + 'static> PreparedOptimizer<O> {
     /// Updates the parameters in a turn that ends a window; in other turns it does nothing. In fp16 the step is skipped
     /// if gradients have overflowed.
     #[track_caller]
@@ -54,11 +69,12 @@ impl<O: Optimizer> PreparedOptimizer<O> {
             return Ok(());
         }
         self.shared.check_reduced()?;
+        self.handle().adopt(&self.shared)?;
         self.shared.at_step(self.steps.get() + self.skipped_steps() + 1);
         let mut optimizer = self.optimizer.borrow_mut();
         let made = match self.shared.scaled(&self.grads) {
-            Some(scaled) => scaled.step(&mut *optimizer)?,
-            None => self.shared.step(&mut *optimizer).map(|()| StepMade::Yes)?,
+            Some(scaled) => scaled.step(&mut *optimizer, self.model.get())?,
+            None => self.shared.step(&mut *optimizer, self.model.get()).map(|()| StepMade::Yes)?,
         };
         self.steps.set(self.steps.get() + u64::from(made == StepMade::Yes));
         Ok(())
@@ -101,7 +117,7 @@ impl<O: Optimizer> PreparedOptimizer<O> {
         self.optimizer.borrow_mut().set_lr(lr);
     }
 
-    /// The parameters that are trained.
+    /// The parameters that are trained; where ranks divide them, the rows that this rank owns.
     pub fn parameters(&self) -> Vec<Named> {
         self.optimizer.borrow().parameters()
     }

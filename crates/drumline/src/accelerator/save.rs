@@ -14,9 +14,11 @@ use super::Accelerator;
 use super::builder::NewData;
 use super::error::{AcceleratorError, Result};
 use super::scaling::Scaling;
-use super::several::{all_states, all_tensors, states_of};
+use super::several::{all_states, all_tensors, numbered, states_of};
 use super::share::Share;
-use crate::checkpoint::{Checkpoints, Mark, RunState, check_model, restore};
+use crate::checkpoint::{
+    CheckpointError, Checkpoints, Mark, RunState, StateLayout, check_model, held_by, restore,
+};
 use crate::comm::shared_failure::{LocalFailure, agree};
 use crate::data::loader::Cause;
 use crate::data::sampler::{DataId, Sampler, SamplerError, SamplerPosition};
@@ -98,6 +100,14 @@ pub struct Resumed {
     pub step: u64,
 }
 
+/// A checkpoint that matches the program.
+struct Checked {
+    /// The parts of it that this rank holds.
+    state: RunState,
+    position: Option<SamplerPosition>,
+    scale: SavedScale,
+}
+
 impl Accelerator {
     /// Saves all models and optimizers, random number generators, and the position of the first prepared loader, as a
     /// checkpoint in `folder`. All ranks call it together. The last two checkpoints are kept.
@@ -147,14 +157,53 @@ impl Accelerator {
             accelerator: json!({ LOGGED: self.trackers.borrow().last_step(), STEPS: steps, SKIPPED: skipped }),
             rng: RngState::capture()?,
             scaler: SavedScale::new(scaler.as_deref(), all_skipped)?.to_value()?,
-            ..RunState::new(self.tensors())?
+            layout: self.layout()?,
+            mesh: Some(*self.shared.mesh.shape()),
+            ..RunState::new(self.held())?
         })
     }
 
-    /// The tensors of all models.
-    fn tensors(&self) -> Vec<Named> {
+    /// The tensors of all models that this rank holds.
+    fn held(&self) -> Vec<Named> {
         let models = self.shared.models.borrow();
-        all_tensors(&models.iter().map(|model| &model.tensors[..]).collect::<Vec<_>>())
+        let held: Vec<_> = models.iter().map(|model| held_by(model.replica.engine())).collect();
+        all_tensors(&held.iter().map(|tensors| &tensors[..]).collect::<Vec<_>>())
+    }
+
+    /// How ranks divide all tensors; `None` if each rank has all of them.
+    fn layout(&self) -> std::result::Result<Option<StateLayout>, CheckpointError> {
+        if !self.shared.is_divided() {
+            return Ok(None);
+        }
+        let (models, optimizers) = (self.shared.models.borrow(), self.optimizers.borrow());
+        let mut layout = StateLayout::default();
+        for (place, model) in models.iter().enumerate() {
+            let held = model.replica.engine().state();
+            layout.add_model(&model.tensors, &held, |name| numbered(name, place, models.len()))?;
+        }
+        for (place, handle) in optimizers.iter().enumerate() {
+            let Some(model) = handle.model.get().and_then(|model| models.get(model)) else { continue };
+            let held = model.replica.engine().state();
+            layout.add_optimizer(&model.tensors, &held, |name| numbered(name, place, optimizers.len()))?;
+        }
+        Ok(Some(layout))
+    }
+
+    /// Copies a checkpoint's tensors into those that this rank holds. All ranks call it.
+    fn restore_held(&self, saved: &[Named]) -> Result {
+        let models = self.shared.models.borrow();
+        for (place, model) in models.iter().enumerate() {
+            let engine = model.replica.engine();
+            let renamed =
+                |Named { name, tensor }| Named { name: numbered(&name, place, models.len()), tensor };
+            let into: Vec<Named> = held_by(engine).into_iter().map(renamed).collect();
+            let is_own = |named: &&Named| into.iter().any(|own| own.name == named.name);
+            let from: Vec<Named> = saved.iter().filter(is_own).cloned().collect();
+            let mut restored = Ok(());
+            engine.change_parameters(&mut || restored = restore(&into, &from))?;
+            agree::<_, AcceleratorError>(self.group(), restored.map_err(LocalFailure::from))?;
+        }
+        Ok(())
     }
 
     /// Resumes from the latest checkpoint in `folder`, saved by any number of ranks. Returns `None` if there is no
@@ -175,29 +224,39 @@ impl Accelerator {
             self.on_main_process(|| checkpoints.warn(&text));
         }
         let context = format!("cannot resume from {}", found.path.display());
-        let resumed = self.resume(&found.state).map_err(|cause| LocalFailure::from(cause).within(&context));
-        agree::<_, AcceleratorError>(self.group(), resumed)?;
+        let failed = |cause: Cause| LocalFailure::from(cause).within(&context);
+        let checked = self.check(&found.state).map_err(failed);
+        let checked = agree::<_, AcceleratorError>(self.group(), checked)?;
+        self.restore_held(&checked.state.model)?;
+        agree::<_, AcceleratorError>(self.group(), self.resume(checked).map_err(failed))?;
         self.schedules.borrow().iter().for_each(|schedule| schedule.set());
         Ok(Some(Resumed { path: found.path, epoch: found.state.epoch, step: found.state.step }))
     }
 
-    fn resume(&self, saved: &RunState) -> std::result::Result<(), Cause> {
+    /// Checks everything before a weight is changed, and loads the optimizers.
+    fn check(&self, saved: &RunState) -> std::result::Result<Checked, Cause> {
         let position: Option<SamplerPosition> = serde_json::from_value(saved.sampler.clone())?;
         let resumed = self.shared.first_loader.get().zip(position);
-        let resumed = match resumed {
-            Some((loader, position)) => Some((loader, loader.checked(position, self.new_data)?)),
-            None => None,
+        let resumed =
+            resumed.map(|(loader, position)| loader.checked(position, self.new_data)).transpose()?;
+        self.optimizers.borrow().iter().try_for_each(|handle| handle.adopt(&self.shared))?;
+        let state = match self.layout()? {
+            Some(layout) => layout.part_of(saved)?,
+            None => saved.clone(),
         };
-        // Everything is checked before anything is changed.
-        let tensors = self.tensors();
-        check_model(&tensors, &saved.model)?;
+        check_model(&self.held(), &state.model)?;
         let scale = SavedScale::of(&saved.scaler)?;
-        self.load_optimizers(saved)?;
-        restore(&tensors, &saved.model)?;
+        self.load_optimizers(&state)?;
+        Ok(Checked { state, position: resumed, scale })
+    }
+
+    /// Loads everything but weights and optimizers.
+    fn resume(&self, checked: Checked) -> std::result::Result<(), Cause> {
+        let Checked { state: saved, position, scale } = checked;
         let mut scaler = self.shared.scaling.as_ref().map(Scaling::scaler_mut).transpose()?;
         scale.load_into(scaler.as_deref_mut())?;
         saved.rng.restore()?;
-        if let Some((loader, position)) = resumed {
+        if let Some((loader, position)) = self.shared.first_loader.get().zip(position) {
             loader.now.set(position);
             loader.resumed.set(Some(position));
         }

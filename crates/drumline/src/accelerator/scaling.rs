@@ -122,13 +122,13 @@ impl Scaled<'_> {
     }
 
     /// Steps the optimizer, unless gradients have overflowed.
-    pub(super) fn step(&self, optimizer: &mut dyn Optimizer) -> Result<StepMade> {
+    pub(super) fn step(&self, optimizer: &mut dyn Optimizer, model: Option<usize>) -> Result<StepMade> {
         self.unscale(&optimizer.parameters())?;
         let Some((unscaled, at)) = self.own.unscaled.take() else { return Ok(StepMade::Skipped) };
         let made = if unscaled.has_overflowed()? {
             StepMade::Skipped
         } else {
-            self.shared.step(optimizer)?;
+            self.shared.step(optimizer, model)?;
             StepMade::Yes
         };
         self.scaling.note_found(unscaled)?;

@@ -9,7 +9,7 @@ use crate::data::loader::Cause;
 const AND: char = '+';
 
 /// The name with its number in front. A single model or optimizer keeps its names.
-fn numbered(name: &str, place: usize, num: usize) -> String {
+pub(super) fn numbered(name: &str, place: usize, num: usize) -> String {
     if num == 1 { name.to_owned() } else { format!("{place}.{name}") }
 }
 

@@ -13,6 +13,7 @@ use super::model::{OfModel, Prepared, Replica};
 use super::save::LoaderPosition;
 use super::scaling::{OwnGrads, Scaled, Scaling};
 use super::window::{Turn, Window};
+use crate::checkpoint::is_divided;
 use crate::comm::alike::usage_error;
 use crate::comm::shared_failure::SharedFailure;
 use crate::injected_faults::InjectedFaults;
@@ -105,13 +106,38 @@ impl Shared {
             (model.replica.clone(), own.cloned().collect())
         };
         let all = models.iter().enumerate().map(of_model);
-        all.filter(|(_, own): &OfModel| !own.is_empty()).collect()
+        // Where ranks divide parameters, one of them may hold nothing of a model whose norm all compute together.
+        all.filter(|(_, own): &OfModel| !own.is_empty() || self.is_divided()).collect()
+    }
+
+    /// Whether ranks divide the state of a training among them.
+    pub(super) fn is_divided(&self) -> bool {
+        is_divided(self.mesh.shape())
+    }
+
+    /// Lets an optimizer step what this rank holds of the model that it trains. Returns the place of the model; `None`
+    /// if no model is prepared yet.
+    pub(super) fn adopt(&self, optimizer: &mut dyn Optimizer) -> Result<Option<usize>> {
+        let (models, parameters) = (self.models.borrow(), optimizer.parameters());
+        let has_some = |model: &&Prepared| parameters.iter().any(|named| model.has(named));
+        if self.is_divided() && models.iter().filter(has_some).count() > 1 {
+            let text = "an optimizer trains parameters of several models, whose state ranks divide among them; \
+                        try one optimizer for each model";
+            return Err(SharedFailure::on_all_ranks(text.to_owned()).into());
+        }
+        if models.is_empty() {
+            return Ok(None);
+        }
+        let place = models.iter().position(|model| has_some(&model)).unwrap_or(0);
+        models[place].replica.engine().adopt(optimizer)?;
+        Ok(Some(place))
     }
 
     /// Steps an optimizer by the engine of the model that it trains.
-    pub(super) fn step(&self, optimizer: &mut dyn Optimizer) -> Result {
-        match self.by_model(&optimizer.parameters()).first() {
-            Some((replica, _)) => Ok(replica.engine().step(optimizer)?),
+    pub(super) fn step(&self, optimizer: &mut dyn Optimizer, model: Option<usize>) -> Result {
+        let replica = model.and_then(|place| Some(self.models.borrow().get(place)?.replica.clone()));
+        match replica {
+            Some(replica) => Ok(replica.engine().step(optimizer)?),
             None => Ok(optimizer.step()?),
         }
     }

@@ -39,6 +39,26 @@ pub enum CheckpointError {
         /// Its error.
         cause: String,
     },
+    /// A rank could not write its part of a checkpoint; this is another rank.
+    #[error("on rank {rank}: {cause}")]
+    OnRank {
+        /// The rank.
+        rank: usize,
+        /// Its error.
+        cause: String,
+    },
+    /// Ranks that write their own parts do not see the same folder.
+    #[error(
+        "cannot save a checkpoint: rank 0 and rank {rank} do not both see {}, with the same contents; \
+         try a folder on a disk that all ranks share",
+        path.display()
+    )]
+    NotShared {
+        /// The file or folder.
+        path: PathBuf,
+        /// The rank that writes to it.
+        rank: usize,
+    },
     /// The ranks have different states.
     #[error("ranks disagree on what to save:{}; try saving at the same step on all ranks", list(differences))]
     Disagreement {

@@ -90,6 +90,15 @@ pub(super) fn set_aside(dir: &Path, name: Name) -> io::Result<Option<PathBuf>> {
     }
 }
 
+/// The steps of checkpoints that were renamed because they are damaged.
+pub(super) fn bad_steps(dir: &Path) -> Vec<u64> {
+    let step = |entry: &String| {
+        let name = entry.strip_prefix(BAD)?;
+        Some(Name::parse(name.split('.').next()?)?.step)
+    };
+    entries(dir).unwrap_or_default().iter().filter_map(step).collect()
+}
+
 /// Makes `link` point to the checkpoint, atomically.
 pub(super) fn point(dir: &Path, link: &str, name: Name) -> io::Result<()> {
     let beside = dir.join(format!("{UNFINISHED}{link}"));

@@ -313,6 +313,7 @@ fn state_of(manifest: Manifest, optimizer: Vec<Named>, rng: RngState) -> RunStat
         model: Vec::new(),
         trained: Vec::new(),
         optimizer: OptimizerState { kind, scalars: to_values(scalars), tensors: optimizer },
+        layout: None,
         mesh: None,
         epoch: manifest.epoch,
         step: manifest.step,

@@ -16,7 +16,6 @@ use std::path::Path;
 
 use ::safetensors::tensor::Dtype;
 use drumline_comm::{Axis, MeshShape};
-use drumline_torch::Named;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -90,14 +89,20 @@ pub(super) struct OptimizerEntry {
 
 impl OptimizerEntry {
     fn of(state: &RunState) -> Self {
-        let mut parameters: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for Named { name, .. } in &state.optimizer.tensors {
-            let (parameter, slot) = name.rsplit_once('.').unwrap_or((name, ""));
-            parameters.entry(parameter.to_owned()).or_default().push(slot.to_owned());
-        }
+        let parameters = slots_of(state.optimizer.tensors.iter().map(|named| named.name.as_str()));
         let (kind, scalars) = (state.optimizer.kind.clone(), to_scalars(&state.optimizer.scalars));
         Self { kind, scalars, parameters }
     }
+}
+
+/// The slots of each parameter, from the names of tensors.
+fn slots_of<'a>(names: impl Iterator<Item = &'a str>) -> BTreeMap<String, Vec<String>> {
+    let mut parameters: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for name in names {
+        let (parameter, slot) = name.rsplit_once('.').unwrap_or((name, ""));
+        parameters.entry(parameter.to_owned()).or_default().push(slot.to_owned());
+    }
+    parameters
 }
 
 /// A metric and its direction.
@@ -162,6 +167,23 @@ impl Manifest {
             tensors,
             files,
         })
+    }
+
+    /// The manifest of a state of which each rank has written its part.
+    pub(super) fn of_shards(
+        state: &RunState,
+        mark: Mark,
+        mesh: MeshShape,
+        shards: Vec<Shard>,
+        is_finite: bool,
+    ) -> Result<Self, CheckpointError> {
+        // Rank 0 has checked its own part only.
+        let mut manifest = Self::new(&RunState { model: Vec::new(), ..state.clone() }, mark, mesh, shards)?;
+        manifest.is_finite = is_finite;
+        let tensors = manifest.tensors.get(&Section::Optimizer);
+        let names = tensors.into_iter().flat_map(Index::tensors).map(|(name, _)| name.as_str());
+        manifest.optimizer.parameters = slots_of(names);
+        Ok(manifest)
     }
 
     /// The mesh of the ranks that saved it.
@@ -286,6 +308,8 @@ pub(super) fn hex(crc32: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::safetensors::Entry;
+    use drumline_torch::Named;
+
     use super::*;
 
     /// A file with some of the four rows of `w`.

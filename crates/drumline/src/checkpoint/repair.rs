@@ -73,7 +73,7 @@ impl Checkpoints {
     }
 
     /// Renames damaged checkpoints, and makes all links point to undamaged ones now that `name` was read. If some of
-    /// the best were lost, returns those that are left.
+    /// the best were lost, now or at an earlier start, returns those that are left.
     pub(super) fn repair(
         &self,
         name: Name,
@@ -92,12 +92,26 @@ impl Checkpoints {
         }
         left.iter().enumerate().for_each(|(place, name)| self.point(&best(place + 1), *name));
         remove_best_from(&self.dir, left.len() + 1);
-        if lost == 0 {
+        if lost == 0 && !self.has_lost_before(name, manifest, left.first()) {
             return Ok(None);
         }
-        self.warn_of_lost_best(&left);
+        if lost > 0 {
+            self.warn_of_lost_best(&left);
+        }
         let entry = |name: &Name| Manifest::read(&self.path(*name)).ok().map(|manifest| entry(&manifest));
         Ok(Some(left.iter().filter_map(entry).collect()))
+    }
+
+    /// Whether a best checkpoint was lost at an earlier start: a damaged one was put aside, and what was saved before still
+    /// has its metric as the best.
+    fn has_lost_before(&self, read: Name, manifest: &Manifest, first: Option<&Name>) -> bool {
+        let is_older = |step: u64| step <= read.step;
+        let Some(saved) = manifest.best.filter(|_| folder::bad_steps(&self.dir).into_iter().any(is_older))
+        else {
+            return false;
+        };
+        let score = first.and_then(|name| Manifest::read(&self.path(*name)).ok()?.score);
+        score.is_none_or(|score| Score::from(score).value != saved.0)
     }
 
     /// Which of the best are undamaged; the others are remembered as damaged.

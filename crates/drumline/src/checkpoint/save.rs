@@ -23,6 +23,7 @@ use super::manifest::Manifest;
 use super::on_rank_zero::on_rank_zero;
 use super::section::{Section, with_suffix};
 use super::shard_writer::{Shard, ShardWriter, TensorPart};
+use super::shards::Draft;
 use super::state::{Mark, RunState};
 use super::{Checkpoints, Role};
 use super::{rng, rotate};
@@ -79,17 +80,35 @@ impl Checkpoints {
     #[track_caller]
     pub fn save(&self, state: &RunState, mark: Mark, group: &ProcessGroup) -> Result<Saved, CheckpointError> {
         let parts = group.gather_object(&Part::of(state), 0)?.unwrap_or_default();
+        let checked = check_agreement(&parts);
+        let generators = parts.into_iter().map(|part| RngState { cpu: part.cpu, cuda: part.cuda });
+        let generators: Vec<_> = generators.collect();
+        if let Some(layout) = &state.layout {
+            return self.save_shards(&Draft { state, layout, generators, mark }, checked, group);
+        }
         let state = settled(state);
         let saved = on_rank_zero(group, move || {
-            check_agreement(&parts)?;
-            let generators = parts.into_iter().map(|part| RngState { cpu: part.cpu, cuda: part.cuda });
-            self.write(&state, &generators.collect::<Vec<_>>(), mark)
+            checked?;
+            self.write(&state, &generators, mark)
         })?;
         Ok(group.broadcast_object(saved.as_ref(), 0)?)
     }
 
     /// Rank 0's part.
     fn write(&self, state: &RunState, generators: &[RngState], mark: Mark) -> Result<Saved, CheckpointError> {
+        let name = self.new_name(state.step)?;
+        let beside = self.beside(name);
+        let placed = write_files(&beside, state, generators, mark).and_then(|()| self.place(&beside, name));
+        if let Err(error) = placed {
+            // On a full disk the space is needed. What cannot be removed now is removed by the next save.
+            let _ = std::fs::remove_dir_all(&beside);
+            return Err(error);
+        }
+        self.publish(name, mark)
+    }
+
+    /// Makes the folder ready for a new checkpoint, and returns the checkpoint's name.
+    pub(super) fn new_name(&self, step: u64) -> Result<Name, CheckpointError> {
         let dir = &self.dir;
         if self.role == Role::Reader {
             return Err(CheckpointError::ReadOnly { dir: dir.clone() });
@@ -98,17 +117,20 @@ impl Checkpoints {
         rotate::sweep(dir, |text| self.warn(text));
         // These were found damaged while the folder was only read.
         self.mark_damaged();
-        let name = self.free_name(state.step)?;
-        let beside = dir.join(format!("{UNFINISHED}{name}"));
-        let placed = write_files(&beside, state, generators, mark).and_then(|()| self.place(&beside, name));
-        if let Err(error) = placed {
-            // On a full disk the space is needed. What cannot be removed now is removed by the next save.
-            let _ = std::fs::remove_dir_all(&beside);
-            return Err(error);
-        }
+        self.free_name(step)
+    }
+
+    /// The folder of a checkpoint that is not complete.
+    pub(super) fn beside(&self, name: Name) -> PathBuf {
+        self.dir.join(format!("{UNFINISHED}{name}"))
+    }
+
+    /// Makes a complete checkpoint the latest, and deletes old ones.
+    pub(super) fn publish(&self, name: Name, mark: Mark) -> Result<Saved, CheckpointError> {
         self.announce(name, mark)?;
         let deleted = self.rotate(name);
-        Ok(Saved { path: dir.join(name.to_string()), deleted: deleted.iter().map(Name::to_string).collect() })
+        let path = self.dir.join(name.to_string());
+        Ok(Saved { path, deleted: deleted.iter().map(Name::to_string).collect() })
     }
 
     /// An unused name: a run that went back to an older checkpoint reaches a step for the second time.
@@ -118,7 +140,7 @@ impl Checkpoints {
         Ok(Name { step, turn: turns.max().unwrap_or(0) + 1 })
     }
 
-    fn place(&self, beside: &Path, name: Name) -> Result<(), CheckpointError> {
+    pub(super) fn place(&self, beside: &Path, name: Name) -> Result<(), CheckpointError> {
         let path = self.dir.join(name.to_string());
         let placed = std::fs::rename(beside, &path).and_then(|()| folder::sync_folder(&self.dir));
         placed.map_err(CheckpointError::write(&path))
@@ -155,7 +177,7 @@ impl Checkpoints {
 }
 
 /// A copy of the state for another thread. It waits for the GPUs first, because that thread would not.
-fn settled(state: &RunState) -> RunState {
+pub(super) fn settled(state: &RunState) -> RunState {
     let tensors = state.model.iter().chain(&state.trained).chain(&state.optimizer.tensors);
     let tensors = tensors.filter(|named| named.tensor.defined());
     let gpus: BTreeSet<_> = tensors
@@ -168,6 +190,13 @@ fn settled(state: &RunState) -> RunState {
     state.clone()
 }
 
+/// The mesh of so many ranks.
+pub(super) fn mesh_of(state: &RunState, num_ranks: usize) -> Result<MeshShape, CheckpointError> {
+    let mesh = state.mesh.unwrap_or(MeshShape::default().with(Axis::Dp, num_ranks));
+    mesh.check(num_ranks)?;
+    Ok(mesh)
+}
+
 /// Writes all files of a checkpoint to a new folder, and syncs them to disk.
 fn write_files(
     folder: &Path,
@@ -175,8 +204,7 @@ fn write_files(
     generators: &[RngState],
     mark: Mark,
 ) -> Result<(), CheckpointError> {
-    let mesh = state.mesh.unwrap_or(MeshShape::default().with(Axis::Dp, generators.len()));
-    mesh.check(generators.len())?;
+    let mesh = mesh_of(state, generators.len())?;
     std::fs::create_dir(folder).map_err(CheckpointError::write(folder))?;
     let mut shards = vec![
         write_section(folder, Section::Model, &state.model)?,
@@ -184,14 +212,20 @@ fn write_files(
         write_section(folder, Section::Rng, &rng::to_tensors(generators)?)?,
     ];
     if !state.trained.is_empty() {
-        shards.push(write_section(folder, Section::Trained, &with_suffix(&state.trained))?);
+        let in_file = |named: &Named| Named { name: with_suffix(&named.name), ..named.clone() };
+        let trained: Vec<_> = state.trained.iter().map(in_file).collect();
+        shards.push(write_section(folder, Section::Trained, &trained)?);
     }
     Manifest::new(state, mark, mesh, shards)?.write(folder)?;
     folder::sync_folder(folder).map_err(CheckpointError::write(folder))
 }
 
 /// Writes all tensors of a section to one file.
-fn write_section(folder: &Path, section: Section, tensors: &[Named]) -> Result<Shard, CheckpointError> {
+pub(super) fn write_section(
+    folder: &Path,
+    section: Section,
+    tensors: &[Named],
+) -> Result<Shard, CheckpointError> {
     let mut writer = ShardWriter::new(section);
     tensors.iter().try_for_each(|named| writer.add(TensorPart::whole(named)))?;
     writer.write(folder, &section.file())

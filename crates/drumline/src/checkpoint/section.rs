@@ -55,10 +55,9 @@ impl Section {
 /// The suffix of trained parameters, whose names the model has as well.
 const TRAINED: &str = ".trained";
 
-/// The trained parameters under their names in files.
-pub(super) fn with_suffix(trained: &[Named]) -> Vec<Named> {
-    let named = |named: &Named| Named { name: format!("{}{TRAINED}", named.name), ..named.clone() };
-    trained.iter().map(named).collect()
+/// The name of a trained parameter in files.
+pub(super) fn with_suffix(name: &str) -> String {
+    format!("{name}{TRAINED}")
 }
 
 /// The trained parameters under the model's names. Format 1 had these names in its files.

@@ -6,6 +6,8 @@ use drumline_comm::MeshShape;
 use drumline_torch::{Named, OptimizerState, RngState, TorchError};
 use serde_json::Value;
 
+use super::layout::StateLayout;
+
 /// Everything that a run needs to resume. Every rank passes its own; what is the same on all ranks is written once.
 ///
 /// It is data for a checkpoint. The live state of a training, which callbacks see, is
@@ -18,6 +20,9 @@ pub struct RunState {
     pub trained: Vec<Named>,
     /// The optimizer's state. That of rank 0 is written.
     pub optimizer: OptimizerState,
+    /// How the ranks divide the tensors among them: `model`, `trained` and `optimizer` then have the parts that this rank
+    /// holds, and each rank writes its own. `None` if rank 0 has all of them, and writes them.
+    pub layout: Option<StateLayout>,
     /// The mesh of the ranks; `None` for replicas, all along `dp`.
     pub mesh: Option<MeshShape>,
     /// Epochs done.
@@ -54,6 +59,7 @@ impl RunState {
             model,
             trained: Vec::new(),
             optimizer: OptimizerState::default(),
+            layout: None,
             mesh: None,
             epoch: 0,
             step: 0,

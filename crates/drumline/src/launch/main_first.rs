@@ -86,7 +86,11 @@ pub(crate) fn run_with_heartbeat<T>(
 }
 
 /// On all ranks: runs the work, and waits until all ranks have finished theirs.
-fn run_on_all<T>(group: &ProcessGroup, what: &str, work: impl FnOnce() -> T) -> Result<T, CommError> {
+pub(crate) fn run_on_all<T>(
+    group: &ProcessGroup,
+    what: &str,
+    work: impl FnOnce() -> T,
+) -> Result<T, CommError> {
     with_thread(group, work, |is_done| exchange_heartbeats(group, what, is_done))
 }
 

@@ -2,14 +2,14 @@
 
 use std::num::NonZeroUsize;
 
+use drumline_parallel::Engine;
 use drumline_torch::Named;
-use tch::nn::VarStore;
 
 use super::context::Context;
 use super::metric::MetricKey;
 use super::settings::LoadBestModel;
 use super::state::Best;
-use crate::checkpoint::{BestSaved, named};
+use crate::checkpoint::{BestSaved, held_by};
 
 pub(super) struct BestModels {
     pub(super) key: MetricKey,
@@ -17,7 +17,7 @@ pub(super) struct BestModels {
     pub(super) metrics: Vec<f64>,
     /// The place of the last evaluation among the best, if it is to be saved as one of them.
     pub(super) place: Option<NonZeroUsize>,
-    /// The weights of the best model, if there is no folder.
+    /// What this rank holds of the best model, if there is no folder.
     weights: Option<Vec<Named>>,
     load_at_end: LoadBestModel,
 }
@@ -29,7 +29,7 @@ impl BestModels {
 
     /// Keeps the model of the last evaluation if it is among the best: in memory, or in a checkpoint, which is saved
     /// after everything else of this step is done.
-    pub(super) fn keep_if_good(&mut self, context: &mut Context<'_>, store: &VarStore, metric: f64) {
+    pub(super) fn keep_if_good(&mut self, context: &mut Context<'_>, engine: &dyn Engine, metric: f64) {
         let state = &mut context.state;
         if state.has_save_path {
             let keep = state.requests.keep_best.unwrap_or(1);
@@ -40,11 +40,11 @@ impl BestModels {
         let is_better = state.evaluation.as_ref().is_some_and(|evaluation| evaluation.is_better);
         if is_better && self.load_at_end == LoadBestModel::Yes {
             let copy = |Named { name, tensor }: Named| Named { name, tensor: tensor.detach().copy() };
-            self.weights = Some(named(store).into_iter().map(copy).collect());
+            self.weights = Some(held_by(engine).into_iter().map(copy).collect());
         }
     }
 
-    /// The best model's weights, if they are in memory.
+    /// What this rank holds of the best model, if that is in memory.
     pub(super) fn take_weights(&mut self) -> Option<Vec<Named>> {
         self.weights.take()
     }

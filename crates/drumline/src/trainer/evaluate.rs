@@ -2,6 +2,8 @@
 //!
 //! Ranks do not wait for each other within their shares, which need not be equal.
 
+use std::rc::Rc;
+
 use drumline_comm::{ReduceOp, on_behalf_of};
 use drumline_torch::{TorchError, nccl};
 use tch::no_grad;
@@ -49,7 +51,8 @@ impl<B: Batch, O> Evaluator<'_, B, O> {
         if self.dev.is_none() || is_done {
             return Ok(Validated::Complete);
         }
-        let validated = with_evaluation_weights(context, |context| {
+        let engine = Rc::clone(&learner.engine);
+        let validated = with_evaluation_weights(context, &*engine, |context| {
             context.call(Hook::ValidBegin);
             let Some(evaluation) = self.evaluate(learner, best, context)? else {
                 return Ok(Validated::Interrupted);
@@ -148,5 +151,5 @@ fn note<M: Model<B> + ?Sized, B: Batch>(
     }
     state.evaluation = Some(evaluation.clone());
     context.call(Hook::ValidEnd(evaluation));
-    best.keep_if_good(context, learner.store, metric);
+    best.keep_if_good(context, &*learner.engine, metric);
 }

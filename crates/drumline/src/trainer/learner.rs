@@ -8,6 +8,7 @@
 //! (`graphs`).
 
 use std::panic::Location;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -27,13 +28,14 @@ use super::metric::Scores;
 use super::model::{Mode, Model};
 use super::settings::Precision;
 use super::waits::Waits;
+use crate::checkpoint::{CheckpointError, StateLayout};
 use crate::comm::shared_failure::guarded;
 use crate::schedule::Schedule;
 
 pub(super) struct Learner<'a, M: Model<B> + ?Sized, B: Batch> {
     pub(super) model: &'a M,
     pub(super) store: &'a VarStore,
-    pub(super) engine: Box<dyn Engine>,
+    pub(super) engine: Rc<dyn Engine>,
     pub(super) loss: Box<dyn Loss<B, M::Output> + 'a>,
     /// Metrics of each step.
     pub(super) scores: Scores<'a, B, M::Output>,
@@ -78,6 +80,11 @@ pub(super) struct Rescaled {
 impl<M: Model<B> + ?Sized, B: Batch> Learner<'_, M, B> {
     pub(super) fn device(&self) -> Device {
         self.store.device()
+    }
+
+    /// How ranks divide the training's state; `None` if each rank has all of it.
+    pub(super) fn layout(&self) -> Result<Option<StateLayout>, CheckpointError> {
+        StateLayout::of_engine(self.store, &*self.engine)
     }
 
     /// Enters autocast until the result is dropped.

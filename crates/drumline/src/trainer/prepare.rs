@@ -1,11 +1,12 @@
 //! Prepares a run from the program's settings: everything is checked, and is the same on all ranks.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use drumline_comm::{Mesh, ReduceOp, call_site};
 use drumline_observe::bar::Progress;
-use drumline_parallel::EngineSetup;
+use drumline_parallel::{Engine, EngineSetup};
 use drumline_torch::{Adam, AdamOptions, Optimizer, TorchError, parameters};
 use serde_json::Value;
 use tch::nn::VarStore;
@@ -192,7 +193,9 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         let scaler = scaler_for(self.settings.precision, self.settings.loss_scale, self.store.device());
         let scaler = agree::<_, TrainerError>(&group, scaler.map_err(LocalFailure::from))?;
         let setup = EngineSetup { store: self.store, mesh: &mesh, observer: Some(Arc::clone(&waits) as _) };
-        let engine = self.engine.engine(setup)?;
+        let engine: Rc<dyn Engine> = self.engine.engine(setup)?.into();
+        let mut optimizer = parts.optimizer;
+        engine.adopt(&mut *optimizer)?;
         let checkpoints = self.checkpoints.map(|own| logged(own, parts.progress.as_ref()));
         if let Some(progress) = parts.progress.clone() {
             self.hooks.master.insert(0, Box::new(ProgressDisplay::new(progress)));
@@ -205,7 +208,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         let faults = InjectedFaults::from_env(&group)?;
         let state = TrainState::new(Start {
             device: self.store.device(),
-            optimizer: parts.optimizer,
+            optimizer,
             config,
             n_epochs: self.settings.n_epochs,
             max_steps: self.settings.max_steps,

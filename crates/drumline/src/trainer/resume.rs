@@ -9,8 +9,8 @@ use super::save::{SavedTrainer, Saver};
 use super::settings::Every;
 use super::state::Best;
 use super::train_data::TrainData;
-use super::weights::load_weights;
-use crate::checkpoint::{Loaded, RunState, named, restore};
+use super::weights::{restore_held, trained_of};
+use crate::checkpoint::{CheckpointError, Loaded, RunState, check_model, held_by};
 use crate::comm::shared_failure::{LocalFailure, SharedFailure, agree};
 use crate::data::loader::Cause;
 use crate::data::sampler::SamplerPosition;
@@ -27,6 +27,20 @@ pub(super) struct Resume<'r, 'a, M: Model<B> + ?Sized, B: Batch> {
     pub(super) context: &'r mut Context<'a>,
 }
 
+/// A checkpoint that matches this training.
+struct Checked {
+    /// The parts of it that this rank holds.
+    state: RunState,
+    from: SamplerPosition,
+    section: SavedTrainer,
+    scale: SavedScale,
+}
+
+/// A failure to resume from a checkpoint.
+fn failed(cause: Cause, found: &Loaded) -> LocalFailure {
+    LocalFailure::from(cause).within(&format!("cannot resume from {}", found.path.display()))
+}
+
 impl<M: Model<B> + ?Sized, B: Batch> Resume<'_, '_, M, B> {
     /// Resumes from a checkpoint that the program has loaded, or from the latest one of `resume_from`, if there is one.
     /// Returns whether the training has resumed.
@@ -38,7 +52,10 @@ impl<M: Model<B> + ?Sized, B: Batch> Resume<'_, '_, M, B> {
         };
         let Some(found) = found else { return Ok(false) };
         self.warn(found.rank_change_warning(&group));
-        let loaded = self.load(&found);
+        let checked = self.check(&found.state).map_err(|cause| failed(cause, &found));
+        let checked = agree::<_, TrainerError>(&group, checked)?;
+        restore_held(&*self.learner.engine, &trained_of(&checked.state))?;
+        let loaded = self.load(&found, checked).map_err(|cause| failed(cause, &found));
         self.saver.resumed_from = found.path.parent().map(Into::into);
         // Rank 0's folder counts: other ranks may know it by another name.
         let own = self.saver.checkpoints.as_ref().zip(self.saver.resumed_from.as_ref());
@@ -48,9 +65,6 @@ impl<M: Model<B> + ?Sized, B: Batch> Resume<'_, '_, M, B> {
         self.context.state.saved_at = is_saved.then_some(found.state.step);
         self.context.state.checkpoint = Some(found.path.clone());
         self.context.is_unsaved = !is_saved;
-        let loaded = loaded.map_err(|cause| {
-            LocalFailure::from(cause).within(&format!("cannot resume from {}", found.path.display()))
-        });
         agree::<_, TrainerError>(&group, loaded)?;
         Ok(true)
     }
@@ -78,12 +92,22 @@ impl<M: Model<B> + ?Sized, B: Batch> Resume<'_, '_, M, B> {
         Ok(SamplerPosition { samples_seen: from.samples_seen.min(all), data: self.data.id(), ..from })
     }
 
-    fn load(&mut self, found: &Loaded) -> Result<(), Cause> {
-        let saved = &found.state;
-        let from = self.position_of(saved)?;
-        let section = SavedTrainer::of(saved)?;
-        let scale = SavedScale::of(&saved.scaler)?;
-        load_weights(self.context, self.learner.store, saved)?;
+    /// What can be checked before anything is changed.
+    fn check(&self, saved: &RunState) -> Result<Checked, Cause> {
+        Ok(Checked {
+            from: self.position_of(saved)?,
+            section: SavedTrainer::of(saved)?,
+            scale: SavedScale::of(&saved.scaler)?,
+            state: held_parts(self.learner, saved)?,
+        })
+    }
+
+    /// Loads everything but the weights.
+    fn load(&mut self, found: &Loaded, checked: Checked) -> Result<(), Cause> {
+        let Checked { state: saved, from, section, scale } = checked;
+        if !saved.trained.is_empty() {
+            self.context.hooks.load_evaluation_weights(&saved.model)?;
+        }
         let state = &mut self.context.state;
         state.optimizer.load_state(&saved.optimizer)?;
         scale.load_into(self.learner.scaler.as_mut())?;
@@ -138,7 +162,7 @@ pub(super) fn load_best<M: Model<B> + ?Sized, B: Batch>(
     context: &Context<'_>,
 ) -> Result<(), TrainerError> {
     if let Some(weights) = saver.best.take_weights() {
-        return Ok(restore(&named(learner.store), &weights)?);
+        return restore_held(&*learner.engine, &weights);
     }
     let Some(best) = context.state.best else { return Ok(()) };
     // The best model may be older than the checkpoint that was resumed, and then be in its folder.
@@ -146,8 +170,9 @@ pub(super) fn load_best<M: Model<B> + ?Sized, B: Batch>(
     for checkpoints in saver.checkpoints.clone().into_iter().chain(others) {
         let found = checkpoints.load_best(&context.state.group)?;
         if let Some(found) = found.filter(|found| found.state.step == best.step) {
-            let restored = restore(&named(learner.store), &found.state.model);
-            return agree(&context.state.group, restored.map_err(LocalFailure::from));
+            let held = held_parts(learner, &found.state).map_err(LocalFailure::from);
+            let held = agree::<_, TrainerError>(&context.state.group, held)?;
+            return restore_held(&*learner.engine, &held.model);
         }
     }
     Err(SharedFailure::on_all_ranks(format!(
@@ -156,4 +181,17 @@ pub(super) fn load_best<M: Model<B> + ?Sized, B: Batch>(
         best.step
     ))
     .into())
+}
+
+/// What this rank holds of a checkpoint, whose model must be that of the training.
+fn held_parts<M: Model<B> + ?Sized, B: Batch>(
+    learner: &Learner<'_, M, B>,
+    saved: &RunState,
+) -> Result<RunState, CheckpointError> {
+    let state = match learner.layout()? {
+        Some(layout) => layout.part_of(saved)?,
+        None => saved.clone(),
+    };
+    check_model(&held_by(&*learner.engine), &state.model)?;
+    Ok(state)
 }

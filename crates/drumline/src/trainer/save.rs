@@ -17,7 +17,7 @@ use super::model::Model;
 use super::state::Best;
 use super::train_data::TrainData;
 use super::weights::{trained_beside, with_evaluation_weights};
-use crate::checkpoint::{Checkpoints, Loaded, Mark, RunState, Scalar, Score, named};
+use crate::checkpoint::{Checkpoints, Loaded, Mark, RunState, Scalar, Score, held_by};
 use crate::comm::shared_failure::{LocalFailure, agree, with_causes};
 use crate::data::loader::Cause;
 use crate::scaling::SavedScale;
@@ -96,7 +96,7 @@ impl Saver {
         data: &TrainData<B>,
         context: &mut Context<'_>,
     ) -> Result<(), TrainerError> {
-        with_evaluation_weights(context, |context| {
+        with_evaluation_weights(context, &*learner.engine, |context| {
             context.state.requests.checkpoint = false;
             let mark = self.best.place.take().map_or(Mark::Latest, Mark::Place);
             let Some(checkpoints) = self.checkpoints.clone() else { return Ok(()) };
@@ -167,7 +167,9 @@ impl Saver {
             rng: RngState::capture()?,
             scaler: SavedScale::new(learner.scaler.as_ref(), state.skipped)?.to_value()?,
             trained: trained_beside(context)?,
-            ..RunState::new(named(learner.store))?
+            layout: learner.layout()?,
+            mesh: Some(*learner.engine.mesh().shape()),
+            ..RunState::new(held_by(&*learner.engine))?
         })
     }
 

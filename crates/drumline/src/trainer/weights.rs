@@ -10,43 +10,53 @@
 
 use std::collections::BTreeMap;
 
+use drumline_parallel::Engine;
 use drumline_torch::{Named, TorchError};
-use tch::nn::VarStore;
 use tch::{Tensor, no_grad};
 
 use super::context::Context;
 use super::error::TrainerError;
-use crate::checkpoint::{RunState, named, restore};
-use crate::comm::shared_failure::SharedFailure;
+use crate::checkpoint::{RunState, held_by, restore};
+use crate::comm::shared_failure::{LocalFailure, SharedFailure, agree};
 use crate::data::loader::Cause;
 
 /// Runs `act` while the model has the weights for evaluation. Afterwards it has the trained ones again, also after an
 /// error.
 pub(super) fn with_evaluation_weights<'a, T>(
     context: &mut Context<'a>,
+    engine: &dyn Engine,
     act: impl FnOnce(&mut Context<'a>) -> Result<T, TrainerError>,
 ) -> Result<T, TrainerError> {
-    exchange_weights(context)?;
+    exchange_weights(context, engine)?;
     let done = act(context);
-    exchange_weights(context)?;
+    exchange_weights(context, engine)?;
     done
 }
 
-fn exchange_weights(context: &Context<'_>) -> Result<(), TrainerError> {
+fn exchange_weights(context: &Context<'_>, engine: &dyn Engine) -> Result<(), TrainerError> {
     // All ranks have the same callbacks, so all get the same error.
     let on_all_ranks = |cause: Cause| SharedFailure::on_all_ranks(cause.to_string());
     let Some(weights) = context.hooks.evaluation_weights().map_err(on_all_ranks)? else { return Ok(()) };
-    let parameters = context.state.parameters.iter();
-    let trained: BTreeMap<_, _> = parameters.map(|named| (&named.name, &named.tensor)).collect();
-    for Named { name, tensor } in weights {
-        let trained = trained.get(name).ok_or_else(|| {
-            SharedFailure::on_all_ranks(format!(
-                "there is no parameter `{name}` that could be evaluated with other weights"
-            ))
-        })?;
-        exchange(trained, tensor)?;
-    }
-    Ok(())
+    // A rank may hold nothing of a parameter, and not find what others do.
+    let pairs = agree::<_, TrainerError>(&context.state.group, pairs(&context.state.parameters, weights))?;
+    let mut exchanged = Ok(());
+    engine.change_parameters(&mut || {
+        exchanged = pairs.iter().try_for_each(|(trained, other)| exchange(trained, other));
+    })?;
+    Ok(exchanged?)
+}
+
+/// Each parameter with the tensor whose values it gets.
+fn pairs<'a>(
+    trained: &'a [Named],
+    weights: &'a [Named],
+) -> Result<Vec<(&'a Tensor, &'a Tensor)>, LocalFailure> {
+    let trained: BTreeMap<_, _> = trained.iter().map(|named| (&named.name, &named.tensor)).collect();
+    let pair = |Named { name, tensor }: &'a Named| match trained.get(name) {
+        Some(trained) => Ok((*trained, tensor)),
+        None => Err(format!("there is no parameter `{name}` that could be evaluated with other weights")),
+    };
+    Ok(weights.iter().map(pair).collect::<Result<_, _>>()?)
 }
 
 /// The trained weights, while the model has others.
@@ -54,16 +64,18 @@ pub(super) fn trained_beside(context: &Context<'_>) -> Result<Vec<Named>, Cause>
     Ok(context.hooks.evaluation_weights()?.map_or_else(Vec::new, <[_]>::to_vec))
 }
 
-/// Loads the trained weights of a checkpoint into the model, and passes the evaluated ones to callbacks.
-pub(super) fn load_weights(
-    context: &mut Context<'_>,
-    store: &VarStore,
-    saved: &RunState,
-) -> Result<(), Cause> {
+/// The trained weights of a checkpoint, and the other tensors of its model.
+pub(super) fn trained_of(saved: &RunState) -> Vec<Named> {
     let trained: BTreeMap<_, _> = saved.trained.iter().map(|named| (&named.name, named)).collect();
     let model = saved.model.iter().map(|named| (*trained.get(&named.name).unwrap_or(&named)).clone());
-    restore(&named(store), &model.collect::<Vec<_>>())?;
-    if saved.trained.is_empty() { Ok(()) } else { context.hooks.load_evaluation_weights(&saved.model) }
+    model.collect()
+}
+
+/// Copies values into the tensors that this rank holds. All ranks call it.
+pub(super) fn restore_held(engine: &dyn Engine, from: &[Named]) -> Result<(), TrainerError> {
+    let mut restored = Ok(());
+    engine.change_parameters(&mut || restored = restore(&held_by(engine), from))?;
+    agree(engine.mesh().whole(), restored.map_err(LocalFailure::from))
 }
 
 /// Swaps the values of two tensors. The tensors keep their memory.

@@ -14,6 +14,7 @@ pub(super) mod planned;
 mod precision;
 mod resuming;
 mod saying;
+mod sharded;
 mod supplied;
 mod windows;
 

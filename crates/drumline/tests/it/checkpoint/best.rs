@@ -167,3 +167,23 @@ fn the_file_of_the_best_weights_is_checked() {
     assert!(message.contains("step-00000001 cannot be used: model.safetensors is damaged"), "{message}");
     assert_eq!(listing(dir.path()), before);
 }
+
+#[test]
+fn a_best_that_was_lost_at_an_earlier_start_does_not_count_later() {
+    let dir = tempfile::tempdir().unwrap();
+    alone(|group| {
+        let best = |state: RunState, best| RunState { best: Some(best), ..state };
+        let checkpoints = Checkpoints::new(dir.path()).keep_last(NonZeroUsize::new(3).unwrap());
+        checkpoints.save(&best(scored(14, 20.0), 20.0), place(1), group).unwrap();
+        checkpoints.save(&best(scored(21, 21.0), 21.0), place(1), group).unwrap();
+        checkpoints.save(&best(scored(28, 18.0), 21.0), Mark::Latest, group).unwrap();
+        let start = || steps_left(&Checkpoints::new(dir.path()).load_latest(group).unwrap().unwrap());
+        assert_eq!(start(), None, "the control: nothing is damaged");
+        damage(dir.path(), 21);
+        assert_eq!(start(), Some(vec![14]));
+        // Nothing was saved since, so that the latest checkpoint still names the lost one.
+        assert_eq!(start(), Some(vec![14]));
+        checkpoints.save(&best(scored(35, 1.0), 20.0), Mark::Latest, group).unwrap();
+        assert_eq!(start(), None, "what is saved now is right");
+    });
+}

@@ -1,0 +1,222 @@
+//! Which part of each tensor this rank holds, where ranks divide the state of a training among them.
+//!
+//! ```text
+//!   model       `fc.weight` [8, 4]      rank 0: rows 0 to 4      rank 1: rows 5 to 7
+//!   optimizer   `fc.weight.exp_avg`     the same rows            the same rows
+//!               `fc.weight.step` []     whole; saved here        whole
+//! ```
+//! A slot of the optimizer that has the shape of its parameter is divided as the parameter is. Any other slot is whole
+//! on each rank that holds rows of the parameter, and the rank with the first row saves it.
+//!
+//! Not here: files (`shards`), and which rank owns what, which the engine decides.
+
+use std::collections::BTreeMap;
+
+use drumline_comm::{Axis, MeshShape};
+use drumline_parallel::{Engine, Placed};
+use drumline_torch::{Named, OptimizerState, TorchError};
+use tch::Tensor;
+use tch::nn::VarStore;
+
+use super::error::CheckpointError;
+use super::region::Region;
+use super::restore::named;
+use super::shard_writer::TensorPart;
+use super::state::RunState;
+
+/// The tensors of a training, and which part of each this rank holds.
+#[derive(Debug, Clone, Default)]
+pub struct StateLayout {
+    /// By the names of the model's tensors.
+    model: BTreeMap<String, Divided>,
+    /// By the names of the optimizer's parameters.
+    optimizer: BTreeMap<String, Divided>,
+}
+
+/// A tensor that ranks divide among them.
+#[derive(Debug, Clone)]
+struct Divided {
+    shape: Vec<usize>,
+    /// `None` if this rank holds nothing of it.
+    held: Option<Held>,
+}
+
+#[derive(Debug, Clone)]
+struct Held {
+    region: Region,
+    is_saved_here: bool,
+}
+
+impl Held {
+    /// Whether it has the first element of the tensor, which only one rank of those that divide it has.
+    fn is_first(&self) -> bool {
+        self.region.offsets().iter().all(|offset| *offset == 0)
+    }
+}
+
+impl StateLayout {
+    /// The layout of a training of one model. `whole` are all tensors of the model, as every rank knows them; `held`
+    /// are those parts that this rank holds ([`Engine::state`](crate::engine::Engine::state)).
+    pub fn new(whole: &[Named], held: &[Placed]) -> Result<Self, CheckpointError> {
+        let mut layout = Self::default();
+        layout.add_model(whole, held, str::to_owned)?;
+        layout.add_optimizer(whole, held, str::to_owned)?;
+        Ok(layout)
+    }
+
+    /// The layout of the training of a model by an engine; `None` if each rank holds all tensors, and rank 0 saves them.
+    pub(crate) fn of_engine(store: &VarStore, engine: &dyn Engine) -> Result<Option<Self>, CheckpointError> {
+        let layout = is_divided(engine.mesh().shape()).then(|| Self::new(&named(store), &engine.state()));
+        layout.transpose()
+    }
+
+    /// Adds a model, whose tensors get these names in the checkpoint.
+    pub(crate) fn add_model(
+        &mut self,
+        whole: &[Named],
+        held: &[Placed],
+        name_of: impl Fn(&str) -> String,
+    ) -> Result<(), CheckpointError> {
+        add(&mut self.model, whole, held, name_of)
+    }
+
+    /// Adds the optimizer of a model, whose parameters get these names in the checkpoint.
+    pub(crate) fn add_optimizer(
+        &mut self,
+        whole: &[Named],
+        held: &[Placed],
+        name_of: impl Fn(&str) -> String,
+    ) -> Result<(), CheckpointError> {
+        add(&mut self.optimizer, whole, held, name_of)
+    }
+
+    /// What this rank saves of its parts of the model.
+    pub(super) fn saved_of_model(&self, held: &[Named]) -> Vec<TensorPart> {
+        let saved = |named: &Named| {
+            let tensor = self.model.get(&named.name)?;
+            let held = tensor.held.as_ref().filter(|held| held.is_saved_here)?;
+            Some(part(named, &tensor.shape, &held.region))
+        };
+        held.iter().filter_map(saved).collect()
+    }
+
+    /// What this rank saves of its optimizer's tensors.
+    pub(super) fn saved_of_optimizer(&self, held: &[Named]) -> Vec<TensorPart> {
+        let saved = |named: &Named| {
+            let parameter = self.optimizer.get(parameter_of(&named.name))?;
+            let held = parameter.held.as_ref().filter(|held| held.is_saved_here)?;
+            if shape_of(&named.tensor) == held.region.shape() {
+                return Some(part(named, &parameter.shape, &held.region));
+            }
+            held.is_first().then(|| TensorPart::whole(named))
+        };
+        held.iter().filter_map(saved).collect()
+    }
+
+    /// This rank's parts of a loaded state, whose tensors may be whole or be these parts already.
+    pub(crate) fn part_of(&self, state: &RunState) -> Result<RunState, CheckpointError> {
+        self.check_shapes(&state.model)?;
+        let of_model = |named: &Named| {
+            let Some(tensor) = self.model.get(&named.name) else { return Some(Ok(named.clone())) };
+            tensor.held.as_ref().map(|held| cut(named, &tensor.shape, &held.region))
+        };
+        let of_optimizer = |named: &Named| {
+            let Some(parameter) = self.optimizer.get(parameter_of(&named.name)) else {
+                return Some(Ok(named.clone()));
+            };
+            parameter.held.as_ref().map(|held| cut(named, &parameter.shape, &held.region))
+        };
+        let optimizer = OptimizerState {
+            tensors: state.optimizer.tensors.iter().filter_map(of_optimizer).collect::<Result<_, _>>()?,
+            ..state.optimizer.clone()
+        };
+        let of_list = |list: &[Named]| list.iter().filter_map(of_model).collect::<Result<Vec<_>, _>>();
+        Ok(RunState {
+            model: of_list(&state.model)?,
+            trained: of_list(&state.trained)?,
+            optimizer,
+            ..state.clone()
+        })
+    }
+}
+
+impl StateLayout {
+    /// Returns an error with all tensors that are neither whole nor the part that this rank holds.
+    fn check_shapes(&self, model: &[Named]) -> Result<(), CheckpointError> {
+        let difference = |Named { name, tensor }: &Named| {
+            let (known, found) = (self.model.get(name)?, shape_of(tensor));
+            let is_held = known.held.as_ref().is_some_and(|held| held.region.shape() == found);
+            let wanted = &known.shape;
+            (found != *wanted && !is_held).then(|| {
+                format!("`{name}` has shape {found:?} in the checkpoint and {wanted:?} in the model")
+            })
+        };
+        let differences: Vec<_> = model.iter().filter_map(difference).collect();
+        if differences.is_empty() { Ok(()) } else { Err(CheckpointError::Mismatch { differences }) }
+    }
+}
+
+/// Whether ranks on such a mesh divide the state among them. The answer is the same on all ranks.
+pub(crate) fn is_divided(mesh: &MeshShape) -> bool {
+    mesh.num_ranks() > mesh.size(Axis::Dp)
+}
+
+/// The tensors that this rank holds, under the names of the whole ones.
+pub(crate) fn held_by(engine: &dyn Engine) -> Vec<Named> {
+    let named = |placed: Placed| Named { name: placed.name, tensor: placed.tensor };
+    engine.state().into_iter().map(named).collect()
+}
+
+fn add(
+    tensors: &mut BTreeMap<String, Divided>,
+    whole: &[Named],
+    held: &[Placed],
+    name_of: impl Fn(&str) -> String,
+) -> Result<(), CheckpointError> {
+    for Named { name, tensor } in whole {
+        let divided = Divided { shape: shape_of(tensor), held: None };
+        tensors.insert(name_of(name), divided);
+    }
+    for placed in held {
+        let Some(tensor) = tensors.get_mut(&name_of(&placed.name)) else { continue };
+        let [offsets, whole] = [&placed.offsets, &placed.whole].map(|sizes| to_usize(sizes));
+        let region = Region::new(&offsets, &shape_of(&placed.tensor), &whole);
+        let region = region
+            .map_err(|source| super::index::IndexError::Region { name: placed.name.clone(), source })?;
+        tensor.held = Some(Held { region, is_saved_here: placed.is_saved_here });
+    }
+    Ok(())
+}
+
+/// The parameter of an optimizer's tensor.
+fn parameter_of(name: &str) -> &str {
+    name.rsplit_once('.').map_or(name, |(parameter, _)| parameter)
+}
+
+fn part(named: &Named, global_shape: &[usize], region: &Region) -> TensorPart {
+    TensorPart {
+        name: named.name.clone(),
+        global_shape: global_shape.to_vec(),
+        offsets: region.offsets().to_vec(),
+        tensor: named.tensor.shallow_clone(),
+    }
+}
+
+/// This region of a tensor that has the whole shape; any other tensor itself.
+fn cut(named: &Named, whole: &[usize], region: &Region) -> Result<Named, CheckpointError> {
+    let mut tensor = named.tensor.shallow_clone();
+    if shape_of(&tensor) == whole {
+        for (dim, (offset, size)) in region.offsets().iter().zip(region.shape()).enumerate() {
+            tensor = tensor.f_narrow(dim as i64, *offset as i64, *size as i64).map_err(TorchError::from)?;
+        }
+    }
+    Ok(Named { name: named.name.clone(), tensor })
+}
+
+fn shape_of(tensor: &Tensor) -> Vec<usize> {
+    to_usize(&tensor.size())
+}
+
+fn to_usize(sizes: &[i64]) -> Vec<usize> {
+    sizes.iter().map(|size| *size as usize).collect()
+}

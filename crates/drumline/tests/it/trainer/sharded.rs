@@ -1,0 +1,210 @@
+//! ZeRO in the trainer: the losses and weights of replicas, and checkpoints that any other number of ranks and any other
+//! stage resumes from.
+
+use std::path::Path;
+
+use drumline::checkpoint::Checkpoints;
+use drumline::comm::LocalGroup;
+use drumline::engine::{Accumulation, DdpOptions, EngineOptions, ShardOptions, Stage};
+use drumline::metrics::TopK;
+use drumline::optim::{AdamOptions, AdamW, Named, parameters};
+use drumline::trainer::{Checkpoint, CrossEntropy, DistTrainer, Every, LoadBestModel, MovingAverage};
+use drumline::{ProcessGroup, trainer::TrainOutcome};
+use rank_test::{Ranks, ranks_test};
+use tch::Device;
+use tch::nn::VarStore;
+
+use super::{FOLDER, Net, Pair, data, difference, folder, same_on_all_ranks, weights};
+
+/// How a training is divided; `None` for replicas.
+type Sharding = Option<ShardOptions>;
+
+fn stage(stage: Stage) -> Sharding {
+    Some(ShardOptions::new(stage))
+}
+
+fn hybrid(stage: Stage) -> Sharding {
+    Some(ShardOptions { shard: Some(2), ..ShardOptions::new(stage) })
+}
+
+fn options(sharding: Sharding) -> Box<dyn EngineOptions> {
+    sharding.map_or_else(|| DdpOptions::default().into(), Into::into)
+}
+
+fn adam<'a>(
+    group: &ProcessGroup,
+    net: &'a Net,
+    store: &'a VarStore,
+) -> anyhow::Result<DistTrainer<'a, Net, Pair>> {
+    let optimizer = AdamW::new(parameters(store), AdamOptions { lr: 0.02, ..Default::default() })?;
+    Ok(DistTrainer::new(group, net, store, data(31))
+        .loss(CrossEntropy::default())
+        .optimizer(optimizer)
+        .print_every(0)
+        .batch_size_per_gpu(2)
+        .dev_data(data(9))
+        .metric("acc", TopK::new(1))
+        .n_epochs(2))
+}
+
+type Change = for<'a> fn(DistTrainer<'a, Net, Pair>) -> DistTrainer<'a, Net, Pair>;
+
+fn trained(
+    group: &ProcessGroup,
+    sharding: Sharding,
+    change: Change,
+) -> anyhow::Result<(TrainOutcome, VarStore)> {
+    let store = VarStore::new(Device::Cpu);
+    let net = Net::new(&store);
+    let outcome = change(adam(group, &net, &store)?).engine(options(sharding)).train(LoadBestModel::Yes)?;
+    same_on_all_ranks(group, &store)?;
+    Ok((outcome, store))
+}
+
+const CHANGES: [(&str, Change); 4] = [
+    ("plain", |trainer| trainer),
+    ("clipped windows", |trainer| trainer.update_every(2).clip_norm(0.1)),
+    ("an average", |trainer| trainer.callback(MovingAverage::ema(0.9))),
+    ("uneven, all", |trainer| trainer.batch_size_per_gpu(3).update_every(3)),
+];
+
+fn stages_train_as_replicas() -> anyhow::Result<()> {
+    let group = ProcessGroup::from_env()?;
+    for (name, change) in CHANGES {
+        let (expected, replicas) = trained(&group, None, change)?;
+        for sharding in [stage(Stage::Zero1), stage(Stage::Zero2), stage(Stage::Zero3)] {
+            let what = format!("{name}: {sharding:?}");
+            let (outcome, store) = trained(&group, sharding, change)?;
+            let difference = difference(&weights(&store), &weights(&replicas));
+            assert!(difference <= 1e-6, "{what}: {difference}");
+            assert_eq!((outcome.steps, outcome.best_step), (expected.steps, expected.best_step), "{what}");
+        }
+    }
+    let all = ShardOptions { accumulation: Some(Accumulation::All), ..ShardOptions::new(Stage::Zero3) };
+    let (_, replicas) = trained(&group, None, CHANGES[1].1)?;
+    let (_, store) = trained(&group, Some(all), CHANGES[1].1)?;
+    assert!(difference(&weights(&store), &weights(&replicas)) <= 1e-6);
+    Ok(())
+}
+
+ranks_test!(stages_train_as_replicas_on_two_ranks, 2, { stages_train_as_replicas()? });
+ranks_test!(stages_train_as_replicas_on_three_ranks, 3, { stages_train_as_replicas()? });
+
+const FROM: &str = "DRUMLINE_TEST_FROM";
+const HOW: &str = "DRUMLINE_TEST_HOW";
+const STEPS: &str = "DRUMLINE_TEST_STEPS";
+
+/// Resumes from a folder, makes steps up to a number, and saves to another folder.
+fn one_part() -> anyhow::Result<()> {
+    let group = ProcessGroup::from_env()?;
+    let sharding = match std::env::var(HOW)?.as_str() {
+        "ddp" => None,
+        "hybrid" => hybrid(Stage::Zero3),
+        number => stage(number.parse()?),
+    };
+    let store = VarStore::new(Device::Cpu);
+    let net = Net::new(&store);
+    let trainer =
+        adam(&group, &net, &store)?.engine(options(sharding)).max_steps(std::env::var(STEPS)?.parse()?);
+    let trainer = trainer.callback(Checkpoint::every(Every::Steps(2))).save_path(folder()?).n_epochs(9);
+    trainer.resume_from(std::env::var(FROM)?).train(LoadBestModel::No)?;
+    same_on_all_ranks(&group, &store)
+}
+
+/// Runs one part, and returns all that was saved of the model and the optimizer.
+fn run(ranks: &Ranks, part: Part<'_>) -> anyhow::Result<Vec<(String, Vec<f32>)>> {
+    let Part { how, num_ranks, from, to, steps } = part;
+    let steps = steps.to_string();
+    let pairs = [(FROM, from.to_str().unwrap()), (FOLDER, to.to_str().unwrap()), (HOW, how), (STEPS, &steps)];
+    ranks.clone().nproc(num_ranks).env(pairs).pass()?;
+    Ok(saved(to))
+}
+
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    how: &'a str,
+    num_ranks: usize,
+    from: &'a Path,
+    to: &'a Path,
+    steps: u64,
+}
+
+/// The tensors of the latest checkpoint.
+fn saved(folder: &Path) -> Vec<(String, Vec<f32>)> {
+    let loaded = LocalGroup::run(1, |group| {
+        let found = Checkpoints::new(folder).read_only().load_latest(&group);
+        let state = found.unwrap().expect("a checkpoint was saved").state;
+        let tensors = state.model.iter().chain(&state.optimizer.tensors);
+        let values =
+            |named: &Named| (named.name.clone(), Vec::try_from(named.tensor.flatten(0, -1)).unwrap());
+        Ok(tensors.map(values).collect::<Vec<_>>())
+    });
+    let mut tensors = loaded.unwrap().remove(0);
+    tensors.sort_by(|(a, _), (b, _)| a.cmp(b));
+    tensors
+}
+
+ranks_test!(checkpoints_are_the_same_bits_in_any_stage_on_any_ranks, 1, { one_part()? }, |ranks| {
+    let temp = tempfile::tempdir()?;
+    let folder = |number: usize| temp.path().join(number.to_string());
+    let (first, begin) = (folder(0), folder(99));
+    let part = Part { how: "ddp", num_ranks: 2, from: &begin, to: &first, steps: 3 };
+    let expected = run(&ranks, part)?;
+    assert!(expected.iter().any(|(name, _)| name == "first.weight.exp_avg_sq"), "Adam's moments are saved");
+    let chain = [("1", 3), ("3", 2), ("hybrid", 4), ("2", 1), ("3", 3), ("ddp", 3), ("2", 4), ("ddp", 1)];
+    for (index, (how, num_ranks)) in chain.into_iter().enumerate() {
+        let (from, to) = (folder(index), folder(index + 1));
+        // No step is left, so that it saves what it has loaded.
+        let converted = run(&ranks, Part { how, num_ranks, from: &from, to: &to, steps: 3 })?;
+        assert!(converted == expected, "{how} on {num_ranks} ranks");
+        let shards = std::fs::read_dir(to.join("latest"))?.count();
+        assert_eq!(
+            shards > 4,
+            !["ddp"].contains(&how) && num_ranks > 1,
+            "each rank writes its own files: {how}"
+        );
+    }
+    // The control: one more step, in which all tensors change, and which all make alike.
+    let one_more = |how, num_ranks, number| {
+        run(&ranks, Part { how, num_ranks, from: &first, to: &folder(number), steps: 4 })
+    };
+    let expected_next = one_more("ddp", 2, 50)?;
+    assert!(expected_next != expected);
+    for (number, how) in ["1", "2", "3"].into_iter().enumerate() {
+        for ((name, ours), (_, theirs)) in one_more(how, 2, 60 + number)?.iter().zip(&expected_next) {
+            let furthest = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(furthest <= 1e-6, "{how}: {name} differs by {furthest}");
+        }
+    }
+});
+
+ranks_test!(a_damaged_or_missing_shard_falls_back_to_the_checkpoint_before, 2, { one_part()? }, |ranks| {
+    let temp = tempfile::tempdir()?;
+    let folder = temp.path().join("run");
+    let part = Part { how: "3", num_ranks: 2, from: &folder, to: &folder, steps: 4 };
+    run(&ranks, part)?;
+    let shard = |step: u64| -> std::path::PathBuf {
+        let folder = folder.join(format!("step-{step:08}"));
+        let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        let mut shards: Vec<_> =
+            files.filter(|path| path.to_str().unwrap().contains("00002-model")).collect();
+        shards.remove(0)
+    };
+    let step = || {
+        LocalGroup::run(1, |group| {
+            Ok(Checkpoints::new(&folder).read_only().load_latest(&group).unwrap().unwrap().state.step)
+        })
+        .unwrap()[0]
+    };
+    assert_eq!(step(), 4, "the control: nothing is damaged");
+    let mut bytes = std::fs::read(shard(4))?;
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(shard(4), bytes)?;
+    assert_eq!(step(), 2);
+    run(&ranks, Part { steps: 5, ..part })?;
+    assert!(folder.join("bad-step-00000004").is_dir());
+    assert_eq!(step(), 5);
+    std::fs::remove_file(shard(5))?;
+    assert!(step() < 5);
+});
