@@ -13,6 +13,7 @@ mod error;
 pub(crate) mod file;
 mod fp16;
 mod nearest;
+mod parallel;
 pub(crate) mod section;
 pub(crate) mod setting;
 pub(crate) mod shared;
@@ -21,6 +22,7 @@ mod value;
 
 pub use error::{ConfigError, Place};
 pub use fp16::Fp16;
+pub use parallel::Parallel;
 pub use section::Entry;
 pub use setting::{
     AfterWarmup, DataKind, DeviceKind, LrPolicy, MemoryFormat, OptimizerName, PrecisionKind, Switch,

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use super::check::{at_least_1, invalid, not_negative};
 use super::error::ConfigError;
 use super::fp16::Fp16;
+use super::parallel::Parallel;
 use super::section::section;
 use super::setting::{AfterWarmup, DeviceKind, OptimizerName, PrecisionKind};
 
@@ -120,6 +121,8 @@ pub struct SharedKeys {
     pub optim: Optim,
     /// `FP16`
     pub fp16: Fp16,
+    /// `PARALLEL`
+    pub parallel: Parallel,
     /// `OUT_DIR`, `CFG_DEST`, `RNG_SEED`, `DEVICE`, `PRECISION`, `CUDA_GRAPHS`
     pub run: Run,
 }
@@ -150,6 +153,7 @@ impl SharedKeys {
             return invalid("OPTIM.GRAD_CLIP", format!("is {norm}; try more than 0, or null"));
         }
         self.fp16.check("PRECISION", self.run.precision)?;
+        self.parallel.check()?;
         self.run.check()
     }
 

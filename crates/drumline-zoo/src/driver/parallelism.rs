@@ -2,20 +2,34 @@
 
 use drumline::ProcessGroup;
 use drumline::comm::MeshShape;
-use drumline::engine::{DdpOptions, EngineOptions, SyncGroup};
+use drumline::engine::{DdpOptions, EngineOptions, ShardOptions, SyncGroup};
 
+use crate::config::{Parallel, SharedKeys};
 use crate::task::Place;
 
 /// How ranks train one model together.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Parallelism {
+    keys: Parallel,
+    num_ranks: usize,
     shape: MeshShape,
 }
 
 impl Parallelism {
-    /// For the ranks of this group.
-    pub(crate) fn of(group: &ProcessGroup) -> anyhow::Result<Self> {
-        Ok(Self { shape: options(None).mesh_shape(group.size())? })
+    /// For the ranks of this group, by the section `PARALLEL`.
+    pub(crate) fn of(group: &ProcessGroup, keys: &SharedKeys) -> anyhow::Result<Self> {
+        Self::with(group, keys.parallel.clone())
+    }
+
+    /// One rank, which has all of the model.
+    pub(crate) fn alone(group: &ProcessGroup) -> anyhow::Result<Self> {
+        Self::with(group, Parallel::default())
+    }
+
+    fn with(group: &ProcessGroup, keys: Parallel) -> anyhow::Result<Self> {
+        let num_ranks = group.size();
+        let shape = options(&keys, num_ranks, None)?.mesh_shape(num_ranks)?;
+        Ok(Self { keys, num_ranks, shape })
     }
 
     /// A rank's place among those that split the data.
@@ -24,11 +38,18 @@ impl Parallelism {
     }
 
     /// The options of the engine of a model whose synchronised norms have this group.
-    pub(super) fn engine(&self, sync_group: Option<SyncGroup>) -> Box<dyn EngineOptions> {
-        options(sync_group)
+    pub(super) fn engine(&self, sync_group: Option<SyncGroup>) -> anyhow::Result<Box<dyn EngineOptions>> {
+        options(&self.keys, self.num_ranks, sync_group)
     }
 }
 
-fn options(sync_group: Option<SyncGroup>) -> Box<dyn EngineOptions> {
-    Box::new(DdpOptions { sync_group, ..DdpOptions::default() })
+fn options(
+    keys: &Parallel,
+    num_ranks: usize,
+    sync_group: Option<SyncGroup>,
+) -> anyhow::Result<Box<dyn EngineOptions>> {
+    Ok(match keys.shard_options(num_ranks)? {
+        Some(options) => ShardOptions { sync_group, ..options }.into(),
+        None => DdpOptions { sync_group, ..DdpOptions::default() }.into(),
+    })
 }

@@ -120,7 +120,7 @@ pub(super) fn verify<T: Task>(job: &Job, mut task: T, seed: u64, steps: u64) -> 
     let parity = Parity { task, device, seed, steps };
     let alone = job.group.split(Some(job.group.rank() as u32), 0)?;
     let alone = alone.context("a rank is in the group of its colour")?;
-    let num_replicas = job.agree(Parallelism::of(&job.group))?.place(0).num_replicas;
+    let num_replicas = job.agree(Parallelism::of(&job.group, &keys))?.place(0).num_replicas;
     let one = job.agree(parity.whole_batch(num_replicas, &alone))?;
     let all = parity.share(&job.group)?;
     if had_dropout {
@@ -151,24 +151,35 @@ impl<T: Task> Parity<'_, T> {
         let sampler = |rank| self.task.sampler(&data, Place { rank, num_replicas: ranks }, self.seed);
         let samplers = (0..ranks).map(sampler).collect::<anyhow::Result<Vec<_>>>()?;
         let sampler = WholeBatch::new(samplers, shared(self.task).train.batch_size, T::DROP_LAST);
-        self.run(alone, Batches { data, sampler: Box::new(sampler), seed: self.seed })
+        let batches = Batches { data, sampler: Box::new(sampler), seed: self.seed };
+        self.run(alone, &Parallelism::alone(alone)?, batches)
     }
 
     /// Runs on all ranks, each with its own batches.
     fn share(&self, group: &ProcessGroup) -> anyhow::Result<Ran> {
         let data = drumline::comm::agree_on(group, self.task.train_data(self.device))?.train;
-        let sampler = self.task.sampler(&data, Parallelism::of(group)?.place(group.rank()), self.seed);
+        let sampler = self.task.sampler(
+            &data,
+            Parallelism::of(group, &shared(self.task))?.place(group.rank()),
+            self.seed,
+        );
         let sampler = drumline::comm::agree_on(group, sampler)?;
-        self.run(group, Batches { data, sampler, seed: self.seed })
+        let parallelism = Parallelism::of(group, &shared(self.task))?;
+        self.run(group, &parallelism, Batches { data, sampler, seed: self.seed })
     }
 
-    fn run(&self, group: &ProcessGroup, batches: Batches<T::Data>) -> anyhow::Result<Ran> {
+    fn run(
+        &self,
+        group: &ProcessGroup,
+        parallelism: &Parallelism,
+        batches: Batches<T::Data>,
+    ) -> anyhow::Result<Ran> {
         tch::manual_seed(self.seed as i64);
         let store = VarStore::new(self.device);
         let Built { model, sync_group } = self.task.model(&store, group)?;
         let record = Rc::new(RefCell::new(Record::default()));
         let trainer = step_trainer(self.task, group, Network { model: &*model, store: &store }, batches)?
-            .engine(Parallelism::of(group)?.engine(sync_group))
+            .engine(parallelism.engine(sync_group)?)
             .max_steps(self.steps)
             .callback(Recorder(Rc::clone(&record)));
         trainer.train(LoadBestModel::No)?;
@@ -232,7 +243,7 @@ fn compared(one: &Ran, all: &Ran, ranks: Ranks) -> (String, Vec<Difference>) {
         text.push_str(&format!("{:4}  {one:<20.9}  {all:<20.9}  {size:.2e}\n", step + 1));
     }
     for (step, (one, all)) in one.record.gradients.iter().zip(&all.record.gradients).enumerate() {
-        let (name, size) = furthest(one, all, Scale::Model);
+        let (name, size) = furthest(&rows_of(one, all), all, Scale::Model);
         add(Figure::Gradient, step, size);
         text.push_str(&format!("gradient of step {}: largest difference {size:.2e} ({name})\n", step + 1));
     }
@@ -241,6 +252,18 @@ fn compared(one: &Ran, all: &Ran, ranks: Ranks) -> (String, Vec<Difference>) {
     let steps = one.record.steps.len();
     text.push_str(&format!("parameters after {steps} steps: largest difference {size:.2e} ({name})"));
     (text, differences)
+}
+
+/// The parts of the gradients that rank 0 holds: all of them, or with ZeRO the first rows of some.
+fn rows_of(whole: &[Named], held: &[Named]) -> Vec<Named> {
+    let rows = |held: &Named| {
+        let Named { name, tensor } = whole.iter().find(|whole| whole.name == held.name)?;
+        let is_divided = tensor.dim() > 0 && tensor.size() != held.tensor.size();
+        let rows =
+            if is_divided { tensor.narrow(0, 0, held.tensor.size()[0]) } else { tensor.shallow_clone() };
+        Some(Named { name: name.clone(), tensor: rows })
+    };
+    held.iter().filter_map(rows).collect()
 }
 
 fn relative(one: f64, all: f64) -> f64 {

@@ -60,10 +60,10 @@ pub(crate) fn test<T: Task>(given: &Given<'_>, options: TestOptions) -> anyhow::
     let TestData { data, notes } = job.agree(task.test_data(device))?;
     notes.iter().for_each(|note| job.say(note));
     let network = Network { model: &*model, store: &store };
-    let parallelism = job.agree(Parallelism::of(&job.group))?;
+    let parallelism = job.agree(Parallelism::of(&job.group, &keys))?;
     let place = parallelism.place(job.group.rank());
     let trainer = job.agree(trainer(&job, task, network, TestShare { data, place }))?;
-    let trainer = precision.set(trainer).engine(parallelism.engine(sync_group));
+    let trainer = precision.set(trainer).engine(parallelism.engine(sync_group)?);
     let evaluation = evaluate(&job, task, trainer)?;
     let loss = evaluation.metric("loss").unwrap_or(f64::NAN);
     let metrics = T::REPORT_STYLE.metrics(&evaluation.metrics);

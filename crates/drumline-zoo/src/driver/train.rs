@@ -123,10 +123,10 @@ impl<T: Task> TrainingRun<'_, T> {
         let network = Network { model: &*model, store: &store };
         let sets = job.agree(task.train_data(device))?;
         sets.notes.iter().for_each(|note| progress.say(note));
-        let parallelism = job.agree(Parallelism::of(&job.group))?;
+        let parallelism = job.agree(Parallelism::of(&job.group, &self.keys))?;
         let place = parallelism.place(job.group.rank());
         let trainer = job.agree(self.trainer(network, sets, Split { place, seed }))?;
-        let trainer = trainer.engine(parallelism.engine(sync_group)).save_path(checkpoints);
+        let trainer = trainer.engine(parallelism.engine(sync_group)?).save_path(checkpoints);
         let is_new = found.is_none();
         let found = job.agree(found.map(|found| task.resumed(found, &store)).transpose())?;
         let trainer = match found {

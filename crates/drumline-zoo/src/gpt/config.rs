@@ -97,7 +97,17 @@ impl Default for GptConfig {
 task_table!(GptConfig, "A GPT: drumline train");
 
 impl Table for GptConfig {
-    sections!(tokens, model, shared.train, shared.test, shared.optim, optim, shared.fp16, shared.run);
+    sections!(
+        tokens,
+        model,
+        shared.train,
+        shared.test,
+        shared.optim,
+        optim,
+        shared.fp16,
+        shared.parallel,
+        shared.run
+    );
 
     fn settle(&mut self, given: &BTreeSet<String>) {
         self.shared.settle_print_freq(given);

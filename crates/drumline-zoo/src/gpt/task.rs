@@ -173,7 +173,8 @@ impl Task for GptTask {
     }
 
     fn meet(&mut self, job: &Job, start: Start<'_>) -> anyhow::Result<()> {
-        let place = Parallelism::of(&job.group).map(|parallelism| parallelism.place(job.group.rank()));
+        let place = Parallelism::of(&job.group, &self.config.shared)
+            .map(|parallelism| parallelism.place(job.group.rank()));
         job.agree(place.and_then(|place| self.check_enough(place.num_replicas)))?;
         // Rank 0 decides, because its folder counts.
         job.on_rank_0(|| match start {

@@ -161,6 +161,7 @@ impl Table for ImageConfig {
         optim,
         cudnn,
         shared.fp16,
+        shared.parallel,
         shared.run
     );
 

@@ -82,6 +82,7 @@ impl Table for MlmConfig {
         shared.optim,
         optim,
         shared.fp16,
+        shared.parallel,
         shared.run
     );
 

@@ -10,8 +10,8 @@ use crate::config::section::section;
 use crate::config::setting::{Setting, choice};
 use crate::config::table::{Table, public_table, sections};
 use crate::config::{
-    ConfigError, DeviceKind, Fp16, Optim, OptimizerName, PrecisionKind, Run, SharedKeys, TaskConfig, Test,
-    Train, Value,
+    ConfigError, DeviceKind, Fp16, Optim, OptimizerName, Parallel, PrecisionKind, Run, SharedKeys,
+    TaskConfig, Test, Train, Value,
 };
 
 choice! {
@@ -332,12 +332,14 @@ pub struct NmtConfig {
     pub bleu: BleuValidConfigs,
     /// `FP16`
     pub fp16: Fp16,
+    /// `PARALLEL`
+    pub parallel: Parallel,
     /// `run_configs`
     pub run: RunConfigs,
 }
 
 impl Table for NmtConfig {
-    sections!(data, model, optimizer, optimizer_params, scheduler, training, bleu, fp16, run);
+    sections!(data, model, optimizer, optimizer_params, scheduler, training, bleu, fp16, parallel, run);
 
     fn settle(&mut self, given: &BTreeSet<String>) {
         self.scheduler.d_model.get_or_insert(self.model.d_model);
@@ -357,6 +359,7 @@ impl Table for NmtConfig {
     fn check(&self) -> Result<(), ConfigError> {
         self.check_files()?;
         self.fp16.check("run_configs.precision", self.run.precision)?;
+        self.parallel.check()?;
         self.check_sizes()
     }
 }
@@ -393,6 +396,7 @@ impl TaskConfig for NmtConfig {
                 grad_clip: Some(optimizer.grad_clip).filter(|norm| *norm > 0.0),
             },
             fp16: self.fp16.clone(),
+            parallel: self.parallel.clone(),
             run: Run {
                 out_dir: run.saveto.clone(),
                 rng_seed: Some(training.seed),

@@ -160,6 +160,7 @@ impl Table for TextConfig {
         shared.optim,
         optim,
         shared.fp16,
+        shared.parallel,
         shared.run
     );
 
