@@ -5,6 +5,7 @@
 //! | `gpu` | steps of a network on a GPU, eager and as a graph |
 //! | `loader` | batches of images |
 //! | `observe` | steps with and without what watches them |
+//! | `shard` | steps of a GPT with each stage of ZeRO |
 //! | `step` | data parallel steps |
 //! | `transformer` | steps and translations of a Transformer |
 #![forbid(unsafe_code)]
@@ -12,6 +13,7 @@
 mod gpu;
 mod loader;
 mod observe;
+mod shard;
 mod step;
 mod transformer;
 
@@ -32,6 +34,7 @@ enum Command {
     Gpu(gpu::GpuArgs),
     Loader(loader::LoaderArgs),
     Observe(observe::ObserveArgs),
+    Shard(shard::ShardArgs),
     Step(step::StepArgs),
     Transformer(transformer::TransformerArgs),
 }
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Command::Gpu(args) => gpu::run(&args),
         Command::Loader(args) => loader::run(&args),
         Command::Observe(args) => observe::run(&args),
+        Command::Shard(args) => shard::run(&args),
         Command::Step(args) => step::run(&args),
         Command::Transformer(args) => transformer::run(&args),
     })

@@ -24,6 +24,7 @@ mod progress;
 mod quiet;
 pub(crate) mod report;
 mod schedule;
+mod shard;
 mod sides;
 mod spread;
 mod tally;
@@ -53,6 +54,8 @@ enum Subject {
     Loader(loader::LoaderArgs),
     /// Training steps with everything that can be watched, and without
     Observe(observe::ObserveArgs),
+    /// Steps and memory of sharded training (ZeRO) against PyTorch's FSDP2
+    Shard(shard::ShardArgs),
     /// A Transformer's training steps with two CPU ranks, and its translations, against PyTorch's
     Transformer(transformer::TransformerArgs),
     /// The same total batch by 1, 2 and 4 ranks: losses compared, loss and speed drawn
@@ -70,6 +73,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
         Subject::Launch(args) => launch::run(&args),
         Subject::Loader(args) => loader::run(&args),
         Subject::Observe(args) => observe::run(&args),
+        Subject::Shard(args) => shard::run(&args),
         Subject::Transformer(args) => transformer::run(&args),
         Subject::UpdateCycle(args) => update_cycle::run(&args),
         Subject::Rendezvous => rendezvous(),

@@ -1,0 +1,123 @@
+//! The goals: times against our own DDP and FSDP2 by the medians of ratios within a block, memory against formulas.
+
+use super::training::{
+    Case, DDP, FSDP, FSDP_TUNED, Figures, How, OURS_ALONE, TORCH_ALONE, TORCH_DDP, Training, ZERO_1, ZERO_2,
+    ZERO_3,
+};
+use crate::bench::contender::Contender;
+use crate::bench::contest::{TallyOf, Unit};
+use crate::bench::need::Need;
+use crate::bench::report::{self, row};
+
+/// The elements of the largest unit of `gpt2` that is not a table: a block.
+const BLOCK: f64 = 7_087_872.0;
+
+/// A comparison of two contenders' steps.
+struct Goal {
+    ours: Contender<How>,
+    other: Contender<How>,
+    need: Need,
+}
+
+const GOALS: [Goal; 5] = [
+    Goal { ours: ZERO_3, other: DDP, need: Need::AtMost(1.0) },
+    Goal { ours: ZERO_3, other: FSDP, need: Need::AtLeast(2.0) },
+    Goal { ours: ZERO_3, other: FSDP_TUNED, need: Need::AtLeast(2.0) },
+    Goal { ours: ZERO_3, other: TORCH_DDP, need: Need::Shown },
+    Goal { ours: ZERO_3, other: OURS_ALONE, need: Need::Shown },
+];
+
+/// The section on goals.
+pub(crate) fn section(tally: &TallyOf<Training>, cases: &[Case]) -> String {
+    let mut rows = vec![row!["", "what", "case", "goal", "median of blocks"]];
+    for case in cases.iter().filter(|case| !case.is_weighed) {
+        rows.extend(GOALS.iter().map(|goal| goal.judge(tally, *case)));
+        rows.push(communication(tally, *case));
+    }
+    for case in cases.iter().filter(|case| case.is_weighed) {
+        rows.extend([DDP, ZERO_1, ZERO_2, ZERO_3].map(|stage| memory(tally, *case, stage)));
+    }
+    report::goals(&rows)
+}
+
+impl Goal {
+    fn judge(&self, tally: &TallyOf<Training>, case: Case) -> Vec<String> {
+        let [ours, other] = [self.ours, self.other].map(|contender| Unit { case, contender });
+        let is_limit = matches!(self.need, Need::AtMost(_));
+        let ratio = tally.ratio(ours, other, |ours, other| {
+            let ratio = other.step_ms / ours.step_ms;
+            Some(if is_limit { 1.0 / ratio } else { ratio })
+        });
+        let goal = self.need.shown(if is_limit { "x the time" } else { "x as fast" });
+        let word = self.need.word(ratio.map(|ratio| ratio.median));
+        let measured = ratio.map_or("not measured".to_owned(), |ratio| ratio.shown(3));
+        row![word, format!("{} against {}", self.ours, self.other), case, goal, measured]
+    }
+}
+
+/// What communication adds to a step, FSDP2's against ours.
+fn communication(tally: &TallyOf<Training>, case: Case) -> Vec<String> {
+    let middle = |contender| tally.spread(Unit { case, contender }, |figures| Some(figures.step_ms));
+    let added = |with, without| Some(middle(with)?.median - middle(without)?.median);
+    let (ours, theirs) = (added(ZERO_3, OURS_ALONE), added(FSDP_TUNED, TORCH_ALONE));
+    // What is too small to measure counts as a tenth of a millisecond.
+    let ratio = ours.zip(theirs).map(|(ours, theirs)| theirs / ours.max(0.1));
+    let need = Need::AtLeast(10.0);
+    let measured = ours.zip(theirs).zip(ratio);
+    let measured = measured.map_or("not measured".to_owned(), |((ours, theirs), ratio)| {
+        format!("{ratio:.1} ({theirs:.1} ms and {ours:.1} ms more than without)")
+    });
+    row![
+        need.word(ratio),
+        "communication of ZeRO-3 against FSDP2 tuned",
+        case,
+        need.shown("x less"),
+        measured
+    ]
+}
+
+/// Memory of all ranks against the stage's formula, for f32 and Adam.
+fn memory(tally: &TallyOf<Training>, case: Case, stage: Contender<How>) -> Vec<String> {
+    let unit = Unit { case, contender: stage };
+    let ratio = tally.spread(unit, |figures| Some(figures.pss_bytes / formula(case, stage, figures)?));
+    let measured = ratio.map_or("not measured".to_owned(), |ratio| ratio.shown(3));
+    let word = match ratio.map(|ratio| ratio.median) {
+        Some(ratio) if (0.97..=1.03).contains(&ratio) => "PASS",
+        Some(_) => "MISS",
+        None => "none",
+    };
+    row![word, format!("memory of {stage}, of its formula"), case, "0.97 to 1.03", measured]
+}
+
+fn formula(case: Case, stage: Contender<How>, figures: &Figures) -> Option<f64> {
+    let (parameters, ranks) = (figures.parameters?, case.ranks as f64);
+    let slots = 2.0 * 4.0 * BLOCK * ranks;
+    Some(match stage {
+        DDP => 16.0 * parameters * ranks,
+        ZERO_1 => (8.0 * ranks + 8.0) * parameters,
+        ZERO_2 => (4.0 * ranks + 12.0) * parameters + slots,
+        _ => 16.0 * parameters + slots,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::training::CASES;
+    use super::*;
+    use crate::bench::tally::{Tally, Turn};
+
+    #[test]
+    fn times_and_memory_are_judged() {
+        let mut tally = Tally::default();
+        let mut add = |case, contender, step_ms, pss_bytes| {
+            let figures = Figures { step_ms, losses: Vec::new(), pss_bytes, parameters: Some(1e9) };
+            tally.add(Turn { unit: Unit { case, contender }, block: 0, figures, steady: true });
+            section(&tally, &CASES)
+        };
+        add(CASES[0], DDP, 100.0, 0.0);
+        add(CASES[0], FSDP, 250.0, 0.0);
+        assert!(add(CASES[0], ZERO_3, 100.0, 0.0).contains("2 PASS, 0 MISS"));
+        assert!(add(CASES[2], DDP, 1.0, 32.5e9).contains("3 PASS, 0 MISS"));
+        assert!(add(CASES[3], DDP, 1.0, 60e9).contains("3 PASS, 1 MISS"));
+    }
+}
