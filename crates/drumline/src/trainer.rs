@@ -511,7 +511,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
 
     /// Divides the training's state among all ranks, as ZeRO of this stage: the optimizer's state, then the gradients,
     /// then the parameters. Results are those of replicas. Other settings are
-    /// [`ShardOptions`](crate::engine::ShardOptions), for [`engine`](Self::engine).
+    /// [`ShardOptions`], for [`engine`](Self::engine).
     #[must_use]
     pub fn shard(self, stage: Stage) -> Self {
         self.engine(ShardOptions::new(stage))
