@@ -33,6 +33,8 @@ fn compiler(libtorch: &Path) -> cc::Build {
     let mut build = cc::Build::new();
     build.cpp(true).std("c++17").opt_level(2).debug(false).include("shim");
     build.define("_GLIBCXX_USE_CXX11_ABI", "1").define("AT_PER_OPERATOR_HEADERS", None);
+    // As libtorch itself was compiled: without it, `at::RecordFunction` has another layout.
+    build.define("NDEBUG", None);
     for folder in ["include", "include/torch/csrc/api/include"] {
         build.flag("-isystem").flag(libtorch.join(folder));
     }

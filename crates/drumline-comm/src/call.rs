@@ -5,8 +5,10 @@
 //! the program is shown but not compared: two branches may rightly make the same call.
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::panic::Location;
+use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
@@ -120,6 +122,63 @@ pub fn on_behalf_of<R>(site: &'static Location<'static>, body: impl FnOnce() -> 
     body()
 }
 
+/// What calls are about, such as a layer of a model. It is part of the fingerprint: ranks that make equal calls about
+/// different subjects get an error that names both.
+///
+/// ```
+/// use drumline_comm::{GroupOptions, LocalGroup, Subject, about};
+///
+/// let outcomes = LocalGroup::outcomes(2, &GroupOptions::default(), |group| {
+///     let layer = Subject::new(if group.rank() == 0 { "layer 3" } else { "layer 4" });
+///     about(layer, || group.all_gather(&[1f32], &mut [0.0; 2]))
+/// });
+/// for outcome in outcomes {
+///     let error = outcome.unwrap_err().to_string();
+///     assert!(error.contains("all_gather(1 f32, layer 3)") && error.contains("all_gather(1 f32, layer 4)"));
+/// }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Subject {
+    name: &'static str,
+    hash: u64,
+}
+
+impl Subject {
+    /// A subject with this name. Names are kept until the process ends, each once.
+    pub fn new(name: &str) -> Self {
+        static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+        let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = names.get(name).copied().unwrap_or_else(|| {
+            let kept: &'static str = Box::leak(name.into());
+            names.insert(kept);
+            kept
+        });
+        Self { name, hash: name.bytes().fold(0x9e37, |hash, byte| mix(hash ^ u64::from(byte))) }
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        self.name
+    }
+}
+
+thread_local! {
+    /// The subject of this thread's calls, if a library has set one with [`about`].
+    static ABOUT: Cell<Option<Subject>> = const { Cell::new(None) };
+}
+
+/// Runs `body`; the calls that it makes on this thread are about `subject`.
+pub fn about<R>(subject: Subject, body: impl FnOnce() -> R) -> R {
+    struct Before(Option<Subject>);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            ABOUT.set(self.0);
+        }
+    }
+    let _before = Before(ABOUT.replace(Some(subject)));
+    body()
+}
+
 /// One call on one rank.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Call {
@@ -131,13 +190,15 @@ pub(crate) struct Call {
     pub(crate) root: Option<usize>,
     /// A hash of what else must agree: uneven counts, the ranks of a new group. The tag of a message.
     pub(crate) extra: u64,
+    pub(crate) subject: Option<Subject>,
     pub(crate) site: &'static Location<'static>,
 }
 
 impl Call {
     #[track_caller]
     pub(crate) fn new(op: Op) -> Self {
-        Self { op, dtype: None, count: 0, reduce: None, root: None, extra: 0, site: call_site() }
+        let subject = ABOUT.get();
+        Self { op, dtype: None, count: 0, reduce: None, root: None, extra: 0, subject, site: call_site() }
     }
 
     pub(crate) fn of(self, dtype: DType, count: usize) -> Self {
@@ -168,6 +229,7 @@ impl Call {
             ^ sequence.wrapping_mul(0xc2b2_ae3d_27d4_eb4f)
             ^ (self.count as u64).wrapping_mul(0x1656_67b1_9e37_79f9).rotate_left(23)
             ^ reduce.wrapping_mul(0x27d4_eb2f_1656_67c5).rotate_left(41)
+            ^ self.subject.map_or(0, |subject| subject.hash.rotate_left(11))
             ^ self.extra)
     }
 
@@ -209,6 +271,10 @@ impl fmt::Display for Call {
         }
         if self.extra != 0 {
             write!(f, "{separator}lists {:04x}", self.extra & 0xffff)?;
+            separator = ", ";
+        }
+        if let Some(Subject { name, .. }) = self.subject {
+            write!(f, "{separator}{name}")?;
         }
         f.write_str(")")
     }
@@ -289,6 +355,8 @@ mod tests {
             call.root(1).fingerprint(1),
             call.extra([1, 2]).fingerprint(1),
             call.extra([2, 1]).fingerprint(1),
+            Call { subject: Some(Subject::new("h.0")), ..call }.fingerprint(1),
+            Call { subject: Some(Subject::new("h.1")), ..call }.fingerprint(1),
         ];
         assert_eq!(variants.iter().collect::<HashSet<_>>().len(), variants.len());
         let elsewhere = Call::new(Op::AllReduce).of(DType::F32, 1024).reduce(ReduceOp::Sum);

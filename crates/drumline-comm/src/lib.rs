@@ -41,7 +41,7 @@ mod shm;
 mod slices;
 mod tcp;
 
-pub use call::{OngoingCall, Op, Trace, call_site, on_behalf_of};
+pub use call::{OngoingCall, Op, Subject, Trace, about, call_site, on_behalf_of};
 pub use drumline_rendezvous::panic_text;
 pub use element::{DType, Element, UnknownDType};
 pub use error::{CommError, MissingRank, ProcessState};

@@ -8,13 +8,12 @@
 //! On a GPU all of this is asynchronous: copies into buckets and reductions are queued on streams, and work after
 //! backward waits for them on the GPU.
 //!
-//! Read in this order: `../layout.rs`, `../progress.rs`, `../lane.rs`, `../reducer.rs`, `bucket.rs`, `places.rs`; then `queues.rs` for
-//! GPUs, and `engine.rs` for training loops. Buffers, norms and ranks without a batch: `../synced.rs`.
+//! Read in this order: `../layout.rs`, `../progress.rs`, `../lane.rs`, `../reducer.rs`, `bucket.rs`, `places.rs`; then `../queues.rs`
+//! for GPUs, and `engine.rs` for training loops. Buffers, norms and ranks without a batch: `../synced.rs`.
 
 mod bucket;
 mod engine;
 mod places;
-mod queues;
 mod uneven;
 
 use std::sync::Arc;

@@ -84,13 +84,23 @@ pub trait Engine {
     /// Runs forwards and backwards of this rank alone: nothing in them waits for other ranks, and nothing is reduced.
     fn alone(&self, body: &mut dyn FnMut());
 
+    /// Begins an evaluation: gives all ranks the same buffers, and each rank all that its forwards need.
+    fn begin_evaluation(&self) -> Result {
+        self.sync_buffers()
+    }
+
+    /// Ends an evaluation. A rank may call it alone.
+    fn end_evaluation(&self) -> Result {
+        Ok(())
+    }
+
     /// Runs a forward of an evaluation. Ranks may make different numbers of them, so that each rank calls it by itself.
     fn evaluate(&self, body: &mut dyn FnMut()) -> Result {
         body();
         Ok(())
     }
 
-    /// Gives all ranks the same buffers. Called before an evaluation, and before buffers are saved.
+    /// Gives all ranks the same buffers. Called before buffers are saved.
     fn sync_buffers(&self) -> Result;
 
     /// Turns gradients of a scaled loss into those of the loss, and agrees with all ranks whether some have overflowed.
@@ -137,6 +147,13 @@ pub trait Engine {
     /// The model's tensors that this rank holds, each with its place in the whole: what it saves, and what it loads
     /// into.
     fn state(&self) -> Vec<Placed>;
+
+    /// The whole of a tensor of the model, as a copy on this rank.
+    fn full(&self, name: &str) -> Result<Tensor> {
+        let mut state = self.state().into_iter();
+        let placed = state.find(|placed| placed.name == name).ok_or_else(|| ParallelError::no_tensor(name))?;
+        Ok(placed.tensor.f_detach()?.copy())
+    }
 
     /// An error that says why, if a step cannot be recorded as a CUDA graph. Called after the first two steps, which
     /// show in which order gradients become ready.

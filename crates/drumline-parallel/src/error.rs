@@ -115,6 +115,43 @@ pub enum ParallelError {
         /// This rank.
         rank: usize,
     },
+    /// This rank has no samples in the first step of a model whose parameters are gathered when they are used.
+    #[error(
+        "rank {rank} has no samples in the first step, and cannot know in which order the others gather parameters; \
+         try more data, or smaller batches"
+    )]
+    NoFirstUse {
+        /// This rank.
+        rank: usize,
+    },
+    /// An operation outside of a step uses parameters that are divided among ranks.
+    #[error(
+        "`{operation}` on rank {rank} uses parameters of unit `{unit}` outside of a step, where they are divided among ranks; \
+         try `Engine::full`, or the engine's `evaluate` between `begin_evaluation` and `end_evaluation`"
+    )]
+    UsedOutsideStep {
+        /// The rank.
+        rank: usize,
+        /// The unit.
+        unit: String,
+        /// libtorch's name of the operation.
+        operation: String,
+    },
+    /// An operation uses parameters of more units at once than are gathered at a time.
+    #[error(
+        "`{operation}` on rank {rank} uses parameters of {num_units} units at once, of which {num_slots} are gathered at a time; \
+         try an operation for each of them"
+    )]
+    TooManyUnits {
+        /// The rank.
+        rank: usize,
+        /// libtorch's name of the operation.
+        operation: String,
+        /// The number of units.
+        num_units: usize,
+        /// The number of units that are gathered at a time.
+        num_slots: usize,
+    },
     /// A communication hook panicked.
     #[error("a communication hook panicked: {message}")]
     HookPanicked {
@@ -178,6 +215,11 @@ impl ParallelError {
         expected: impl Into<String>,
     ) -> Self {
         Self::Value { what: what.into(), got: got.to_string(), expected: expected.into() }
+    }
+
+    /// The error for a name that no tensor of the model has.
+    pub(crate) fn no_tensor(name: &str) -> Self {
+        Self::value("the name of a tensor", format!("`{name}`"), "a name of the model's variables")
     }
 
     /// Whether forming a new group may help: a process was lost, and the program made no mistake.

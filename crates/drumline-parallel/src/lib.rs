@@ -29,6 +29,7 @@ mod lane;
 mod layout;
 mod observer;
 mod progress;
+mod queues;
 mod reducer;
 mod reduction;
 mod same_model;

@@ -4,19 +4,22 @@
 //!                 parameters        gradients            optimizer's state
 //!   stage 1       on each rank      on each rank         own rows
 //!   stage 2       on each rank      own rows             own rows
-//!   stage 3       one copy a node   own rows             own rows
+//!   stage 3       one copy a node   own rows             own rows          on GPUs: own rows of parameters
 //!
 //!   backward ─▶ unit ready ─▶ reduce-scatter: each rank its rows ─▶ norm of all ─▶ step of own rows ─▶ rows of all visible
 //! ```
 //! Parameters are divided by whole rows (all elements with one index along dim 0), so that checkpoints hold
 //! rectangles. With several replicas (`dp` beside `shard`), each is divided among its own ranks.
 //!
-//! Read in this order: `unit.rs`, `weights.rs`, `grads.rs`, `engine.rs`; the layout of a unit is `drumline-plan`'s.
+//! Read in this order: `unit.rs`, `weights.rs`, `grads.rs`, `engine.rs`; for GPUs `residency.rs` and `gathered.rs`. The
+//! layout of a unit is `drumline-plan`'s.
 
 mod engine;
+mod gathered;
 mod grads;
 mod groups;
 mod lane_jobs;
+mod residency;
 mod unit;
 mod weights;
 
@@ -30,15 +33,16 @@ use tch::Device;
 use tch::nn::VarStore;
 
 use crate::ddp::DdpOptions;
-use crate::engine::{Engine, EngineOptions, EngineSetup, Placed};
+use crate::engine::{Alone, Engine, EngineOptions, EngineSetup, Placed};
 use crate::error::ParallelError;
 use crate::observer::{ReductionObserver, Watch, both};
 use crate::sync_group::SyncGroup;
 use crate::synced::{ModelTensors, Synced, SyncedSetup, broadcast_tensors};
-use engine::Sharded;
+use engine::{Shape, Sharded};
+use gathered::Gatherer;
 use grads::Kept;
 use groups::Groups;
-use unit::plan_units;
+use unit::{UnitPlan, plan_units};
 use weights::{Copies, Weights};
 
 type Result<T = ()> = std::result::Result<T, ParallelError>;
@@ -63,6 +67,14 @@ pub struct ShardOptions {
     /// How micro-batches are accumulated; by default [`All`](Accumulation::All) for stage 1, in which gradients are not
     /// divided, and [`OwnRows`](Accumulation::OwnRows) otherwise.
     pub accumulation: Option<Accumulation>,
+    /// Whether ranks hold only their own rows of parameters in stage 3, and gather the others' when an operation uses
+    /// them. By default they do so on GPUs. On CPUs the ranks of a node have one copy together, which needs no gathering.
+    pub gather_parameters: Option<bool>,
+    /// Parameters of at most this many elements stay gathered where others are gathered when they are used; default
+    /// 100,000. DeepSpeed's `stage3_param_persistence_threshold`.
+    pub keep_gathered: usize,
+    /// Whether a single rank divides, gathers and reduces as if there were several, to measure the cost.
+    pub shards_alone: bool,
     /// Whether a forward in training first broadcasts the buffers of rank 0.
     pub broadcast_buffers: bool,
     /// The group of the model's [`SyncBatchNorm`](crate::SyncBatchNorm) layers, if it has any.
@@ -80,6 +92,9 @@ impl ShardOptions {
             stage,
             shard: None,
             accumulation: None,
+            gather_parameters: None,
+            keep_gathered: 100_000,
+            shards_alone: false,
             broadcast_buffers: true,
             sync_group: None,
             ignored: Vec::new(),
@@ -98,12 +113,25 @@ impl ShardOptions {
 
 impl std::fmt::Debug for ShardOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { stage, shard, accumulation, broadcast_buffers, ignored, sync_group: _, observer: _ } =
-            self;
+        let Self {
+            stage,
+            shard,
+            accumulation,
+            gather_parameters,
+            keep_gathered,
+            shards_alone,
+            broadcast_buffers,
+            ignored,
+            sync_group: _,
+            observer: _,
+        } = self;
         f.debug_struct("ShardOptions")
             .field("stage", stage)
             .field("shard", shard)
             .field("accumulation", accumulation)
+            .field("gather_parameters", gather_parameters)
+            .field("keep_gathered", keep_gathered)
+            .field("shards_alone", shards_alone)
             .field("broadcast_buffers", broadcast_buffers)
             .field("ignored", ignored)
             .finish_non_exhaustive()
@@ -127,8 +155,11 @@ impl EngineOptions for ShardOptions {
                 DdpOptions { broadcast_buffers, sync_group, ignored, observer: own, ..DdpOptions::default() };
             return Box::new(options).engine(EngineSetup { store, mesh, observer });
         }
-        if store.device() != Device::Cpu {
+        if !matches!(store.device(), Device::Cpu | Device::Cuda(_)) {
             return Err(ParallelError::UnsupportedDevice { device: store.device() });
+        }
+        if mesh.whole().size() == 1 && !self.shards_alone {
+            return Ok(Box::new(Alone::new(store, mesh)));
         }
         self.observer = both(self.observer.take(), observer);
         on_behalf_of(call_site(), || Ok(Box::new(self.make(store, mesh)?) as Box<dyn Engine>))
@@ -141,17 +172,19 @@ impl ShardOptions {
         let tensors = ModelTensors::of(store, &self.ignored, &groups.all)?;
         let ModelTensors { params, frozen, buffers } = &tensors;
         let placements = self.stage.placements();
+        let gathers = self.gather_parameters.unwrap_or(store.device() != Device::Cpu);
         let copies = match placements.parameters {
             Placement::Replicated => Copies::OnEachRank,
+            Placement::Sharded if gathers => Copies::WhenUsed,
             Placement::Sharded => Copies::OnEachNode,
         };
         let kept = match placements.gradients {
             Placement::Replicated => Kept::All,
             Placement::Sharded => Kept::OwnRows,
         };
-        let weights = weights_of(&groups, params, copies)?;
+        let weights = weights_of(&groups, params, copies, self.keep_gathered)?;
         let frozen_rows = match copies {
-            Copies::OnEachNode => weights_of(&groups, frozen, copies)?,
+            Copies::OnEachNode | Copies::WhenUsed => weights_of(&groups, frozen, copies, self.keep_gathered)?,
             Copies::OnEachRank => {
                 broadcast_tensors(&groups.all, frozen.clone())?;
                 Vec::new()
@@ -161,11 +194,20 @@ impl ShardOptions {
         let mut state = placed_rows(&weights, params, is_first_replica);
         state.extend(placed_rows(&frozen_rows, frozen, is_first_replica));
         let is_first = groups.all.rank() == 0;
-        let whole = if copies == Copies::OnEachNode { Vec::new() } else { frozen.clone() };
+        let whole = if copies == Copies::OnEachRank { frozen.clone() } else { Vec::new() };
         let whole = whole.into_iter().chain(buffers.iter().cloned());
         state.extend(whole.map(|named| Placed::replicated(named, is_first)));
+        let shapes = params.iter().map(|named| Shape::of(named, true));
+        let shapes = shapes.chain(frozen.iter().map(|named| Shape::of(named, !frozen_rows.is_empty())));
+        let shapes = shapes.chain(buffers.iter().map(|named| Shape::of(named, false))).collect();
         let watch = Watch(self.observer.clone());
         let reduction = grads::reducer(&groups, params.clone(), &weights, kept, watch)?;
+        let gathered: Vec<_> = weights.iter().chain(&frozen_rows).filter_map(Weights::gathered).collect();
+        let gatherer = if gathered.is_empty() {
+            None
+        } else {
+            Some(Gatherer::new(&groups.gather, gathered, store.device())?)
+        };
         let own = own_rows(&weights, params);
         let accumulation = self.accumulation();
         let synced = Synced::new(SyncedSetup {
@@ -176,13 +218,20 @@ impl ShardOptions {
             sync_group: self.sync_group,
         })?;
         let (mesh, scratch) = (mesh.clone(), RefCell::new(None));
-        Ok(Sharded { mesh, groups, synced, accumulation, weights, own, state, scratch })
+        Ok(Sharded { mesh, groups, synced, accumulation, weights, gatherer, own, state, shapes, scratch })
     }
 }
 
-fn weights_of(groups: &Groups, params: &[Named], copies: Copies) -> Result<Vec<Weights>> {
-    let plans = plan_units(params, groups.shard.size());
-    plans.into_iter().map(|plan| Weights::new(groups, plan, params, copies)).collect()
+/// Moves parameters into the memory of units. Where they are gathered when they are used, those of at most `keep` elements
+/// stay gathered.
+fn weights_of(groups: &Groups, params: &[Named], copies: Copies, keep: usize) -> Result<Vec<Weights>> {
+    let plans = plan_units(params, groups.shard.size(), (copies == Copies::WhenUsed).then_some(keep));
+    let weights = |plan: UnitPlan| {
+        let stays_gathered = copies == Copies::WhenUsed && plan.name.is_empty();
+        let copies = if stays_gathered { Copies::OnEachRank } else { copies };
+        Weights::new(groups, plan, params, copies)
+    };
+    plans.into_iter().map(weights).collect()
 }
 
 /// The rows that this rank owns, with their places in whole tensors.

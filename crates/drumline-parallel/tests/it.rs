@@ -13,6 +13,8 @@ mod ddp_cases;
 mod ddp_faults;
 #[path = "it/distributed_optimizer.rs"]
 mod distributed_optimizer;
+#[path = "it/gathered.rs"]
+mod gathered;
 #[path = "it/hooks.rs"]
 mod hooks;
 #[path = "it/net.rs"]

@@ -74,19 +74,35 @@ pub fn clip_grad_norm_to(parameters: &[Named], max_norm: f64, total: f64) -> Res
 /// captured graph clips by the norm of each replay. If the norm is infinite or NaN, the gradients do not change:
 /// `found_inf` is expected to skip such a step.
 pub fn clip_grad_norm_on_device(parameters: &[Named], max_norm: f64) -> Result<Tensor, TorchError> {
-    check_bound("the maximum norm of gradients", max_norm)?;
+    let device = Grads::of(parameters)?.0.first().map_or(Device::Cpu, |(_, grad)| grad.device());
+    let total = grad_norm_on_device(parameters, device)?;
+    clip_grad_norm_by(parameters, max_norm, &total)?;
+    Ok(total)
+}
+
+/// The L2 norm of all gradients together, as a tensor of one element on their device; zero if there are none.
+pub fn grad_norm_on_device(parameters: &[Named], device: Device) -> Result<Tensor, TorchError> {
     let grads = Grads::of(parameters)?;
     grads.check_one_device()?;
     if grads.0.is_empty() {
-        return Ok(Tensor::f_zeros([], (Kind::Float, Device::Cpu))?);
+        return Ok(Tensor::f_zeros([], (Kind::Float, device))?);
     }
     let norms: Result<Vec<_>, _> =
         foreach_norm(&grads.borrowed(), 2.0)?.iter().map(|norm| norm.f_to_kind(Kind::Float)).collect();
-    let total = Tensor::f_stack(&norms?, 0)?.f_norm()?;
+    Ok(Tensor::f_stack(&norms?, 0)?.f_norm()?)
+}
+
+/// Scales down these gradients, which are a part of those whose norm is the tensor `total`, so that the norm of all is at
+/// most `max_norm`. If the norm is infinite or NaN, the gradients do not change.
+pub fn clip_grad_norm_by(parameters: &[Named], max_norm: f64, total: &Tensor) -> Result<(), TorchError> {
+    check_bound("the maximum norm of gradients", max_norm)?;
+    let grads = Grads::of(parameters)?;
+    if grads.0.is_empty() {
+        return Ok(());
+    }
     let factor = (total.f_add_scalar(EPSILON)?.f_reciprocal()?.f_mul_scalar(max_norm)?).f_clamp_max(1.0)?;
     let factor = factor.f_where_self(&total.f_isfinite()?, &total.f_ones_like()?)?;
-    foreach_mul_tensor(&grads.borrowed(), &factor)?;
-    Ok(total)
+    foreach_mul_tensor(&grads.borrowed(), &factor)
 }
 
 /// Clamps each element of the gradients to the range from `-max_value` to `max_value`. NaN stays NaN.

@@ -7,6 +7,7 @@
 //!
 //! - `hook`, `grad`: learn when a gradient is ready; set it, take it, make it undefined
 //! - `memory`: tensors over memory of other owners, such as the symmetric heap; `bytes`: a tensor's own memory
+//! - `usage`: tensors whose memory comes and goes, and which of them an operation uses
 //! - `collectives`: all-reduce and the other collectives on tensors of any strides
 //! - `function`: autograd functions from Rust closures
 //! - `autocast`: forward passes in 16 bits; `amp`: loss scaling, so that small gradients do not underflow
@@ -45,6 +46,7 @@ mod optim;
 mod recordable;
 mod rng;
 mod status;
+mod usage;
 mod version;
 
 pub use amp::{
@@ -54,8 +56,8 @@ pub use autocast::{Autocast, autocast, no_autocast};
 pub use batch_norm::batch_norm_sums;
 pub use bytes::{bytes, bytes_mut};
 pub use clip::{
-    NormType, clip_grad_norm, clip_grad_norm_of, clip_grad_norm_on_device, clip_grad_norm_to,
-    clip_grad_value, grad_norm,
+    NormType, clip_grad_norm, clip_grad_norm_by, clip_grad_norm_of, clip_grad_norm_on_device,
+    clip_grad_norm_to, clip_grad_value, grad_norm, grad_norm_on_device,
 };
 pub use collectives::TensorCollectives;
 pub use convolution::{Beside, Conv2d};
@@ -84,6 +86,7 @@ pub use optim::{
 };
 pub use recordable::{HostRoute, NotRecordable};
 pub use rng::RngState;
+pub use usage::{Movable, UsageWatch};
 pub use version::{LIBTORCH, libtorch_version};
 
 #[cfg(doctest)]

@@ -138,7 +138,7 @@ impl ProcessGroup {
             return;
         }
         if let Some(board) = self.inner.state.board.get() {
-            board.note_message(call, post.num_calls, &mut post.known_sites);
+            board.note_message(call, post.num_calls, &mut post.known_texts);
         }
         if self.num_nodes() > 1 {
             self.inner.state.note_message(*call, post.num_calls);

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use super::layout::{Control, Layout};
 use super::line::Bell;
-use super::record::KnownSites;
+use super::record::KnownTexts;
 use super::segment::Segment;
 use super::wait::wake;
 use crate::call::{Call, Trace};
@@ -61,7 +61,7 @@ impl Board {
     }
 
     /// Records this rank's `number`-th call that sends or receives messages.
-    pub(crate) fn note_message(&self, call: &Call, number: u64, known: &mut KnownSites) {
+    pub(crate) fn note_message(&self, call: &Call, number: u64, known: &mut KnownTexts) {
         let control = self.here(self.me);
         control.message_after.store(control.record.sequence(), Ordering::Relaxed);
         control.messages.write(call, number, known);

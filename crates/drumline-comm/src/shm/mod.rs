@@ -33,7 +33,7 @@ pub(crate) use layout::{Layout, STAGE};
 pub(crate) use line::INLINE;
 pub(crate) use mail::Mail;
 pub(crate) use node::{Context, Node};
-pub(crate) use record::KnownSites;
+pub(crate) use record::KnownTexts;
 pub(crate) use segment::{Pages, Segment, create};
 pub(crate) use wait::{CoreShare, Stop, Watch};
 

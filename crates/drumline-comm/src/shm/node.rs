@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::heap::Symmetric;
 use super::layout::{Area, Control, Layout, STAGE};
 use super::line::Bell;
-use super::record::KnownSites;
+use super::record::KnownTexts;
 use super::segment::Segment;
 use super::wait::{Backoff, CoreShare, Stop, Watch, wake};
 use crate::call::Call;
@@ -48,7 +48,7 @@ pub(crate) struct Node {
     core_share: CoreShare,
     /// Whether the next data round is the first of its call: in it a peer may announce a symmetric buffer.
     first: bool,
-    known_sites: KnownSites,
+    known_texts: KnownTexts,
 }
 
 // SAFETY: the pointers lead into `segment`, which is kept alive here and is not tied to a thread.
@@ -62,7 +62,7 @@ impl Node {
             .map(|rank| segment.at(layout.control(rank), size_of::<Control>()).cast())
             .collect();
         let backoff = Backoff::new(core_share);
-        let known_sites = KnownSites::default();
+        let known_texts = KnownTexts::default();
         Self {
             segment,
             controls,
@@ -73,7 +73,7 @@ impl Node {
             backoff,
             core_share,
             first: false,
-            known_sites,
+            known_texts,
         }
     }
 
@@ -111,7 +111,7 @@ impl Node {
     pub(crate) fn note(&mut self, call: &Call, sequence: u64) {
         // SAFETY: as in `control`, which cannot be called while another field is borrowed mutably.
         let control = unsafe { self.controls[self.me].as_ref() };
-        control.record.write(call, sequence, &mut self.known_sites);
+        control.record.write(call, sequence, &mut self.known_texts);
     }
 
     /// Publishes the next round; `words` are stored beside the flag.

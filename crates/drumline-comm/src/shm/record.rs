@@ -9,12 +9,12 @@ use loom::sync::atomic::{AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use crate::call::{Call, Op, Trace};
+use crate::call::{Call, Op, Subject, Trace};
 use crate::element::DType;
 use crate::reduce::ReduceOp;
 
-/// The longest `file:line` that is kept. Of a longer one the end is kept, since that tells files apart.
-const SITE_BYTES: usize = if cfg!(loom) { 8 } else { 96 };
+/// The longest `file:line` or subject that is kept. Of a longer one the end is kept, since that tells files apart.
+const TEXT_BYTES: usize = if cfg!(loom) { 8 } else { 96 };
 
 /// How many call sites are remembered. Loom tries all orders, so there is only one under loom.
 const SITES: usize = if cfg!(loom) { 1 } else { 64 };
@@ -29,29 +29,55 @@ pub(crate) struct Record {
     extra: AtomicU64,
     site: AtomicU64,
     after: AtomicU64,
-    sites: [Site; SITES],
+    subject: Text,
+    sites: [Text; SITES],
 }
 
 #[repr(C)]
-struct Site {
+struct Text {
     len: AtomicU64,
-    text: [AtomicU64; SITE_BYTES / 8],
+    words: [AtomicU64; TEXT_BYTES / 8],
 }
 
-/// The call sites that the owner has written to its record.
-#[derive(Debug)]
-pub(crate) struct KnownSites([usize; SITES]);
+impl Text {
+    fn write(&self, text: &str) {
+        let bytes = &text.as_bytes()[text.len().saturating_sub(TEXT_BYTES)..];
+        for (word, chunk) in self.words.iter().zip(bytes.chunks(8)) {
+            let mut value = [0; 8];
+            value[..chunk.len()].copy_from_slice(chunk);
+            word.store(u64::from_le_bytes(value), Ordering::Relaxed);
+        }
+        self.len.store(bytes.len() as u64, Ordering::Relaxed);
+    }
 
-impl Default for KnownSites {
+    fn read(&self) -> String {
+        let take = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        let len = (take(&self.len) as usize).min(TEXT_BYTES);
+        if len == 0 {
+            return String::new();
+        }
+        let bytes: Vec<u8> = self.words.iter().flat_map(|word| take(word).to_le_bytes()).take(len).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+/// The texts that the owner has written to its record.
+#[derive(Debug)]
+pub(crate) struct KnownTexts {
+    sites: [usize; SITES],
+    subject: Option<Subject>,
+}
+
+impl Default for KnownTexts {
     fn default() -> Self {
-        Self([0; SITES])
+        Self { sites: [0; SITES], subject: None }
     }
 }
 
 impl Record {
     /// Records the call.
     #[inline]
-    pub(crate) fn write(&self, call: &Call, sequence: u64, known: &mut KnownSites) {
+    pub(crate) fn write(&self, call: &Call, sequence: u64, known: &mut KnownTexts) {
         let put = |word: &AtomicU64, value| word.store(value, Ordering::Relaxed);
         put(&self.before, sequence);
         fence(Ordering::Release);
@@ -62,16 +88,20 @@ impl Record {
         put(&self.factor, factor.to_bits());
         put(&self.extra, call.extra);
         put(&self.site, self.slot(call, known) as u64);
+        if known.subject != call.subject {
+            known.subject = call.subject;
+            self.subject.write(call.subject.map_or("", Subject::name));
+        }
         self.after.store(sequence, Ordering::Release);
     }
 
     #[inline]
-    fn slot(&self, call: &Call, known: &mut KnownSites) -> usize {
+    fn slot(&self, call: &Call, known: &mut KnownTexts) -> usize {
         let address = std::ptr::from_ref(call.site) as usize;
         // Locations lie next to each other in the binary.
         let slot = address / size_of::<std::panic::Location<'_>>() % SITES;
-        if known.0[slot] != address {
-            known.0[slot] = address;
+        if known.sites[slot] != address {
+            known.sites[slot] = address;
             self.write_site(slot, call);
         }
         slot
@@ -79,14 +109,7 @@ impl Record {
 
     #[cold]
     fn write_site(&self, slot: usize, call: &Call) {
-        let text = format!("{}:{}", call.site.file(), call.site.line());
-        let bytes = &text.as_bytes()[text.len().saturating_sub(SITE_BYTES)..];
-        for (word, chunk) in self.sites[slot].text.iter().zip(bytes.chunks(8)) {
-            let mut value = [0; 8];
-            value[..chunk.len()].copy_from_slice(chunk);
-            word.store(u64::from_le_bytes(value), Ordering::Relaxed);
-        }
-        self.sites[slot].len.store(bytes.len() as u64, Ordering::Relaxed);
+        self.sites[slot].write(&format!("{}:{}", call.site.file(), call.site.line()));
     }
 
     /// The number of the last recorded call.
@@ -118,8 +141,7 @@ impl Record {
         let take = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let kind = take(&self.kind);
         let site = &self.sites[take(&self.site) as usize % SITES];
-        let len = (take(&site.len) as usize).min(SITE_BYTES);
-        let bytes: Vec<u8> = site.text.iter().flat_map(|word| take(word).to_le_bytes()).take(len).collect();
+        let subject = self.subject.read();
         let call = Call {
             op: Op::from_code(kind as u8).unwrap_or(Op::Barrier),
             dtype: DType::from_code((kind >> 8) as u8),
@@ -127,9 +149,10 @@ impl Record {
             reduce: reduce_of((kind >> 16) as u8, f64::from_bits(take(&self.factor))),
             root: (take(&self.root) as usize).checked_sub(1),
             extra: take(&self.extra),
+            subject: (!subject.is_empty()).then(|| Subject::new(&subject)),
             site: std::panic::Location::caller(),
         };
-        Trace { sequence, what: call.to_string(), site: String::from_utf8_lossy(&bytes).into_owned() }
+        Trace { sequence, what: call.to_string(), site: site.read() }
     }
 }
 
@@ -173,7 +196,7 @@ mod tests {
         let record = unsafe { segment.at(0, size_of::<Record>()).cast::<Record>().as_ref() };
         assert_eq!(record.read().to_string(), "no call yet");
         let call = Call::new(Op::Reduce).of(DType::F16, 99).reduce(ReduceOp::PreMulSum(0.5)).root(3);
-        let mut known = KnownSites::default();
+        let mut known = KnownTexts::default();
         record.write(&call, 12, &mut known);
         assert_eq!(record.read(), call.trace(12));
         let elsewhere = Call::new(Op::Barrier);
@@ -181,6 +204,11 @@ mod tests {
         assert_eq!(record.read(), elsewhere.trace(13));
         record.write(&call, 14, &mut known);
         assert_eq!(record.read(), call.trace(14));
+        let about_a_layer = Call { subject: Some(Subject::new("h.3")), ..call };
+        record.write(&about_a_layer, 15, &mut known);
+        assert_eq!(record.read(), about_a_layer.trace(15));
+        record.write(&call, 16, &mut known);
+        assert_eq!(record.read(), call.trace(16));
     }
 }
 
@@ -191,7 +219,7 @@ mod loom_tests {
 
     fn record() -> Record {
         let word = || AtomicU64::new(0);
-        let site = || Site { len: word(), text: std::array::from_fn(|_| word()) };
+        let text = || Text { len: word(), words: std::array::from_fn(|_| word()) };
         Record {
             before: word(),
             kind: word(),
@@ -201,7 +229,8 @@ mod loom_tests {
             extra: word(),
             site: word(),
             after: word(),
-            sites: std::array::from_fn(|_| site()),
+            subject: text(),
+            sites: std::array::from_fn(|_| text()),
         }
     }
 
@@ -235,7 +264,7 @@ mod loom_tests {
     #[test]
     fn loom_a_record_is_seen_whole_or_not_at_all() {
         watch(|record| {
-            let mut known = KnownSites::default();
+            let mut known = KnownTexts::default();
             record.write(&first(), 1, &mut known);
             record.write(&second(), 2, &mut known);
         });
@@ -246,7 +275,7 @@ mod loom_tests {
     #[should_panic(expected = "half of each")]
     fn loom_finds_a_record_without_its_first_number() {
         watch(|record| {
-            let mut known = KnownSites::default();
+            let mut known = KnownTexts::default();
             record.write(&first(), 1, &mut known);
             record.count.store(second().count as u64, Ordering::Relaxed);
             record.before.store(2, Ordering::Relaxed);

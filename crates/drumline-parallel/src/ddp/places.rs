@@ -6,15 +6,16 @@ use std::sync::Arc;
 
 use drumline_comm::ProcessGroup;
 use drumline_torch::{Named, TensorCollectives, grad, move_grad, set_grad};
+use tch::Tensor;
 
 use super::DdpOptions;
 use super::bucket::{BucketWorker, GradBucket, Job};
-use super::queues::Queues;
 use crate::arena::Arena;
 use crate::error::{NotRecordable, ParallelError};
 use crate::lane::Lane;
 use crate::layout::Caps;
 use crate::observer::Watch;
+use crate::queues::Queues;
 use crate::reducer::{OrderKnown, Places, Reducer, guessed_order};
 use crate::reduction::Site;
 
@@ -81,9 +82,11 @@ impl Places for Buckets {
     }
 
     fn send(&mut self, index: usize, site: Site, lane: &mut Lane<Job>) -> Result {
-        let ready = self.queues.as_ref().map(|queues| queues.fill(&self.arena, index)).transpose()?;
         let arena = &self.arena;
         let bucket = &arena.layout.buckets[index];
+        let leaves: Vec<&Tensor> = bucket.params.iter().map(|param| &arena.tensors[*param].tensor).collect();
+        let places: Vec<&Tensor> = bucket.params.iter().map(|param| &arena.places[*param]).collect();
+        let ready = self.queues.as_ref().map(|queues| queues.fill(&leaves, &places)).transpose()?;
         let bucket = GradBucket {
             index,
             num_buckets: arena.layout.buckets.len(),

@@ -2,17 +2,37 @@
 
 use std::cell::RefCell;
 
-use drumline_comm::Mesh;
-use drumline_torch::{Named, NormType, Optimizer, clip_grad_norm_to, clip_grad_value, grad_norm};
-use tch::Tensor;
+use drumline_comm::{Mesh, ReduceOp, call_site};
+use drumline_torch::{
+    Named, NormType, Optimizer, TensorCollectives, clip_grad_norm_by, clip_grad_norm_to, clip_grad_value, grad_norm,
+    grad_norm_on_device,
+};
+use tch::{Device, Kind, Tensor};
 
+use super::gathered::Gatherer;
 use super::groups::Groups;
 use super::weights::Weights;
 use super::{Accumulation, Result};
 use crate::agreement::Agreed;
 use crate::engine::{Clip, Engine, GradSync, Placed};
-use crate::error::NotRecordable;
+use crate::error::{NotRecordable, ParallelError};
 use crate::synced::{BackwardKind, Synced};
+
+/// A tensor of the model.
+pub(super) struct Shape {
+    pub(super) name: String,
+    pub(super) size: Vec<i64>,
+    pub(super) kind: Kind,
+    pub(super) device: Device,
+    /// Whether ranks have rows of it, and not each of them all.
+    pub(super) is_divided: bool,
+}
+
+impl Shape {
+    pub(super) fn of(Named { name, tensor }: &Named, is_divided: bool) -> Self {
+        Self { name: name.clone(), size: tensor.size(), kind: tensor.kind(), device: tensor.device(), is_divided }
+    }
+}
 
 /// The engine of a model whose states are divided among ranks.
 pub(super) struct Sharded {
@@ -22,9 +42,13 @@ pub(super) struct Sharded {
     pub(super) accumulation: Accumulation,
     /// Of the trained parameters.
     pub(super) weights: Vec<Weights>,
+    /// Gathers parameters of which ranks have only their rows.
+    pub(super) gatherer: Option<Gatherer>,
     /// The rows of trained parameters that this rank owns.
     pub(super) own: Vec<Named>,
     pub(super) state: Vec<Placed>,
+    /// Of the model's tensors.
+    pub(super) shapes: Vec<Shape>,
     /// Memory for the rows of other nodes.
     pub(super) scratch: RefCell<Option<Tensor>>,
 }
@@ -43,7 +67,24 @@ impl Sharded {
         let _no_grad = tch::no_grad_guard();
         let mut scratch = self.scratch.borrow_mut();
         self.weights.iter().try_for_each(|unit| unit.gather(&self.groups.shard, &mut scratch))?;
-        Ok(self.groups.shard.barrier()?)
+        self.wait_for_readers()
+    }
+
+    /// Waits until all ranks of a node that read the same memory have come here.
+    fn wait_for_readers(&self) -> Result {
+        if self.weights.iter().any(Weights::is_node_shared) {
+            self.groups.shard.barrier()?;
+        }
+        Ok(())
+    }
+
+    /// Runs a forward or backward, in which parameters are gathered when they are used.
+    #[track_caller]
+    fn gathering<R>(&self, body: impl FnOnce() -> Result<R>) -> Result<R> {
+        match &self.gatherer {
+            Some(gatherer) => gatherer.together(call_site(), body),
+            None => body(),
+        }
     }
 }
 
@@ -75,21 +116,37 @@ impl Engine for Sharded {
 
     #[track_caller]
     fn forward(&self, sync: GradSync, body: &mut dyn FnMut()) -> Result {
-        self.synced.forward_micro_batch(self.kind(sync), body)
+        self.gatherer.iter().for_each(Gatherer::begin_micro_batch);
+        self.gathering(|| self.synced.forward_micro_batch(self.kind(sync), body))
     }
 
     #[track_caller]
     fn backward(&self, loss: &Tensor, sync: GradSync) -> Result {
-        self.synced.backward_of(loss, self.kind(sync))
+        self.gathering(|| self.synced.backward_of(loss, self.kind(sync)))
     }
 
     #[track_caller]
     fn backward_nothing(&self, sync: GradSync) -> Result {
+        self.gatherer.as_ref().map_or(Ok(()), |gatherer| gatherer.join_micro_batch(call_site()))?;
         self.synced.skip_micro_batch(self.kind(sync))
     }
 
+    #[track_caller]
     fn alone(&self, body: &mut dyn FnMut()) {
-        self.synced.alone(body);
+        match &self.gatherer {
+            Some(gatherer) => gatherer.alone(call_site(), || self.synced.alone(body)),
+            None => self.synced.alone(body),
+        }
+    }
+
+    #[track_caller]
+    fn begin_evaluation(&self) -> Result {
+        self.synced.sync_buffers()?;
+        self.gatherer.as_ref().map_or(Ok(()), Gatherer::begin_whole)
+    }
+
+    fn end_evaluation(&self) -> Result {
+        self.gatherer.as_ref().map_or(Ok(()), Gatherer::end_whole)
     }
 
     #[track_caller]
@@ -118,6 +175,21 @@ impl Engine for Sharded {
         }
     }
 
+    #[track_caller]
+    fn clip_on_device(&self, clip: Clip, parameters: &[Named]) -> Result<Option<Tensor>> {
+        let max_norm = match clip {
+            Clip::Norm(max_norm) => max_norm,
+            Clip::Value(max_value) => return Ok(clip_grad_value(parameters, max_value).map(|()| None)?),
+        };
+        let device = self.own.first().map_or(Device::Cpu, |named| named.tensor.device());
+        let own = grad_norm_on_device(parameters, device)?;
+        let mut squares = own.f_square()?;
+        self.groups.shard.all_reduce_tensor(&mut squares, ReduceOp::Sum)?;
+        let total = squares.f_sqrt()?;
+        clip_grad_norm_by(parameters, max_norm, &total)?;
+        Ok(Some(total))
+    }
+
     fn adopt(&self, optimizer: &mut dyn Optimizer) -> Result {
         let find = |named: &Named| self.own.iter().find(|own| own.name == named.name);
         Ok(optimizer.replace_parameters(&mut |named| find(named).map(|own| own.tensor.shallow_clone()))?)
@@ -133,7 +205,8 @@ impl Engine for Sharded {
     /// Waits until no rank reads parameters, and after `change` until all have written.
     #[track_caller]
     fn change_parameters(&self, change: &mut dyn FnMut()) -> Result {
-        self.groups.shard.barrier()?;
+        self.gatherer.as_ref().map_or(Ok(()), Gatherer::end_step)?;
+        self.wait_for_readers()?;
         change();
         self.publish()
     }
@@ -142,8 +215,31 @@ impl Engine for Sharded {
         self.state.clone()
     }
 
+    #[track_caller]
+    fn full(&self, name: &str) -> Result<Tensor> {
+        let _no_grad = tch::no_grad_guard();
+        let shape = self.shapes.iter().find(|shape| shape.name == name);
+        let shape = shape.ok_or_else(|| ParallelError::no_tensor(name))?;
+        let whole = Tensor::f_zeros(&shape.size, (shape.kind, shape.device))?;
+        let own = self.state.iter().filter(|placed| placed.name == name);
+        for Placed { tensor, offsets, .. } in own {
+            let mut place = whole.shallow_clone();
+            for (dim, (offset, len)) in offsets.iter().zip(tensor.size()).enumerate() {
+                place = place.f_narrow(dim as i64, *offset, len)?;
+            }
+            place.f_copy_(tensor)?;
+        }
+        if shape.is_divided {
+            // As bytes, of which one rank has each: a sum of floats would not keep a negative zero.
+            let mut bytes = whole.f_view([-1])?.f_view_dtype(Kind::Uint8)?;
+            self.groups.shard.all_reduce_tensor(&mut bytes, ReduceOp::Max)?;
+        }
+        Ok(whole)
+    }
+
     fn is_recordable(&self) -> std::result::Result<(), NotRecordable> {
-        self.synced.is_recordable()
+        self.synced.is_recordable()?;
+        self.gatherer.as_ref().map_or(Ok(()), Gatherer::is_recordable)
     }
 
     fn abort(&self, cause: &str) {

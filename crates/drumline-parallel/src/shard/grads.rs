@@ -5,22 +5,23 @@
 //!   stages 2, 3    gradients ─▶ slot 0 or 1, in turns   ─ reduce-scatter ─▶ own rows in a memory of their size
 //! ```
 //! With slots, a unit is stored when the reduction that used its slot before has ended. A gradient that comes earlier
-//! stays where autograd has put it. A table that is larger than a slot is reduced in several chunks, each with a part of
+//! stays where autograd has put it. On a GPU the gradients of a unit are moved together, when all of them are ready. A table that is larger than a slot is reduced in several chunks, each with a part of
 //! every rank's rows. Reductions themselves: `lane_jobs.rs`.
 
 use std::ops::Range;
-use std::sync::Arc;
 
+use drumline_torch::cuda::Event;
 use drumline_torch::{HeapTensor, Named, grad, move_grad, set_grad, tensor_within};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::groups::Groups;
-use super::lane_jobs::{Job, Reduce, UnitWorker};
+use super::lane_jobs::{GradMemory, Job, Reduce, UnitWorker};
 use super::unit::{LARGE, UnitPlan};
 use super::weights::{OwnRows, Weights};
 use crate::error::{NotRecordable, ParallelError};
 use crate::lane::Lane;
 use crate::observer::Watch;
+use crate::queues::Queues;
 use crate::reducer::{OrderKnown, Places, Reducer, guessed_order};
 use crate::reduction::Site;
 
@@ -40,15 +41,15 @@ pub(super) enum Kept {
 
 /// A memory with a place for each gradient of a unit.
 struct Flat {
-    memory: Arc<HeapTensor>,
+    memory: GradMemory,
     /// For each member of the unit.
     places: Vec<Tensor>,
 }
 
 impl Flat {
-    fn new(memory: &Arc<HeapTensor>, plan: &UnitPlan, params: &[Named]) -> Result<Self> {
+    fn new(memory: &GradMemory, plan: &UnitPlan, params: &[Named]) -> Result<Self> {
         let place = |(member, offset): (&usize, &usize)| {
-            Ok(tensor_within(memory.tensor(), *offset, &params[*member].tensor)?)
+            Ok(tensor_within(memory.tensor.tensor(), *offset, &params[*member].tensor)?)
         };
         let places = plan.members.iter().zip(plan.layout.offsets()).map(place);
         Ok(Self { memory: memory.clone(), places: places.collect::<Result<_>>()? })
@@ -62,7 +63,7 @@ enum Through {
     /// Slots into which it fits.
     Slots(Vec<Flat>),
     /// Slots that are smaller: this many elements of each rank at a time.
-    Chunks { slots: Vec<Arc<HeapTensor>>, len: usize },
+    Chunks { slots: Vec<GradMemory>, len: usize },
 }
 
 /// This rank's rows of a gradient.
@@ -89,6 +90,9 @@ struct UnitGrads {
 
 /// The gradients of all units.
 pub(super) struct ShardedGrads {
+    groups: Groups,
+    /// For gradients on a GPU.
+    queues: Option<Queues>,
     params: Vec<Named>,
     units: Vec<UnitGrads>,
     /// The units in the order in which they are reduced.
@@ -114,15 +118,17 @@ pub(super) fn reducer(
 ) -> Result<Reducer<ShardedGrads>> {
     let grads = ShardedGrads::new(groups, params, weights, kept)?;
     let longest = weights.iter().map(|unit| unit.plan.layout.shard_len()).max().unwrap_or(0);
-    let worker = UnitWorker::new(groups.clone(), watch.clone(), longest);
+    let stream = grads.queues.as_ref().map(|queues| queues.lane);
+    let worker = UnitWorker::new(groups.clone(), watch.clone(), (grads.device(), stream), longest);
     Ok(Reducer::new(groups.all.clone(), grads, Lane::new(worker, watch)?))
 }
 
 impl ShardedGrads {
     fn new(groups: &Groups, params: Vec<Named>, weights: &[Weights], kept: Kept) -> Result<Self> {
+        let device = device_of(&params);
         let slots = match kept {
             Kept::All => Vec::new(),
-            Kept::OwnRows => slots(groups, weights)?,
+            Kept::OwnRows => slots(groups, device, weights)?,
         };
         let unit = |weights: &Weights| UnitGrads::new(groups, weights, &params, &slots);
         let units = weights.iter().map(unit).collect::<Result<Vec<_>>>()?;
@@ -134,9 +140,15 @@ impl ShardedGrads {
         }
         let is_stored = vec![false; params.len()];
         let (order, jobs_before, bucket_of) = (Vec::new(), Vec::new(), Vec::new());
-        let mut grads = Self { params, units, order, jobs_before, bucket_of, member_of, is_stored };
+        let (groups, queues) = (groups.clone(), Queues::of(device)?);
+        let mut grads =
+            Self { groups, queues, params, units, order, jobs_before, bucket_of, member_of, is_stored };
         grads.set_order(&guessed_order(grads.params.len()));
         Ok(grads)
+    }
+
+    fn device(&self) -> Device {
+        device_of(&self.params)
     }
 
     /// Orders units by their last gradient in this order of parameters.
@@ -171,8 +183,12 @@ impl ShardedGrads {
         }
     }
 
-    /// Moves the gradient of a parameter into its place if that is free, or zeros if it has none.
+    /// Moves the gradient of a parameter into its place if that is free, or zeros if it has none. On a GPU gradients of a
+    /// unit are moved together.
     fn move_in(&mut self, param: usize, lane: &mut Lane<Job>) -> Result {
+        if let Some(queues) = &mut self.queues {
+            return queues.note_current();
+        }
         let Some(place) = self.free_place(param, lane) else { return Ok(()) };
         let leaf = &self.params[param].tensor;
         if move_grad(leaf, place)? {
@@ -185,13 +201,43 @@ impl ShardedGrads {
     }
 }
 
+impl ShardedGrads {
+    /// Moves the gradients of a unit into their places in this memory, on a GPU. Returns an event after that.
+    fn move_unit(&self, unit: usize, flat: &Flat) -> Result<Option<Event>> {
+        let Some(queues) = &self.queues else { return Ok(None) };
+        let members = &self.units[unit].plan.members;
+        let leaves: Vec<&Tensor> = members.iter().map(|member| &self.params[*member].tensor).collect();
+        for (leaf, place) in leaves.iter().zip(&flat.places) {
+            if grad(leaf)?.is_none() {
+                let _ = place.shallow_clone().f_zero_()?;
+            }
+        }
+        let ready = queues.fill(&leaves, &flat.places.iter().collect::<Vec<_>>())?;
+        leaves.iter().try_for_each(|leaf| set_grad(leaf, None))?;
+        Ok(Some(ready))
+    }
+}
+
+/// The device of a model's parameters.
+fn device_of(params: &[Named]) -> Device {
+    params.first().map_or(Device::Cpu, |named| named.tensor.device())
+}
+
 /// The number of reductions that must have ended before the slot of another is free.
 fn free_after(job: usize) -> usize {
     (job + 1).saturating_sub(NUM_SLOTS)
 }
 
+/// Waits until a reduction's memory is free: on a GPU, until work after this finds it free.
+fn wait_until_free(memory: &GradMemory, job: usize, lane: &mut Lane<Job>) -> Result {
+    let before = free_after(job);
+    lane.wait_for(before);
+    // In the first reductions of a backward it is free, as all of the one before have ended.
+    if before > 0 { memory.wait_until_reduced() } else { Ok(()) }
+}
+
 /// Two slots for each kind of element, as large as the largest unit that is not a table of its own.
-fn slots(groups: &Groups, weights: &[Weights]) -> Result<Vec<Arc<HeapTensor>>> {
+fn slots(groups: &Groups, device: Device, weights: &[Weights]) -> Result<Vec<GradMemory>> {
     let mut lens: Vec<(Kind, usize)> = Vec::new();
     for UnitPlan { kind, layout, members, .. } in weights.iter().map(|unit| &unit.plan) {
         let len = layout.flat_len();
@@ -202,19 +248,19 @@ fn slots(groups: &Groups, weights: &[Weights]) -> Result<Vec<Arc<HeapTensor>>> {
         }
     }
     let slots = lens.iter().flat_map(|slot| [slot; NUM_SLOTS]);
-    let slots = slots.map(|(kind, len)| Ok(Arc::new(HeapTensor::zeros(&groups.shard, *kind, *len)?)));
-    slots.collect()
+    slots.map(|(kind, len)| GradMemory::zeros(groups, device, *kind, *len)).collect()
 }
 
 impl UnitGrads {
-    fn new(groups: &Groups, weights: &Weights, params: &[Named], slots: &[Arc<HeapTensor>]) -> Result<Self> {
+    fn new(groups: &Groups, weights: &Weights, params: &[Named], slots: &[GradMemory]) -> Result<Self> {
         let plan = weights.plan.clone();
         let (kind, layout) = (plan.kind, &plan.layout);
-        let slots: Vec<_> = slots.iter().filter(|slot| slot.kind() == kind).collect();
-        let through = match slots.first().map(|slot| slot.tensor().numel()) {
+        let device = device_of(params);
+        let slots: Vec<_> = slots.iter().filter(|slot| slot.tensor.kind() == kind).collect();
+        let through = match slots.first().map(|slot| slot.tensor.tensor().numel()) {
             None => {
-                let memory = HeapTensor::zeros(&groups.shard, kind, layout.flat_len())?;
-                Through::Own(Flat::new(&Arc::new(memory), &plan, params)?)
+                let memory = GradMemory::zeros(groups, device, kind, layout.flat_len())?;
+                Through::Own(Flat::new(&memory, &plan, params)?)
             }
             Some(len) if len >= layout.flat_len() => {
                 let flats = slots.iter().map(|slot| Flat::new(slot, &plan, params));
@@ -226,13 +272,13 @@ impl UnitGrads {
         };
         let own = match &through {
             Through::Own(_) => None,
-            _ => Some(Tensor::f_zeros([layout.shard_len() as i64], (kind, tch::Device::Cpu))?),
+            _ => Some(Tensor::f_zeros([layout.shard_len() as i64], (kind, device))?),
         };
         let rank = groups.shard.rank();
         let row = |rows: &OwnRows| {
             let (memory, place) = match (&through, &own) {
-                (Through::Own(flat), _) => (flat.memory.tensor(), rows.range.start),
-                (_, Some(own)) => (own, own_place(&plan, rank, rows.range.start)),
+                (Through::Own(flat), _) => (flat.memory.tensor.tensor(), rows.range.start),
+                (_, Some(own)) => (own, plan.own_place(rank, rows.range.start)),
                 (_, None) => return Err(ParallelError::Internal { what: "a unit has no memory" }),
             };
             let place = tensor_within(memory, place, &rows.tensor)?;
@@ -291,7 +337,7 @@ impl UnitGrads {
     }
 
     /// The reduction of all of it, whose gradients are in this memory.
-    fn whole(&self, bucket: usize, memory: &Arc<HeapTensor>) -> Result<Reduce> {
+    fn whole(&self, bucket: usize, memory: &GradMemory, ready: Option<Event>) -> Result<Reduce> {
         let (mut parts, mut before) = (Vec::new(), 0);
         let num_ranks = self.plan.layout.num_ranks();
         for segment in self.plan.layout.segments() {
@@ -301,7 +347,7 @@ impl UnitGrads {
             before += segment.shard_len as i64;
             parts.push((from, into));
         }
-        Ok(Reduce { bucket, memory: memory.clone(), parts, adds: self.adds })
+        Ok(Reduce { bucket, memory: memory.clone(), ready, parts, adds: self.adds })
     }
 
     /// Copies a chunk of the gradient into a slot: the same range of each rank's elements, one after the other.
@@ -335,7 +381,7 @@ impl UnitGrads {
     fn chunk(
         &self,
         bucket: usize,
-        slot: &Arc<HeapTensor>,
+        slot: &GradMemory,
         segment: usize,
         range: &Range<usize>,
     ) -> Result<Reduce> {
@@ -344,20 +390,8 @@ impl UnitGrads {
         let own = self.own.as_ref();
         let into = own.map(|own| own.f_narrow(0, (before + range.start) as i64, range.len() as i64));
         let parts = vec![(0..range.len() * layout.num_ranks(), into.transpose()?)];
-        Ok(Reduce { bucket, memory: slot.clone(), parts, adds: self.adds })
+        Ok(Reduce { bucket, memory: slot.clone(), ready: None, parts, adds: self.adds })
     }
-}
-
-/// Where an element of this rank's rows lies in a memory that has only these.
-fn own_place(plan: &UnitPlan, rank: usize, element: usize) -> usize {
-    let mut before = 0;
-    for shard in plan.layout.shards(rank) {
-        if shard.contains(&element) {
-            return before + element - shard.start;
-        }
-        before += shard.len();
-    }
-    before
 }
 
 impl Places for ShardedGrads {
@@ -374,6 +408,7 @@ impl Places for ShardedGrads {
     fn begin(&mut self) -> Result {
         let _no_grad = tch::no_grad_guard();
         self.is_stored.fill(false);
+        self.queues.iter_mut().for_each(Queues::begin);
         self.units.iter_mut().try_for_each(UnitGrads::begin)
     }
 
@@ -394,26 +429,30 @@ impl Places for ShardedGrads {
             let unit = &self.units[index];
             let leaf = &self.params[unit.plan.members[0]].tensor;
             let gradient = grad(leaf)?.map(|grad| grad.f_contiguous()?.f_view([-1])).transpose()?;
+            self.queues.as_ref().map_or(Ok(()), |queues| queues.gather_streams().map(drop))?;
             for (chunk, (segment, range)) in unit.chunks().iter().enumerate() {
-                lane.wait_for(free_after(job + chunk));
                 let slot = &slots[(job + chunk) % NUM_SLOTS];
-                unit.fill(slot, *segment, range, gradient.as_ref())?;
-                lane.send(site, Job::Reduce(unit.chunk(bucket, slot, *segment, range)?));
+                wait_until_free(slot, job + chunk, lane)?;
+                unit.fill(&slot.tensor, *segment, range, gradient.as_ref())?;
+                let mut reduce = unit.chunk(bucket, slot, *segment, range)?;
+                reduce.ready = self.queues.as_ref().map(Queues::mark).transpose()?;
+                lane.send(site, Job::Reduce(reduce));
             }
             return Ok(set_grad(leaf, None)?);
         }
-        lane.wait_for(free_after(job));
+        let flat = match &self.units[index].through {
+            Through::Own(flat) => flat,
+            Through::Slots(slots) => &slots[job % NUM_SLOTS],
+            Through::Chunks { .. } => return Ok(()),
+        };
+        wait_until_free(&flat.memory, job, lane)?;
+        let ready = self.move_unit(index, flat)?;
+        let reduce = self.units[index].whole(bucket, &flat.memory, ready)?;
         for param in self.units[index].plan.members.clone() {
             if !self.is_stored[param] {
                 self.move_in(param, lane)?;
             }
         }
-        let unit = &self.units[index];
-        let reduce = match &unit.through {
-            Through::Own(flat) => unit.whole(bucket, &flat.memory)?,
-            Through::Slots(slots) => unit.whole(bucket, &slots[job % NUM_SLOTS].memory)?,
-            Through::Chunks { .. } => return Ok(()),
-        };
         lane.send(site, Job::Reduce(reduce));
         Ok(())
     }
@@ -424,6 +463,7 @@ impl Places for ShardedGrads {
 
     fn settle(&mut self, _: &[u8], used_anywhere: &[u8]) -> Result {
         let _no_grad = tch::no_grad_guard();
+        self.queues.as_ref().map_or(Ok(()), Queues::join)?;
         self.units.iter_mut().try_for_each(|unit| unit.settle(used_anywhere))
     }
 
@@ -437,7 +477,11 @@ impl Places for ShardedGrads {
         self.order.iter().map(|unit| bytes(&self.units[*unit].plan)).collect()
     }
 
-    fn is_recordable(&self, _: OrderKnown) -> std::result::Result<(), NotRecordable> {
-        Err(NotRecordable::GradientsOnHost)
+    fn is_recordable(&self, order: OrderKnown) -> std::result::Result<(), NotRecordable> {
+        match (&self.queues, order) {
+            (None, _) => Err(NotRecordable::GradientsOnHost),
+            (Some(_), OrderKnown::NotYet) => Err(NotRecordable::OrderNotKnown),
+            (Some(_), OrderKnown::Yes) => self.groups.are_recordable(),
+        }
     }
 }

@@ -1,12 +1,12 @@
 //! The reductions of units, which the lane carries out one after the other.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use drumline_comm::ReduceOp;
-use drumline_torch::cuda::Stream;
+use drumline_torch::cuda::{Event, Stream, Timing};
 use drumline_torch::{HeapTensor, TensorCollectives};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::groups::Groups;
 use crate::error::ParallelError;
@@ -22,12 +22,50 @@ pub(super) enum Job {
     Flags(Vec<u8>),
 }
 
+/// Memory for gradients until they are reduced.
+#[derive(Clone)]
+pub(super) struct GradMemory {
+    pub(super) tensor: Arc<HeapTensor>,
+    /// Is recorded after a reduction from here; only on a GPU.
+    reduced: Option<Arc<Mutex<Event>>>,
+}
+
+impl GradMemory {
+    /// Zeros. All ranks call it together.
+    pub(super) fn zeros(groups: &Groups, device: Device, kind: Kind, len: usize) -> Result<Self> {
+        let tensor = Arc::new(HeapTensor::zeros_on(&groups.shard, device, kind, len)?);
+        let reduced = match device {
+            Device::Cuda(_) => Some(Arc::new(Mutex::new(Event::new(Timing::Off)?))),
+            _ => None,
+        };
+        Ok(Self { tensor, reduced })
+    }
+
+    /// Makes later work of this thread on a GPU wait for the last reduction from here, which was queued before.
+    pub(super) fn wait_until_reduced(&self) -> Result {
+        let (Some(reduced), Device::Cuda(device)) = (&self.reduced, self.tensor.device()) else {
+            return Ok(());
+        };
+        let reduced = reduced.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(Stream::current(device)?.wait_for(&reduced)?)
+    }
+
+    fn mark_reduced(&self, stream: Option<Stream>) -> Result {
+        if let (Some(reduced), Some(stream)) = (&self.reduced, stream) {
+            reduced.lock().unwrap_or_else(PoisonError::into_inner).record(stream)?;
+        }
+        Ok(())
+    }
+}
+
 /// A reduction of gradients, of which each rank gets its part.
 pub(super) struct Reduce {
     /// The place of their unit in the order of reductions.
     pub(super) bucket: usize,
     /// Where the gradients of this rank are.
-    pub(super) memory: Arc<HeapTensor>,
+    pub(super) memory: GradMemory,
+    /// On a GPU, the event after which they are there.
+    pub(super) ready: Option<Event>,
     /// Ranges with equal parts of all ranks, each with the memory for this rank's part of the mean. Without one it stays
     /// where it is.
     pub(super) parts: Vec<(Range<usize>, Option<Tensor>)>,
@@ -39,6 +77,9 @@ pub(super) struct Reduce {
 pub(super) struct UnitWorker {
     groups: Groups,
     watch: Watch,
+    device: Device,
+    /// For gradients on a GPU.
+    stream: Option<Stream>,
     /// The largest number of elements of this rank in a unit.
     longest: usize,
     /// Memory for means that are added to earlier ones, one for each kind of element.
@@ -46,17 +87,22 @@ pub(super) struct UnitWorker {
 }
 
 impl UnitWorker {
-    pub(super) fn new(groups: Groups, watch: Watch, longest: usize) -> Self {
-        Self { groups, watch, longest, scratch: Vec::new() }
+    pub(super) fn new(groups: Groups, watch: Watch, on: (Device, Option<Stream>), longest: usize) -> Self {
+        let (device, stream) = on;
+        Self { groups, watch, device, stream, longest, scratch: Vec::new() }
     }
 
     fn reduce(&mut self, reduce: &Reduce) -> Result {
+        if let (Some(stream), Some(ready)) = (self.stream, &reduce.ready) {
+            stream.wait_for(ready)?;
+        }
+        let memory = &reduce.memory.tensor;
         for (range, into) in &reduce.parts {
             let Some(own) = into else {
-                self.mean_in_place(&reduce.memory, range)?;
+                self.mean_in_place(memory, range)?;
                 continue;
             };
-            let all = reduce.memory.part(range.clone())?;
+            let all = memory.part(range.clone())?;
             if !reduce.adds {
                 self.mean_into(&mut own.shallow_clone(), &all)?;
                 continue;
@@ -65,7 +111,7 @@ impl UnitWorker {
             self.mean_into(&mut mean, &all)?;
             let _ = own.shallow_clone().f_add_(&mean)?;
         }
-        Ok(())
+        reduce.memory.mark_reduced(self.stream)
     }
 
     /// The mean over all ranks, of which this rank's part stays where it is.
@@ -93,7 +139,7 @@ impl UnitWorker {
         if let Some(found) = self.scratch.iter().find(|scratch| scratch.kind() == kind) {
             return Ok(found.shallow_clone());
         }
-        let scratch = Tensor::f_zeros([self.longest as i64], (kind, tch::Device::Cpu))?;
+        let scratch = Tensor::f_zeros([self.longest as i64], (kind, self.device))?;
         self.scratch.push(scratch.shallow_clone());
         Ok(scratch)
     }
@@ -103,7 +149,7 @@ impl Worker for UnitWorker {
     type Job = Job;
 
     fn stream(&self) -> Option<Stream> {
-        None
+        self.stream
     }
 
     fn abort(&self, cause: &str) {
@@ -113,7 +159,7 @@ impl Worker for UnitWorker {
     fn carry_out(&mut self, job: Job) -> Done {
         match job {
             Job::Reduce(reduce) => {
-                let (index, size) = (reduce.bucket, reduce.memory.kind().elt_size_in_bytes());
+                let (index, size) = (reduce.bucket, reduce.memory.tensor.kind().elt_size_in_bytes());
                 let bytes = reduce.parts.iter().map(|(range, _)| range.len() * size).sum();
                 let watch = self.watch.clone();
                 watch.over(

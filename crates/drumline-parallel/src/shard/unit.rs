@@ -22,11 +22,31 @@ pub(super) struct UnitPlan {
     pub(super) layout: UnitLayout,
 }
 
-/// Plans the units of these parameters for a number of ranks. Every parameter is in one unit.
-pub(super) fn plan_units(params: &[Named], num_ranks: usize) -> Vec<UnitPlan> {
+impl UnitPlan {
+    /// Where an element of a rank's rows lies in a memory that has only these.
+    pub(super) fn own_place(&self, rank: usize, element: usize) -> usize {
+        let mut before = 0;
+        for shard in self.layout.shards(rank) {
+            if shard.contains(&element) {
+                return before + element - shard.start;
+            }
+            before += shard.len();
+        }
+        before
+    }
+}
+
+/// Plans the units of these parameters for a number of ranks. Every parameter is in one unit. With `keep`, parameters of at
+/// most that many elements are in units without a name, and no other is.
+pub(super) fn plan_units(params: &[Named], num_ranks: usize, keep: Option<usize>) -> Vec<UnitPlan> {
     let mut groups: Vec<(&str, Kind, Vec<usize>)> = Vec::new();
     for (index, Named { name, tensor }) in params.iter().enumerate() {
-        let (unit, kind) = (unit_of(name, tensor.numel()), tensor.kind());
+        let unit = match (keep, unit_of(name, tensor.numel())) {
+            (Some(most), _) if tensor.numel() <= most => "",
+            (Some(_), "") => name,
+            (_, unit) => unit,
+        };
+        let kind = tensor.kind();
         match groups.iter_mut().find(|(name, of, _)| *name == unit && *of == kind) {
             Some((_, _, members)) => members.push(index),
             None => groups.push((unit, kind, vec![index])),
@@ -84,9 +104,34 @@ mod tests {
             named("h.0.c", Kind::Float),
             named("x", Kind::Float),
         ];
-        let units = plan_units(&params, 2);
+        let units = plan_units(&params, 2, None);
         let members: Vec<_> = units.iter().map(|unit| (unit.name.as_str(), unit.members.clone())).collect();
         assert_eq!(members, [("h.0", vec![0, 2]), ("h.0", vec![1]), ("", vec![3])]);
         assert_eq!(units[0].layout.num_elements(), 12);
+    }
+
+    #[test]
+    fn small_parameters_are_together_where_they_stay_gathered() {
+        let named = |name: &str, len: usize| Named {
+            name: name.into(),
+            tensor: Tensor::zeros([len as i64], (Kind::Float, Device::Cpu)),
+        };
+        let params = [
+            named("h.0.w", 101),
+            named("h.0.b", 3),
+            named("ln.b", 3),
+            named("head", 101),
+            named("h.1.b", 100),
+        ];
+        let units = plan_units(&params, 2, Some(100));
+        let members: Vec<_> = units.iter().map(|unit| (unit.name.as_str(), unit.members.clone())).collect();
+        assert_eq!(members, [("h.0", vec![0]), ("", vec![1, 2, 4]), ("head", vec![3])]);
+        for unit in &units {
+            for rank in 0..2 {
+                let starts = unit.layout.shards(rank).map(|shard| shard.start);
+                let places: Vec<_> = starts.map(|start| unit.own_place(rank, start)).collect();
+                assert_eq!(places[0], 0);
+            }
+        }
     }
 }

@@ -3,17 +3,21 @@
 //! ```text
 //!   stages 1 and 2   each rank has a flat memory with all rows, and steps its own;
 //!                    then an all-gather copies each rank's rows to the others
-//!   stage 3          the ranks of a node have one flat memory together, and each steps its own rows in it;
+//!   stage 3, CPU     the ranks of a node have one flat memory together, and each steps its own rows in it;
 //!                    other nodes get them by an all-gather
+//!   stage 3, GPU     each rank has the memory of its own rows, and steps them; the others' rows are gathered when an
+//!                    operation uses the unit (`gathered.rs`)
 //! ```
 //! Parameters are views of the flat memory, so that a step in place is all that changes them.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use drumline_comm::ProcessGroup;
-use drumline_torch::{HeapTensor, Named, TensorCollectives, node_shared_zeros, tensor_within};
-use tch::Tensor;
+use drumline_torch::{HeapTensor, Movable, Named, TensorCollectives, node_shared_zeros, tensor_within};
+use tch::{Device, Tensor};
 
+use super::gathered::GatheredUnit;
 use super::groups::Groups;
 use super::unit::UnitPlan;
 use crate::error::ParallelError;
@@ -25,6 +29,8 @@ type Result<T = ()> = std::result::Result<T, ParallelError>;
 pub(super) enum Copies {
     OnEachRank,
     OnEachNode,
+    /// Nobody: ranks have their rows, which are gathered when they are used.
+    WhenUsed,
 }
 
 /// The rows of a parameter that this rank owns.
@@ -43,6 +49,7 @@ pub(super) struct OwnRows {
 enum Flat {
     OnEachRank(HeapTensor),
     OnEachNode(Tensor),
+    WhenUsed { movable: Arc<Movable>, own: Tensor },
 }
 
 /// A unit's parameters.
@@ -55,10 +62,15 @@ pub(super) struct Weights {
 impl Weights {
     /// Moves a unit's parameters into flat memory. All ranks call it, and get the values of rank 0.
     pub(super) fn new(groups: &Groups, plan: UnitPlan, params: &[Named], copies: Copies) -> Result<Self> {
-        let (shard, len) = (&groups.shard, plan.layout.flat_len());
+        let (shard, len, kind) = (&groups.shard, plan.layout.flat_len(), plan.kind);
+        let device = plan.members.first().map_or(Device::Cpu, |member| params[*member].tensor.device());
         let flat = match copies {
-            Copies::OnEachRank => Flat::OnEachRank(HeapTensor::zeros(shard, plan.kind, len)?),
-            Copies::OnEachNode => Flat::OnEachNode(node_shared_zeros(shard, plan.kind, len)?),
+            Copies::OnEachRank => Flat::OnEachRank(HeapTensor::zeros_on(shard, device, kind, len)?),
+            Copies::OnEachNode => Flat::OnEachNode(node_shared_zeros(shard, kind, len)?),
+            Copies::WhenUsed => Flat::WhenUsed {
+                movable: Arc::new(Movable::new(kind, len, device)?),
+                own: Tensor::f_zeros([plan.layout.shard_len() as i64], (kind, device))?,
+            },
         };
         let mut weights = Self { plan, flat, own: Vec::new() };
         weights.fill(groups, params)?;
@@ -70,6 +82,15 @@ impl Weights {
         match &self.flat {
             Flat::OnEachRank(flat) => flat.tensor(),
             Flat::OnEachNode(flat) => flat,
+            Flat::WhenUsed { movable, .. } => movable.tensor(),
+        }
+    }
+
+    /// What gathers it when it is used, if it is divided among ranks.
+    pub(super) fn gathered(&self) -> Option<GatheredUnit> {
+        match &self.flat {
+            Flat::WhenUsed { movable, own } => Some(GatheredUnit::new(&self.plan, movable, own)),
+            Flat::OnEachRank(_) | Flat::OnEachNode(_) => None,
         }
     }
 
@@ -88,32 +109,45 @@ impl Weights {
     /// Fills the flat memory with rank 0's parameters, and makes the parameters views of it.
     fn fill(&self, groups: &Groups, params: &[Named]) -> Result {
         let _no_grad = tch::no_grad_guard();
-        // The memory is written by one rank that has it.
-        let is_writer = match &self.flat {
-            Flat::OnEachRank(_) => true,
-            Flat::OnEachNode(_) => groups.shard.ranks_on_node()[0] == groups.shard.rank(),
-        };
-        if groups.all.size() == groups.shard.ranks_on_node().len()
-            && !matches!(self.flat, Flat::OnEachRank(_))
-        {
+        let is_on_one_node = groups.all.size() == groups.shard.ranks_on_node().len();
+        if matches!(self.flat, Flat::OnEachNode(_)) && is_on_one_node {
             if groups.all.rank() == 0 {
                 self.copy_into(params, self.flat())?;
             }
         } else {
             let mut received =
-                Tensor::f_zeros([self.plan.layout.flat_len() as i64], (self.plan.kind, tch::Device::Cpu))?;
+                Tensor::f_zeros([self.plan.layout.flat_len() as i64], (self.plan.kind, self.flat().device()))?;
             if groups.all.rank() == 0 {
                 self.copy_into(params, &received)?;
             }
             groups.all.broadcast_tensor(&mut received, 0)?;
-            if is_writer {
-                self.flat().shallow_clone().f_copy_(&received)?;
-            }
+            self.keep(groups, &received)?;
         }
         groups.shard.barrier()?;
         for place in self.places(params, self.flat()) {
             let (param, place) = place?;
             param.shallow_clone().f_set_data(&place)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps what this rank has to hold of a whole unit.
+    fn keep(&self, groups: &Groups, whole: &Tensor) -> Result {
+        match &self.flat {
+            Flat::OnEachRank(flat) => flat.tensor().shallow_clone().f_copy_(whole)?,
+            // The memory is written by one rank that has it.
+            Flat::OnEachNode(flat) if groups.shard.ranks_on_node()[0] == groups.shard.rank() => {
+                flat.shallow_clone().f_copy_(whole)?;
+            }
+            Flat::OnEachNode(_) => {}
+            Flat::WhenUsed { own, .. } => {
+                let mut before = 0;
+                for range in self.plan.layout.shards(groups.shard.rank()) {
+                    let len = range.len() as i64;
+                    own.f_narrow(0, before, len)?.f_copy_(&whole.f_narrow(0, range.start as i64, len)?)?;
+                    before += len;
+                }
+            }
         }
         Ok(())
     }
@@ -136,7 +170,11 @@ impl Weights {
             } else {
                 whole.f_narrow(0, piece.rows.start as i64, piece.rows.len() as i64)?
             };
-            let rows = tensor_within(self.flat(), piece.range.start, &like)?.f_set_requires_grad(true)?;
+            let (memory, place) = match &self.flat {
+                Flat::WhenUsed { own, .. } => (own, self.plan.own_place(rank, piece.range.start)),
+                _ => (self.flat(), piece.range.start),
+            };
+            let rows = tensor_within(memory, place, &like)?.f_set_requires_grad(true)?;
             own.push(OwnRows { param, tensor: rows, first: piece.rows.start, range: piece.range });
         }
         Ok(own)
@@ -160,10 +198,15 @@ impl Weights {
                     group.all_gather_into_tensor(&mut all, &own)?;
                     copy_remote(group, &all, &flat.f_narrow(0, range.start as i64, range.len() as i64)?)?;
                 }
-                Flat::OnEachNode(_) => {}
+                Flat::OnEachNode(_) | Flat::WhenUsed { .. } => {}
             }
         }
         Ok(())
+    }
+
+    /// Whether other ranks read what this rank writes.
+    pub(super) fn is_node_shared(&self) -> bool {
+        matches!(self.flat, Flat::OnEachNode(_))
     }
 }
 

@@ -17,7 +17,7 @@ use super::{Direction, P2p};
 use crate::error::CommError;
 use crate::monitor::GroupState;
 use crate::process::Process;
-use crate::shm::{KnownSites, Node, Stop, Watch};
+use crate::shm::{KnownTexts, Node, Stop, Watch};
 use crate::tcp::frame::{GOODBYE, HEADER, MAX_UNEXPECTED, MailHeader};
 
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(crate) struct Router<C = Streams> {
     owner: Option<usize>,
     /// The number of calls so far that send or receive messages.
     pub(super) num_calls: u64,
-    pub(super) known_sites: KnownSites,
+    pub(super) known_texts: KnownTexts,
     /// The most bytes that are read from one rank before their receives are made.
     pub(super) most_unexpected: u64,
 }
@@ -94,7 +94,7 @@ impl<C: Carrier> Router<C> {
             waiting: VecDeque::new(),
             owner: None,
             num_calls: 0,
-            known_sites: KnownSites::default(),
+            known_texts: KnownTexts::default(),
             most_unexpected: MAX_UNEXPECTED,
         }
     }

@@ -12,24 +12,23 @@ use drumline_torch::cuda::{Event, Priority, Stream, Timing, keep_until};
 use drumline_torch::{grad, move_grads};
 use tch::{Device, Tensor};
 
-use crate::arena::Arena;
 use crate::error::ParallelError;
 
 type Result<T = ()> = std::result::Result<T, ParallelError>;
 
 /// The streams of one model's gradients.
 #[derive(Debug)]
-pub(super) struct Queues {
+pub(crate) struct Queues {
     device: usize,
     /// The stream of the lane.
-    pub(super) lane: Stream,
+    pub(crate) lane: Stream,
     /// The streams that compute gradients in this backward: one, unless the model uses several.
     seen: Vec<Stream>,
 }
 
 impl Queues {
     /// The streams for a GPU; `None` for a CPU.
-    pub(super) fn of(device: Device) -> Result<Option<Self>> {
+    pub(crate) fn of(device: Device) -> Result<Option<Self>> {
         match device {
             Device::Cpu => Ok(None),
             Device::Cuda(device) => {
@@ -40,12 +39,12 @@ impl Queues {
     }
 
     /// A backward is about to begin.
-    pub(super) fn begin(&mut self) {
+    pub(crate) fn begin(&mut self) {
         self.seen.clear();
     }
 
     /// Notes the current stream of autograd's thread, which computes a gradient.
-    pub(super) fn note_current(&mut self) -> Result {
+    pub(crate) fn note_current(&mut self) -> Result {
         let current = Stream::current(self.device)?;
         if !self.seen.contains(&current) {
             self.seen.push(current);
@@ -53,15 +52,18 @@ impl Queues {
         Ok(())
     }
 
-    /// Queues the copies of a full bucket's gradients into their places. Returns an event after the copies.
-    pub(super) fn fill(&self, arena: &Arena, bucket: usize) -> Result<Event> {
+    /// Makes this thread's stream wait for all streams that have computed gradients.
+    pub(crate) fn gather_streams(&self) -> Result<Stream> {
         let current = Stream::current(self.device)?;
         for other in self.seen.iter().filter(|stream| **stream != current) {
             current.wait_for_stream(*other)?;
         }
-        let params = &arena.layout.buckets[bucket].params;
-        let leaves: Vec<&Tensor> = params.iter().map(|param| &arena.tensors[*param].tensor).collect();
-        let places: Vec<&Tensor> = params.iter().map(|param| &arena.places[*param]).collect();
+        Ok(current)
+    }
+
+    /// Queues copies of the leaves' gradients into their places. Returns an event after the copies.
+    pub(crate) fn fill(&self, leaves: &[&Tensor], places: &[&Tensor]) -> Result<Event> {
+        let current = self.gather_streams()?;
         if self.seen.len() > 1 {
             // Each gradient belongs to its stream, which may reuse the memory before the copy.
             let gradients =
@@ -69,14 +71,19 @@ impl Queues {
             let mut dense = gradients.iter().flatten().filter(|gradient| !gradient.is_sparse());
             dense.try_for_each(|gradient| keep_until(gradient, current))?;
         }
-        move_grads(&leaves, &places)?;
+        move_grads(leaves, places)?;
+        self.mark()
+    }
+
+    /// An event after all current work of this thread's stream.
+    pub(crate) fn mark(&self) -> Result<Event> {
         let ready = Event::new(Timing::Off)?;
-        ready.record(current)?;
+        ready.record(Stream::current(self.device)?)?;
         Ok(ready)
     }
 
     /// Makes later work of this thread wait for all work of the lane.
-    pub(super) fn join(&self) -> Result {
+    pub(crate) fn join(&self) -> Result {
         Ok(Stream::current(self.device)?.wait_for_stream(self.lane)?)
     }
 }
