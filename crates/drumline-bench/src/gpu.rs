@@ -26,7 +26,7 @@ const CHUNK: usize = 10;
 
 /// How a step is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Mode {
+pub(super) enum Mode {
     /// Launched operation after operation.
     Eager,
     /// As one CUDA graph.

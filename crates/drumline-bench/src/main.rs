@@ -6,6 +6,7 @@
 //! | `loader` | batches of images |
 //! | `observe` | steps with and without what watches them |
 //! | `shard` | steps of a GPT with each stage of ZeRO |
+//! | `shard-gpu` | the same on GPUs |
 //! | `step` | data parallel steps |
 //! | `transformer` | steps and translations of a Transformer |
 #![forbid(unsafe_code)]
@@ -14,6 +15,7 @@ mod gpu;
 mod loader;
 mod observe;
 mod shard;
+mod shard_gpu;
 mod step;
 mod transformer;
 
@@ -35,6 +37,7 @@ enum Command {
     Loader(loader::LoaderArgs),
     Observe(observe::ObserveArgs),
     Shard(shard::ShardArgs),
+    ShardGpu(shard_gpu::ShardGpuArgs),
     Step(step::StepArgs),
     Transformer(transformer::TransformerArgs),
 }
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Command::Loader(args) => loader::run(&args),
         Command::Observe(args) => observe::run(&args),
         Command::Shard(args) => shard::run(&args),
+        Command::ShardGpu(args) => shard_gpu::run(&args),
         Command::Step(args) => step::run(&args),
         Command::Transformer(args) => transformer::run(&args),
     })

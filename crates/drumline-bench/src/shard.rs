@@ -25,15 +25,28 @@ const WARM_UP: usize = 2;
 
 /// The model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Size {
+pub(super) enum Size {
     /// 6 layers of 384, 8000 tokens.
     Mini,
     /// GPT-2 with 124 million parameters.
     Gpt2,
+    /// With 355 million.
+    Medium,
+    /// With 774 million.
+    Large,
+    /// With 1.56 billion.
+    Xl,
 }
 
 impl Size {
-    fn options(self) -> GptOptions {
+    pub(super) fn options(self) -> GptOptions {
+        let gpt2 = |n_layer, n_head, n_embd| GptOptions {
+            n_layer,
+            n_head,
+            n_embd,
+            vocab_multiple: 64,
+            ..GptOptions::default()
+        };
         match self {
             Self::Mini => GptOptions {
                 n_layer: 6,
@@ -43,14 +56,17 @@ impl Size {
                 vocab_size: 8000,
                 ..GptOptions::default()
             },
-            Self::Gpt2 => GptOptions { vocab_multiple: 64, ..GptOptions::default() },
+            Self::Gpt2 => gpt2(12, 12, 768),
+            Self::Medium => gpt2(24, 16, 1024),
+            Self::Large => gpt2(36, 20, 1280),
+            Self::Xl => gpt2(48, 25, 1600),
         }
     }
 }
 
 /// How ranks train together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum How {
+pub(super) enum How {
     Stage(Stage),
     Alone,
 }
@@ -100,7 +116,7 @@ pub(super) fn run(args: &ShardArgs) -> anyhow::Result<()> {
     let options = args.size.options();
     let model = Gpt::new(&store.root(), &options)?;
     fill(&store);
-    let engine = engine(args, &store, &group)?;
+    let engine = engine(args.how, false, &store, &group)?;
     let adam = AdamOptions { lr: 1e-4, ..AdamOptions::default() };
     let mut optimizer = AdamW::new(parameters(&store), adam)?;
     engine.adopt(&mut optimizer)?;
@@ -160,10 +176,18 @@ fn warm_up(group: &ProcessGroup) -> anyhow::Result<()> {
     Ok(group.barrier()?)
 }
 
-fn engine(args: &ShardArgs, store: &VarStore, group: &ProcessGroup) -> anyhow::Result<Box<dyn Engine>> {
-    let options: Box<dyn EngineOptions> = match args.how {
-        How::Stage(Stage::Zero0) => DdpOptions::default().into(),
-        How::Stage(stage) => ShardOptions::new(stage).into(),
+/// The engine; with `shards_alone` a single rank communicates as if there were several.
+pub(super) fn engine(
+    how: How,
+    shards_alone: bool,
+    store: &VarStore,
+    group: &ProcessGroup,
+) -> anyhow::Result<Box<dyn Engine>> {
+    let options: Box<dyn EngineOptions> = match how {
+        How::Stage(Stage::Zero0) => {
+            DdpOptions { reduces_alone: shards_alone, ..DdpOptions::default() }.into()
+        }
+        How::Stage(stage) => ShardOptions { shards_alone, ..ShardOptions::new(stage) }.into(),
         How::Alone => {
             let alone = group.split(Some(group.rank() as u32), 0)?.context("a rank is in its own group")?;
             return Ok(Box::new(Alone::new(store, &Mesh::along(&alone, Axis::Dp)?)));

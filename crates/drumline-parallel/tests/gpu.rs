@@ -1,7 +1,8 @@
 //! Tests that need a GPU: `cargo test -p drumline-parallel --features gpu --test gpu`. One GPU is enough.
 //!
 //! Ranks of these tests share the first GPU, so that several of them communicate through host memory; a single rank
-//! uses NCCL. To test NCCL with several ranks, a library stands in for it (`rank_test::StandIn`).
+//! uses NCCL. Tests with `nccl` in their name use real NCCL between ranks that share the GPU; from three ranks on that
+//! needs NVIDIA's MPS. To test failures of NCCL with several ranks, a library stands in for it (`rank_test::StandIn`).
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
 
@@ -22,6 +23,8 @@ mod net;
 mod norms;
 #[path = "gpu/recording.rs"]
 mod recording;
+#[path = "gpu/shard.rs"]
+mod shard;
 
 use std::time::Duration;
 

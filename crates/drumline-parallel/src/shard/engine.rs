@@ -122,7 +122,8 @@ impl Engine for Sharded {
 
     #[track_caller]
     fn backward(&self, loss: &Tensor, sync: GradSync) -> Result {
-        self.gathering(|| self.synced.backward_of(loss, self.kind(sync)))
+        self.gathering(|| self.synced.backward_of(loss, self.kind(sync)))?;
+        self.gatherer.as_ref().map_or(Ok(()), Gatherer::join)
     }
 
     #[track_caller]
@@ -147,6 +148,11 @@ impl Engine for Sharded {
 
     fn end_evaluation(&self) -> Result {
         self.gatherer.as_ref().map_or(Ok(()), Gatherer::end_whole)
+    }
+
+    fn evaluate(&self, body: &mut dyn FnMut()) -> Result {
+        body();
+        self.gatherer.as_ref().map_or(Ok(()), Gatherer::check)
     }
 
     #[track_caller]

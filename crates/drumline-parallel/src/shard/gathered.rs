@@ -12,6 +12,7 @@
 //! An operation cannot fail here. What went wrong is noted, the operation computes something that nobody uses, and the
 //! call of the engine returns the error.
 
+use std::cell::Cell;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use drumline_comm::{ProcessGroup, Subject, about, on_behalf_of};
@@ -95,6 +96,8 @@ struct Slot {
 struct Streams {
     device: usize,
     gather: Stream,
+    /// Whether it has work that nothing waits for yet.
+    is_busy: Cell<bool>,
 }
 
 struct State {
@@ -144,7 +147,10 @@ pub(super) struct Gatherer(Arc<Shared>);
 impl Gatherer {
     pub(super) fn new(group: &Arc<ProcessGroup>, units: Vec<GatheredUnit>, device: Device) -> Result<Self> {
         let streams = match device {
-            Device::Cuda(device) => Some(Streams { device, gather: Stream::new(device, Priority::High)? }),
+            Device::Cuda(device) => {
+                let gather = Stream::new(device, Priority::High)?;
+                Some(Streams { device, gather, is_busy: Cell::new(false) })
+            },
             _ => None,
         };
         let bytes = units.iter().map(GatheredUnit::num_bytes).max().unwrap_or(0);
@@ -218,6 +224,11 @@ impl Gatherer {
         Ok(self.0.state().group.is_recordable()?)
     }
 
+    /// A backward has ended: later work waits for all gathers, so that they are part of a graph in which it is recorded.
+    pub(super) fn join(&self) -> Result {
+        self.0.state().join()
+    }
+
     /// Begins a micro-batch that this rank computes.
     pub(super) fn begin_micro_batch(&self) {
         self.0.state().micro_batch.clear();
@@ -277,7 +288,7 @@ impl Gatherer {
     }
 
     /// The first error since the last call.
-    fn check(&self) -> Result {
+    pub(super) fn check(&self) -> Result {
         self.0.state().failure.take().map_or(Ok(()), Err)
     }
 }
@@ -348,15 +359,20 @@ impl State {
 
     /// Gathers run beside the model, after what has used the slot before.
     fn enter_stream(&self) -> Result<Option<StreamScope>> {
-        let Some(Streams { device, gather }) = &self.streams else { return Ok(None) };
+        let Some(Streams { device, gather, is_busy }) = &self.streams else { return Ok(None) };
         gather.wait_for_stream(Stream::current(*device)?)?;
+        is_busy.set(true);
         Ok(Some(gather.enter()?))
     }
 
     /// Makes later work of this thread wait for all gathers.
     fn join(&self) -> Result {
-        let Some(Streams { device, gather }) = &self.streams else { return Ok(()) };
-        Ok(Stream::current(*device)?.wait_for_stream(*gather)?)
+        match &self.streams {
+            Some(Streams { device, gather, is_busy }) if is_busy.take() => {
+                Ok(Stream::current(*device)?.wait_for_stream(*gather)?)
+            }
+            _ => Ok(()),
+        }
     }
 
     fn rest(&self) -> Result {

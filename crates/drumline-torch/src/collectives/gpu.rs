@@ -14,7 +14,7 @@ use super::places::{NcclVersion, Place, RouteChoice, choose};
 use super::staged::Staged;
 use crate::cuda::Properties;
 use crate::error::TorchError;
-use crate::nccl::{Communicator, Nccl, UniqueId, stand_in};
+use crate::nccl::{Communicator, Nccl, SharedGpu, UniqueId, stand_in};
 use crate::recordable::NotRecordable;
 
 type Result<T = ()> = std::result::Result<T, TorchError>;
@@ -64,8 +64,8 @@ impl Gpu {
     #[track_caller]
     fn new(group: &ProcessGroup, device: usize) -> Result<Self> {
         let mut bus = Properties::of(device)?.pci_bus_id;
-        if stand_in().is_some() {
-            // The stand-in allows ranks that share a GPU.
+        if stand_in().is_some() || SharedGpu::from_env()? == SharedGpu::Nccl {
+            // Ranks may share a GPU.
             bus = format!("{bus}, of rank {}", group.rank());
         }
         let nccl = match Nccl::open().and_then(Nccl::version) {

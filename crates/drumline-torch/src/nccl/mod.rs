@@ -8,6 +8,7 @@
 //!
 //! - `library`: the functions of NCCL, and where the library is found
 //! - `plan`: which of our types and reductions NCCL supports
+//! - `shared_gpu`: NCCL between ranks that share a GPU
 //! - `communicator`: one for each process group; `calls`: its calls
 //! - `watcher`: the threads that detect hangs
 
@@ -15,12 +16,14 @@ mod calls;
 mod communicator;
 mod library;
 mod plan;
+mod shared_gpu;
 mod watcher;
 
 pub(crate) use calls::Span;
 pub(crate) use communicator::Communicator;
 pub(crate) use library::{Nccl, UniqueId, stand_in};
 pub(crate) use plan::{Reduction, reduction};
+pub(crate) use shared_gpu::SharedGpu;
 pub(crate) use watcher::Parts;
 
 use tch::Device;

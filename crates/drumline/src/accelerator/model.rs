@@ -187,6 +187,15 @@ impl<M> PreparedModel<M> {
         &self.model
     }
 
+    /// Runs an evaluation: forwards in `body` may be as many as a rank likes. All ranks call it. It is needed only where
+    /// parameters are divided among GPUs (ZeRO-3): they are gathered for it.
+    pub fn evaluation<R>(&self, body: impl FnOnce() -> R) -> Result<R> {
+        self.replica.engine().begin_evaluation()?;
+        let result = body();
+        self.replica.engine().end_evaluation()?;
+        Ok(result)
+    }
+
     /// The parameters that are trained.
     pub fn parameters(&self) -> Vec<Named> {
         self.replica.engine().parameters()

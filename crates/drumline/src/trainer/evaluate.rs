@@ -72,12 +72,13 @@ impl<B: Batch, O> Evaluator<'_, B, O> {
         context: &mut Context<'_>,
     ) -> Result<Option<Evaluation>, TrainerError> {
         // Each rank has its own running means. Those of the rank that trained last are evaluated and saved.
-        on_behalf_of(context.site, || learner.engine.sync_buffers())?;
+        on_behalf_of(context.site, || learner.engine.begin_evaluation())?;
         let share = guarded(|| {
             let share = self.share(learner, context)?;
             nccl::settle(learner.device())?;
             Ok(share)
         });
+        learner.engine.end_evaluation()?;
         let share = share.map_err(|failure| failure.within("evaluation"));
         let own = agree::<_, TrainerError>(&context.state.group, share)?;
         let mut is_cut = [u8::from(own.is_none())];

@@ -1,0 +1,126 @@
+//! ZeRO on a GPU: ranks that share it, through host memory and over real NCCL, against replicas on the same ranks.
+
+use anyhow::Result;
+use drumline_comm::{Mesh, ProcessGroup};
+use drumline_parallel::{
+    Clip, DdpOptions, Engine, EngineOptions, EngineSetup, GradSync, ParallelError, ShardOptions,
+};
+use drumline_plan::Stage;
+use drumline_torch::cuda::GraphedStep;
+use drumline_torch::{Optimizer, Sgd, SgdOptions, parameters};
+use rank_test::ranks_test;
+use tch::nn::{Linear, Module, VarStore, linear};
+use tch::{Device, Kind, Tensor};
+
+use super::{GPU, join};
+
+const STEPS: i64 = 8;
+const WIDTH: i64 = 48;
+const STAGES: [Stage; 3] = [Stage::Zero1, Stage::Zero2, Stage::Zero3];
+
+/// Asks for NCCL between ranks that share a GPU.
+const NCCL: [(&str, &str); 1] = [("DRUMLINE_SHARED_GPU", "nccl")];
+
+struct Training {
+    vs: VarStore,
+    blocks: Vec<Linear>,
+    engine: Box<dyn Engine>,
+    optimizer: Sgd,
+}
+
+/// A step that is made so often that it is recorded.
+#[derive(Clone, Copy, PartialEq)]
+enum Mode {
+    Eager,
+    Graph,
+}
+
+impl Training {
+    fn new(group: &ProcessGroup, options: Box<dyn EngineOptions>) -> Result<Self> {
+        let vs = VarStore::new(GPU);
+        let block = |index: usize| linear(vs.root() / "h" / index, WIDTH, WIDTH, Default::default());
+        let blocks = (0..4).map(block).collect();
+        for named in parameters(&vs) {
+            let index = Tensor::arange(named.tensor.numel() as i64, (Kind::Float, Device::Cpu));
+            let value = (index * 0.37 + group.rank() as f64).sin() * 0.3;
+            tch::no_grad(|| named.tensor.shallow_clone().copy_(&value.view_as(&named.tensor)));
+        }
+        let mut optimizer =
+            Sgd::new(parameters(&vs), SgdOptions { lr: 0.1, momentum: 0.9, ..SgdOptions::default() })?;
+        let mesh = Mesh::new(group, options.mesh_shape(group.size())?)?;
+        let engine = options.engine(EngineSetup { store: &vs, mesh: &mesh, observer: None })?;
+        engine.adopt(&mut optimizer)?;
+        Ok(Self { vs, blocks, engine, optimizer })
+    }
+
+    fn step(&mut self, x: &Tensor) -> std::result::Result<Tensor, ParallelError> {
+        self.optimizer.zero_grad()?;
+        let forward = || {
+            let y = self.blocks.iter().fold(x.shallow_clone(), |x, block| block.forward(&x).tanh());
+            (y - 0.25).square().mean(Kind::Float)
+        };
+        let loss = self.engine.forward_with(GradSync::Reduce, forward)?;
+        self.engine.backward(&loss, GradSync::Reduce)?;
+        self.engine.clip_on_device(Clip::Norm(0.1), &self.optimizer.parameters())?;
+        self.engine.step(&mut self.optimizer)?;
+        Ok(loss.detach())
+    }
+
+    fn losses(&mut self, group: &ProcessGroup, mode: Mode) -> Result<Vec<f64>> {
+        let mut x = Tensor::zeros([16, WIDTH], (Kind::Float, GPU));
+        let (mut graphed, mut losses) = (GraphedStep::new(0)?, Vec::new());
+        for step in 0..STEPS {
+            let index = Tensor::arange(16 * WIDTH, (Kind::Float, Device::Cpu));
+            let index = index + (group.rank() as i64 * 5000 + step * 77);
+            x.copy_(&(index * 0.11).cos().view([16, WIDTH]));
+            let loss = match mode {
+                Mode::Eager => self.step(&x)?,
+                Mode::Graph => graphed.run(|| self.step(&x))?.shallow_clone(),
+            };
+            losses.push(loss.double_value(&[]));
+        }
+        assert_eq!(graphed.is_recorded(), mode == Mode::Graph);
+        Ok(losses)
+    }
+}
+
+fn sharded(stage: Stage) -> Box<dyn EngineOptions> {
+    ShardOptions { keep_gathered: 100, shards_alone: true, ..ShardOptions::new(stage) }.into()
+}
+
+#[track_caller]
+fn assert_close(ours: &[f64], theirs: &[f64], what: &str) {
+    let close = ours.iter().zip(theirs).all(|(ours, theirs)| (ours - theirs).abs() < 1e-5);
+    assert!(close, "{what}: {ours:?} and {theirs:?}");
+}
+
+fn stages_equal_replicas(modes: &[Mode]) -> Result<()> {
+    let group = join()?;
+    let replicas = DdpOptions { reduces_alone: true, ..DdpOptions::default() };
+    let expected = Training::new(&group, replicas.into())?.losses(&group, Mode::Eager)?;
+    assert!(expected[0] > 1.1 * expected[STEPS as usize - 1], "it learns: {expected:?}");
+    for stage in STAGES {
+        for mode in modes {
+            let mut training = Training::new(&group, sharded(stage))?;
+            let losses = training.losses(&group, *mode)?;
+            let what = if *mode == Mode::Graph { "a graph" } else { "eager" };
+            assert_close(&losses, &expected, &format!("{stage} as {what}"));
+            let whole = training.engine.full("h.2.weight")?;
+            assert_eq!(whole.size(), [WIDTH, WIDTH]);
+            drop(training.vs);
+        }
+    }
+    Ok(())
+}
+
+ranks_test!(stages_on_one_rank_equal_a_replica, 1, timeout = super::BRIEF, {
+    stages_equal_replicas(&[Mode::Eager, Mode::Graph])?
+});
+ranks_test!(stages_of_two_ranks_through_the_host_equal_replicas, 2, { stages_equal_replicas(&[Mode::Eager])? });
+ranks_test!(stages_of_four_ranks_through_the_host_equal_replicas, 4, { stages_equal_replicas(&[Mode::Eager])? });
+ranks_test!(nccl_stages_of_two_ranks_equal_replicas, 2, env = NCCL, {
+    stages_equal_replicas(&[Mode::Eager, Mode::Graph])?
+});
+ranks_test!(nccl_stages_of_four_ranks_equal_replicas, 4, env = NCCL, {
+    stages_equal_replicas(&[Mode::Eager, Mode::Graph])?
+});
