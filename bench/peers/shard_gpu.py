@@ -68,6 +68,8 @@ def main():
         optimizer.step()
         return loss.detach()
 
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
     losses = [step().float() for _ in range(WARM_UP)]
     torch.cuda.synchronize()
     times = []

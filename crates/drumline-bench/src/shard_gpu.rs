@@ -68,9 +68,9 @@ impl Trained {
         let model = Gpt::new(&store.root(), &GptOptions { vocab_size: options.padded_vocab(), ..options.clone() })?;
         fill(&store);
         weights_in(&parameters(&store), Kind::BFloat16)?;
-        let engine = engine(args.how, args.shards_alone, &store, group)?;
         let adam = AdamOptions { lr: 3e-4, ..AdamOptions::default() };
         let mut optimizer = MasterWeights::new(parameters(&store), |all| AdamW::new(all, adam))?;
+        let engine = engine(args.how, args.shards_alone, &store, group)?;
         engine.adopt(&mut optimizer)?;
         let (inputs, targets) = tokens(args.batch * group.size() as i64, args.places, options.vocab_size);
         let own = |all: Tensor| all.narrow(0, args.batch * group.rank() as i64, args.batch).to_device(GPU);
@@ -97,6 +97,9 @@ pub(super) fn run(args: &ShardGpuArgs) -> anyhow::Result<()> {
     cuda::open()?;
     let group = ProcessGroup::from_env()?;
     let mut trained = Trained::new(args, &group)?;
+    // What only making the model needed does not count.
+    cuda::empty_cache()?;
+    cuda::reset_peak(0)?;
     let mut graphed = GraphedStep::new(0)?;
     let mut one = || -> anyhow::Result<Tensor> {
         Ok(match args.mode {

@@ -382,16 +382,7 @@ impl State {
 
 /// Whether an operation of libtorch only makes another view, and reads nothing.
 fn is_view(operation: &str) -> bool {
-    const VIEWS: [&str; 9] = [
-        "aten::detach",
-        "aten::alias",
-        "aten::view",
-        "aten::as_strided",
-        "aten::t",
-        "aten::transpose",
-        "aten::narrow",
-        "aten::slice",
-        "aten::set_data",
-    ];
-    VIEWS.contains(&operation)
+    const VIEWS: [&str; 9] =
+        ["alias", "as_strided", "detach", "narrow", "set_data", "slice", "t", "transpose", "view"];
+    VIEWS.contains(&operation.strip_prefix("aten::").unwrap_or(operation))
 }

@@ -441,11 +441,15 @@ impl Places for ShardedGrads {
             return Ok(set_grad(leaf, None)?);
         }
         let flat = match &self.units[index].through {
+            // Its last reduction was that of the backward before.
             Through::Own(flat) => flat,
-            Through::Slots(slots) => &slots[job % NUM_SLOTS],
+            Through::Slots(slots) => {
+                let flat = &slots[job % NUM_SLOTS];
+                wait_until_free(&flat.memory, job, lane)?;
+                flat
+            }
             Through::Chunks { .. } => return Ok(()),
         };
-        wait_until_free(&flat.memory, job, lane)?;
         let ready = self.move_unit(index, flat)?;
         let reduce = self.units[index].whole(bucket, &flat.memory, ready)?;
         for param in self.units[index].plan.members.clone() {

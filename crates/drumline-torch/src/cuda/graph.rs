@@ -8,6 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::library::{Functions, functions};
+use super::memory::empty_cache;
 use crate::error::TorchError;
 use crate::status::check;
 
@@ -117,6 +118,8 @@ impl Graph {
         pool: Pool,
         body: impl FnOnce() -> Result<R, E>,
     ) -> Result<(Self, R), E> {
+        // A graph has memory of its own. What eager steps have kept for their next ones would stay unused beside it.
+        empty_cache()?;
         let (functions, mut raw) = (functions().map_err(TorchError::from)?, std::ptr::null_mut());
         // SAFETY: writes one pointer, which we own from then on.
         check(unsafe { (functions.graph_new)(&mut raw) }, "cannot make a graph")?;
