@@ -230,10 +230,8 @@ fn free_after(job: usize) -> usize {
 
 /// Waits until a reduction's memory is free: on a GPU, until work after this finds it free.
 fn wait_until_free(memory: &GradMemory, job: usize, lane: &mut Lane<Job>) -> Result {
-    let before = free_after(job);
-    lane.wait_for(before);
-    // In the first reductions of a backward it is free, as all of the one before have ended.
-    if before > 0 { memory.wait_until_reduced() } else { Ok(()) }
+    lane.wait_for(free_after(job));
+    memory.wait_until_reduced()
 }
 
 /// Two slots for each kind of element, as large as the largest unit that is not a table of its own.
@@ -307,6 +305,11 @@ impl UnitGrads {
 
     /// Begins a backward. Gradients that the program has not made undefined are added to.
     fn begin(&mut self) -> Result {
+        match &self.through {
+            Through::Own(flat) => flat.memory.begin(),
+            Through::Slots(slots) => slots.iter().for_each(|flat| flat.memory.begin()),
+            Through::Chunks { slots, .. } => slots.iter().for_each(GradMemory::begin),
+        }
         let held = self.rows.iter().map(|row| Ok(grad(&row.leaf)?.is_some()));
         let held: Vec<bool> = held.collect::<Result<_>>()?;
         self.adds = self.own.is_some() && held.contains(&true);
@@ -441,15 +444,11 @@ impl Places for ShardedGrads {
             return Ok(set_grad(leaf, None)?);
         }
         let flat = match &self.units[index].through {
-            // Its last reduction was that of the backward before.
             Through::Own(flat) => flat,
-            Through::Slots(slots) => {
-                let flat = &slots[job % NUM_SLOTS];
-                wait_until_free(&flat.memory, job, lane)?;
-                flat
-            }
+            Through::Slots(slots) => &slots[job % NUM_SLOTS],
             Through::Chunks { .. } => return Ok(()),
         };
+        wait_until_free(&flat.memory, job, lane)?;
         let ready = self.move_unit(index, flat)?;
         let reduce = self.units[index].whole(bucket, &flat.memory, ready)?;
         for param in self.units[index].plan.members.clone() {

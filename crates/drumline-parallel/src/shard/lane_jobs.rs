@@ -1,7 +1,7 @@
 //! The reductions of units, which the lane carries out one after the other.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use drumline_comm::ReduceOp;
 use drumline_torch::cuda::{Event, Stream, Timing};
@@ -26,33 +26,56 @@ pub(super) enum Job {
 #[derive(Clone)]
 pub(super) struct GradMemory {
     pub(super) tensor: Arc<HeapTensor>,
-    /// Is recorded after a reduction from here; only on a GPU.
-    reduced: Option<Arc<Mutex<Event>>>,
+    /// The last reduction from here; only on a GPU.
+    last: Option<Arc<Mutex<LastReduction>>>,
+}
+
+/// A reduction on a GPU.
+struct LastReduction {
+    /// Is recorded after it.
+    end: Event,
+    /// Whether it is of the current backward. One of an earlier backward has ended, and work that is being recorded in a
+    /// graph must not wait for it.
+    is_recent: bool,
 }
 
 impl GradMemory {
     /// Zeros. All ranks call it together.
     pub(super) fn zeros(groups: &Groups, device: Device, kind: Kind, len: usize) -> Result<Self> {
         let tensor = Arc::new(HeapTensor::zeros_on(&groups.shard, device, kind, len)?);
-        let reduced = match device {
-            Device::Cuda(_) => Some(Arc::new(Mutex::new(Event::new(Timing::Off)?))),
+        let last = match device {
+            Device::Cuda(_) => {
+                let last = LastReduction { end: Event::new(Timing::Off)?, is_recent: false };
+                Some(Arc::new(Mutex::new(last)))
+            }
             _ => None,
         };
-        Ok(Self { tensor, reduced })
+        Ok(Self { tensor, last })
+    }
+
+    fn last(&self) -> Option<MutexGuard<'_, LastReduction>> {
+        self.last.as_ref().map(|last| last.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Begins a backward, after all reductions of the one before.
+    pub(super) fn begin(&self) {
+        self.last().iter_mut().for_each(|last| last.is_recent = false);
     }
 
     /// Makes later work of this thread on a GPU wait for the last reduction from here, which was queued before.
     pub(super) fn wait_until_reduced(&self) -> Result {
-        let (Some(reduced), Device::Cuda(device)) = (&self.reduced, self.tensor.device()) else {
-            return Ok(());
-        };
-        let reduced = reduced.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(Stream::current(device)?.wait_for(&reduced)?)
+        match (self.last(), self.tensor.device()) {
+            (Some(last), Device::Cuda(device)) if last.is_recent => {
+                Ok(Stream::current(device)?.wait_for(&last.end)?)
+            }
+            _ => Ok(()),
+        }
     }
 
     fn mark_reduced(&self, stream: Option<Stream>) -> Result {
-        if let (Some(reduced), Some(stream)) = (&self.reduced, stream) {
-            reduced.lock().unwrap_or_else(PoisonError::into_inner).record(stream)?;
+        if let (Some(mut last), Some(stream)) = (self.last(), stream) {
+            last.end.record(stream)?;
+            last.is_recent = true;
         }
         Ok(())
     }
