@@ -1,6 +1,8 @@
 //! Advice about a failure: at most two lines, and only if they follow from what was observed.
 
-use super::{Blame, Failure, FailureReport};
+use drumline_rendezvous::fault::{Fault, Restarts};
+
+use super::{Blame, Failure, FailureReport, rehearsal};
 use crate::report::Exit;
 
 const ILL: i32 = 4;
@@ -16,8 +18,31 @@ pub(crate) fn on(report: &FailureReport) -> Vec<String> {
         format!("look at rank {}: it had reported an error of its own before it was stopped", suspect.rank)
     });
     let root = &report.root;
-    let by_output = suspect.or_else(|| by_output(report)).or_else(|| about_local_rank(&root.last_lines));
+    if let Some(fault) = root.rehearsed() {
+        return vec![about_rehearsal(fault)];
+    }
+    let by_output = suspect
+        .or_else(|| frozen(report))
+        .or_else(|| by_output(report))
+        .or_else(|| about_local_rank(&root.last_lines));
     [by_exit(root), by_output].into_iter().flatten().collect()
+}
+
+/// What to do after a fault that was injected on purpose.
+fn about_rehearsal(fault: &Fault) -> String {
+    let only = format!("nothing is wrong: {fault} is a fault that --fault injected");
+    if fault.restarts == Restarts::Exactly(0) {
+        format!("{only}; try --max-restarts N to rehearse the recovery as well")
+    } else {
+        only
+    }
+}
+
+/// Names the rank that an injected fault has stopped: the others have waited for it in vain.
+fn frozen(report: &FailureReport) -> Option<String> {
+    let other = report.others.iter().find(|other| other.fault.as_ref().is_some_and(rehearsal::is_frozen))?;
+    let fault = other.fault?;
+    Some(format!("rank {} was stopped by the rehearsed fault {fault}", other.rank))
 }
 
 /// Advice if the program's argument parser and the launcher disagree on how a rank gets its local rank.

@@ -26,10 +26,11 @@ impl FailureReport {
     /// The report's first line.
     pub fn headline(&self) -> String {
         let root = &self.root;
-        let why = match (root.oom, root.core_dumped) {
-            (Some(oom), _) => format!(" ({oom})"),
-            (None, true) => " (core dumped)".to_string(),
-            (None, false) => String::new(),
+        let why = match (root.rehearsed(), root.oom, root.core_dumped) {
+            (Some(fault), ..) => format!(" (the rehearsed fault {fault})"),
+            (None, Some(oom), _) => format!(" ({oom})"),
+            (None, None, true) => " (core dumped)".to_string(),
+            (None, None, false) => String::new(),
         };
         if root.exit == Exit::Unkillable {
             return format!("rank {} on host {} could not be killed{why}", root.rank, root.host);
