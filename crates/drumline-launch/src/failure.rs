@@ -18,6 +18,7 @@ mod kernel_log;
 mod oom;
 mod process_state;
 mod rehearsal;
+mod repetition;
 mod small_file;
 mod text;
 mod trace;
