@@ -137,16 +137,21 @@ fn by_output(report: &FailureReport) -> Option<String> {
             Some(format!("look for the cause in the report of rank {rank}'s host"))
         }
         (Some(Blame::SomeRank), _) => Some("look for the cause in the reports of the other hosts".into()),
-        (None, Some(trace)) if is_bare_panic(&trace.lines) => {
-            Some("set RUST_BACKTRACE=1 to see where the panic came from".into())
-        }
+        (None, Some(trace)) if is_bare_panic(&trace.lines) => Some(about_panic(&trace.lines)),
         _ => None,
     }
 }
 
+/// A panic names its place. Its callers have names only in a build with symbols, which release builds of Drumline lack.
+fn about_panic(lines: &[String]) -> String {
+    let place = lines.first().and_then(|line| line.split_once("panicked at "));
+    let place = place.map_or("the place of the panic", |(_, place)| place.trim_end_matches(':'));
+    format!("look at {place}; RUST_BACKTRACE=1 also shows its callers, if the program was built with symbols")
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{about_local_rank, missing_library, without_library};
+    use super::{about_local_rank, about_panic, missing_library, without_library};
 
     #[test]
     fn a_missing_library_is_named() {
@@ -155,6 +160,14 @@ mod tests {
         assert_eq!(missing_library("sh: 1: nope: not found"), None);
         assert!(without_library("libtorch_cpu.so").contains("libtorch's folder lib"));
         assert!(!without_library("libfoo.so.1").contains("libtorch"));
+    }
+
+    #[test]
+    fn the_place_of_a_panic_is_in_the_advice() {
+        let lines = ["thread 'main' (7) panicked at src/main.rs:2:5:", "boom"].map(str::to_owned);
+        let expected = "look at src/main.rs:2:5; RUST_BACKTRACE=1 also shows its callers, if the program was built with \
+                        symbols";
+        assert_eq!(about_panic(&lines), expected);
     }
 
     fn advice(stderr: &str) -> String {

@@ -283,6 +283,35 @@ fn the_error_file_takes_precedence_over_stderr_without_repetition() {
 }
 
 #[test]
+fn an_error_with_causes_and_on_other_ranks_is_shown_once() {
+    let message = "cannot write the checkpoint";
+    let file =
+        |text: String| Some(ErrorFile { message: text.clone(), callstack: Some(text), timestamp: None });
+    let mut evidence = on_a(2);
+    evidence[0].error_file = file(format!("{message}\n  caused by: no disk"));
+    evidence[0].error_file.as_mut().unwrap().message = message.into();
+    evidence[1].error_file = file(format!("on rank 0: {message}"));
+    let stderr = format!("epoch 1\nerror: {message}: no disk\n");
+    let ranks = vec![rank(0, Exit::Code(1), 10, &stderr), rank(1, Exit::Code(1), 11, "")];
+    let text = FailureReport::new(&failed(0, ranks), &evidence).unwrap().to_string();
+    assert_eq!((text.matches(message).count(), text.matches("no disk").count()), (1, 1), "{text}");
+    assert!(text.contains("the last line of its stderr:\n    epoch 1\n"), "{text}");
+    assert!(
+        text.contains("rank 1 on host a: exit code 1 after 0.011 s, after the first failure; said the same"),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_standard_librarys_note_about_backtraces_is_left_out() {
+    let panic = "thread 'main' panicked at a.rs:1:1:\nboom\nnote: run with `RUST_BACKTRACE=1` environment variable to \
+                 display a backtrace\n";
+    let text = failure_of(&failed(0, vec![rank(0, Exit::Code(101), 10, panic)])).to_string();
+    assert!(!text.contains("note: run with") && !text.contains("lines of its stderr"), "{text}");
+    assert!(text.ends_with("what to do: look at a.rs:1:1; RUST_BACKTRACE=1 also shows its callers, if the program was built with symbols\n"), "{text}");
+}
+
+#[test]
 fn an_unreadable_error_file_is_reported_and_does_no_harm() {
     let mut evidence = on_a(1);
     evidence[0].error_file_problem = Some("logs/error.json: it is empty".into());
