@@ -95,6 +95,19 @@ fn errors_about_flags_of_other_launchers_name_ours() {
         ("run --nproc-per-nose 2 ./a", "a similar argument exists: '--nproc-per-node'"),
         ("rn --nproc-per-node 2 ./a", "a similar subcommand exists: 'run'"),
         ("trian --cfg f", "a similar subcommand exists: 'train'"),
+        ("trane --cfg f", "some similar subcommands exist: 'trace', 'train'"),
+        ("train.py --lr 0.1", "tip: try drumline run train.py --lr 0.1\n"),
+        ("./train 8", "tip: try drumline run ./train 8\n"),
+        ("ls", "tip: try drumline runs\n"),
+        ("eval --cfg f", "tip: try drumline test\n"),
+        (
+            "train --lr 0.1 --cfg f",
+            "tip: try OPTIM.BASE_LR 0.1 after the flags: keys of the configuration have no dashes\n",
+        ),
+        ("train --cfg f --OUT_DIR x", "tip: try OUT_DIR VALUE after the flags"),
+        ("train -c f", "tip: try --cfg FILE\n"),
+        ("train --cfg f --frobnicate", "tip: try KEY VALUE: keys of the configuration follow the flags"),
+        ("train c.yaml", "tip: try drumline train --cfg c.yaml\n"),
     ] {
         let stderr = refused(args);
         assert!(stderr.contains(expected) && !stderr.contains("as a value, use '-- "), "{args}: {stderr}");
