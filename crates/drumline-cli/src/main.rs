@@ -80,8 +80,8 @@ impl Cli {
 
     fn read() -> Result<Self, clap::Error> {
         let mut command = Self::whole_command();
-        let typed = std::env::args_os().nth(1).unwrap_or_default();
-        let advised = |error| suggestions::with_suggestion(error, &typed.to_string_lossy());
+        let typed = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+        let advised = |error| suggestions::with_suggestion(error, &typed.collect::<Vec<_>>());
         let matches = command.try_get_matches_from_mut(std::env::args_os()).map_err(advised)?;
         Self::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
     }

@@ -84,15 +84,25 @@ pub(crate) fn run(args: &RunArgs, local_rank_arg: Option<LocalRankArg>) -> anyho
         return Ok(std::io::stdout().write_all(dry_run::describe_fleet(&plan, fleet, &site).as_bytes())?);
     }
     if args.dry_run {
+        // The plan of several nodes may be looked at elsewhere.
+        if plan.nodes.max == 1 {
+            check_script(&plan)?;
+        }
         return Ok(std::io::stdout().write_all(dry_run::describe(&plan, visible.as_deref()).as_bytes())?);
     }
     start(&plan, visible)
 }
 
-fn start(plan: &LaunchPlan, visible: Option<String>) -> anyhow::Result<()> {
-    if let Some(script) = plan.program.missing_script() {
-        return Err(PlanError::NoScript(script.to_string_lossy().into()).into());
+/// Returns an error if the Python script to run does not exist on this node.
+fn check_script(plan: &LaunchPlan) -> Result<(), PlanError> {
+    match plan.program.missing_script() {
+        Some(script) => Err(PlanError::NoScript(script.to_string_lossy().into())),
+        None => Ok(()),
     }
+}
+
+fn start(plan: &LaunchPlan, visible: Option<String>) -> anyhow::Result<()> {
+    check_script(plan)?;
     if plan.led == LedBy::Nobody && needs_key(plan) && !has_key(|name| std::env::var_os(name).is_some()) {
         return Err(PlanError::NoKey.into());
     }

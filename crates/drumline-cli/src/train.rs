@@ -24,6 +24,7 @@ use crate::errors::{ExitCodeOnly, Mistake};
 use crate::job::rank_variable;
 use crate::run::{RunArgs, run};
 use crate::sbatch::RunLine;
+use crate::suggestions;
 
 pub(crate) use program::trainer;
 
@@ -274,9 +275,10 @@ fn place(args: &RunArgs, flags: &[OsString]) -> anyhow::Result<Where> {
 fn check_pairs(pairs: &[OsString]) -> Result<(), Mistake> {
     let keys = pairs.iter().step_by(2);
     match keys.map(|key| key.to_string_lossy()).find(|key| key.starts_with('-')) {
-        Some(flag) => {
-            Err(Mistake::new(format!("{flag} comes after a KEY VALUE pair; try it before the first key")))
-        }
+        Some(flag) => Err(Mistake::new(match suggestions::of_training(&flag) {
+            Some(meant) => format!("there is no flag {flag}; try {meant}"),
+            None => format!("{flag} comes after a KEY VALUE pair; try it before the first key"),
+        })),
         None => Ok(()),
     }
 }

@@ -17,6 +17,8 @@ mod follower;
 mod kernel_log;
 mod oom;
 mod process_state;
+mod rehearsal;
+mod repetition;
 mod small_file;
 mod text;
 mod trace;
@@ -25,6 +27,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use drumline_rendezvous::error_file::ErrorFile;
+use drumline_rendezvous::fault::Fault;
 
 use crate::report::{Exit, JobReport, RankReport, StopReason};
 use follower::Blame;
@@ -85,6 +88,8 @@ pub struct Failure {
     pub trace: Option<Trace>,
     /// Its last lines on stderr, without control codes.
     pub last_lines: Vec<String>,
+    /// The last fault of `--fault` that it had.
+    pub fault: Option<Fault>,
     /// The lines of `last_lines` that repeat `trace`.
     repeated: Range<usize>,
     blame: Option<Blame>,
@@ -163,8 +168,9 @@ impl Failure {
     fn new(report: &RankReport, evidence: &[Evidence]) -> Self {
         let known = evidence.iter().find(|evidence| evidence.rank == report.rank).cloned();
         let known = known.unwrap_or_else(|| Evidence::unknown(report.rank));
-        let ParsedOutput { trace, last_lines, repeated } =
-            parse_output(&report.stderr, known.error_file.as_ref());
+        let lines = text::lines_of(&report.stderr);
+        let fault = rehearsal::fault_of(report, &lines, &known.timed_faults);
+        let ParsedOutput { trace, last_lines, repeated } = parse_output(&lines, known.error_file.as_ref());
         let blame = blame(report, trace.as_ref().map_or(&last_lines, |trace| &trace.lines));
         Self {
             rank: report.rank,
@@ -181,9 +187,15 @@ impl Failure {
             state: known.state,
             trace,
             last_lines,
+            fault,
             repeated,
             blame,
         }
+    }
+
+    /// The injected fault that ended it, if one did.
+    pub fn rehearsed(&self) -> Option<&Fault> {
+        self.fault.as_ref().filter(|fault| rehearsal::explains(fault, self.exit))
     }
 
     fn failed_by_itself(&self) -> bool {
@@ -206,10 +218,9 @@ struct ParsedOutput {
 }
 
 /// Prefers the error file's trace over that of stderr. If they differ, the report shows both.
-fn parse_output(stderr: &[u8], file: Option<&ErrorFile>) -> ParsedOutput {
-    let lines = text::lines_of(stderr);
+fn parse_output(lines: &[String], file: Option<&ErrorFile>) -> ParsedOutput {
     let first = lines.len().saturating_sub(LAST_LINES);
-    let printed = trace::find(&lines);
+    let printed = trace::find(lines);
     let recorded = file.and_then(|file| Some(trace::from_text(file.callstack.as_ref()?, &file.message)));
     let is_same = |trace: &&Trace| recorded.as_ref().is_none_or(|recorded| trace.contains(&recorded.summary));
     let span = printed.as_ref().filter(is_same).map_or(0..0, |trace| trace.span.clone());

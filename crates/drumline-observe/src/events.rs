@@ -93,8 +93,23 @@ pub struct RunEvent {
     pub libtorch: String,
     /// Seconds since 1970.
     pub time: u64,
+    /// With what later evaluations are compared, if the run is resumed. It may be another one than before: a best
+    /// checkpoint that is damaged does not count.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub best: Option<ResumedBest>,
     /// Every key with its value.
     pub config: serde_json::Map<String, Value>,
+}
+
+/// The best evaluation of a resumed run.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct ResumedBest {
+    /// The value of the metric by which the best model is chosen.
+    pub metric: f64,
+    /// Steps done by then.
+    pub step: u64,
+    /// Epochs done by then.
+    pub epoch: u64,
 }
 
 /// How far the run is when an epoch begins, and how long it will be. Written only if that is known.

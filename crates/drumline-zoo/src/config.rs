@@ -12,6 +12,7 @@ pub(crate) mod check;
 mod error;
 pub(crate) mod file;
 mod fp16;
+mod near_file;
 mod nearest;
 mod parallel;
 pub(crate) mod section;

@@ -24,8 +24,11 @@ pub(super) fn describe(plan: &LaunchPlan, visible: Option<&str>) -> String {
         let _ = writeln!(text, "  {name:<16} {value}");
     }
     let bound = placing::cores(plan, &Topology::here(), &|name| std::env::var_os(name));
-    if let Err(error) = &bound {
-        let _ = writeln!(text, "  {:<16} {error}", "cannot start");
+    let path = std::env::var_os("PATH");
+    let missing = plan.program.missing_executable(path.as_deref());
+    let problems = bound.as_ref().err().map(ToString::to_string).into_iter().chain(missing);
+    for problem in problems {
+        let _ = writeln!(text, "  {:<16} {problem}", "cannot start");
     }
     let bound = bound.unwrap_or_else(|_| vec![None; plan.nproc]);
     for (local_rank, cores) in bound.iter().enumerate() {

@@ -25,18 +25,27 @@ impl RunArgs {
             LocalRankArg::Dash => "--local-rank",
             LocalRankArg::Underscore => "--local_rank",
         };
-        let name = self.command[0].to_string_lossy();
-        Some(format!("{name} declares {flag}, which run does not pass, like torchrun; drumline launch does"))
+        let name = self.python_program()?.sources().into_iter().find(|path| path.exists())?;
+        Some(format!(
+            "{} declares {flag}, which run does not pass, like torchrun; drumline launch does",
+            name.display()
+        ))
     }
 
     fn source(&self) -> Option<String> {
-        let program = match self.command.first()? {
-            name if self.module => Program::PythonModule { interpreter: "".into(), module: name.clone() },
-            name if !self.no_python && Program::is_python_script(name) => {
-                Program::Python { interpreter: "".into(), script: name.clone() }
+        self.python_program()?.sources().iter().find_map(|path| std::fs::read_to_string(path).ok())
+    }
+
+    /// The program, if Python runs it. Its interpreter is left open.
+    pub(super) fn python_program(&self) -> Option<Program> {
+        let interpreter = "".into();
+        match self.command.split_first()? {
+            (name, _) if self.module => Some(Program::PythonModule { interpreter, module: name.clone() }),
+            _ if self.no_python => None,
+            (name, _) if Program::is_python_script(name) => {
+                Some(Program::Python { interpreter, script: name.clone() })
             }
-            _ => return None,
-        };
-        program.sources().iter().find_map(|path| std::fs::read_to_string(path).ok())
+            (name, words) => Program::of_python_command(name, words).map(|(program, _)| program),
+        }
     }
 }

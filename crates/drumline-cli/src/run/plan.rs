@@ -9,7 +9,7 @@ use drumline_launch::{
     Bars, Fleet, HeldRank, HostTimeout, LaunchPlan, LedBy, LineFilters, LocalRankArg, LogPlan, NodeRange,
     Program, Rendezvous, Std, parse_seconds, parse_signals, split_endpoint,
 };
-use drumline_rendezvous::fault::Fault;
+use drumline_rendezvous::fault::{Fault, When};
 use drumline_rendezvous::worker_env;
 
 use super::args::{RunArgs, StartMethod};
@@ -115,8 +115,19 @@ impl RunArgs {
         if self.hostfile.is_some() && self.local_addr.is_some() && !self.deepspeed.no_ssh {
             remarks.push(unused("--local-addr", "each host finds its own"));
         }
+        remarks.extend(self.faults_of_python());
         remarks.extend(self.deepspeed.unused().into_iter().map(|(flag, why)| unused(flag, why)));
         remarks
+    }
+
+    /// A remark about faults of steps in a Python program, which has no training loop of ours.
+    fn faults_of_python(&self) -> Option<String> {
+        let mut faults = self.faults.iter().flatten();
+        let fault = faults.find(|fault| matches!(fault.when, When::Step(_)))?;
+        self.python_program()?;
+        Some(format!(
+            "fault {fault} will not happen: a Python program does not report its steps; try after=30s instead of a step"
+        ))
     }
 
     fn run_id(&self, host: &Host<'_>, step: Option<&Step>) -> String {
@@ -174,6 +185,10 @@ impl RunArgs {
             return Err(PlanError::ModuleNoPython);
         }
         let (name, args) = self.command.split_first().expect("the parser wants a program");
+        let typed = Program::of_python_command(name, args).filter(|_| !self.no_python);
+        if let Some((program, args)) = typed.filter(|_| !self.run_path && !self.module) {
+            return Ok((program, args.to_vec()));
+        }
         let name = name.clone();
         let interpreter = (host.env)(worker_env::PYTHON_EXEC).unwrap_or_else(|| "python3".into());
         let program = match () {

@@ -23,6 +23,32 @@ fn a_rank_is_killed_at_its_time_and_once_only() {
 }
 
 #[test]
+fn a_rehearsed_kill_is_reported_as_such() {
+    let (code, text) = Job::run("--nproc-per-node 2 --fault rank=1,after=300ms,kill", SCRIPT).end(LONG);
+    assert_eq!(code, 1, "{text}");
+    assert!(text.contains("WARN fault rank=1,after=300ms,kill: SIGKILL\n"), "{text}");
+    assert!(text.contains("(the rehearsed fault rank=1,after=300ms,kill)"), "{text}");
+    assert!(!text.contains("outside") && !text.contains("Signal::"), "{text}");
+    let killed = "test $RANK = 0 || kill -9 $$; sleep 9";
+    let (_, text) = Job::run("--nproc-per-node 2 --fault rank=1,after=60s,kill", killed).end(LONG);
+    assert!(text.contains("something outside this job sent SIGKILL"), "the control: {text}");
+    assert!(!text.contains("rehearsed"), "{text}");
+}
+
+#[test]
+fn a_fault_that_never_comes_is_a_warning() {
+    let flags = "--fault rank=0,after=60s,kill --fault rank=0,after=1s,restart=2,kill";
+    let (code, text) = Job::run(flags, "true").end(LONG);
+    assert_eq!(code, 0, "{text}");
+    for warning in [
+        "WARN fault rank=0,after=60s,kill did not happen: the ranks ended after ",
+        "WARN fault rank=0,after=1s,restart=2,kill did not happen: the job ended after 0 restarts\n",
+    ] {
+        assert_eq!(text.matches(warning).count(), 1, "{text}");
+    }
+}
+
+#[test]
 fn a_later_run_has_its_own_faults() {
     let flags = "--max-restarts 3 --fault rank=0,after=100ms,kill --fault rank=0,after=100ms,restart=1,kill";
     let (code, text) = Job::run(flags, SCRIPT).end(LONG);

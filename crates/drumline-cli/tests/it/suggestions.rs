@@ -95,10 +95,63 @@ fn errors_about_flags_of_other_launchers_name_ours() {
         ("run --nproc-per-nose 2 ./a", "a similar argument exists: '--nproc-per-node'"),
         ("rn --nproc-per-node 2 ./a", "a similar subcommand exists: 'run'"),
         ("trian --cfg f", "a similar subcommand exists: 'train'"),
+        ("trane --cfg f", "some similar subcommands exist: 'trace', 'train'"),
+        ("train.py --lr 0.1", "tip: try drumline run train.py --lr 0.1\n"),
+        ("./train 8", "tip: try drumline run ./train 8\n"),
+        ("ls", "tip: try drumline runs\n"),
+        ("eval --cfg f", "tip: try drumline test\n"),
+        (
+            "train --lr 0.1 --cfg f",
+            "tip: try OPTIM.BASE_LR 0.1 after the flags: keys of the configuration have no dashes\n",
+        ),
+        ("train --cfg f --OUT_DIR x", "tip: try OUT_DIR VALUE after the flags"),
+        ("train -c f", "tip: try --cfg FILE\n"),
+        ("train --cfg f --frobnicate", "tip: try KEY VALUE: keys of the configuration follow the flags"),
+        ("train c.yaml", "tip: try drumline train --cfg c.yaml\n"),
     ] {
         let stderr = refused(args);
         assert!(stderr.contains(expected) && !stderr.contains("as a value, use '-- "), "{args}: {stderr}");
         assert_eq!(stderr.matches("tip: ").count(), 1, "{args}: {stderr}");
+    }
+}
+
+#[test]
+fn a_typed_interpreter_gets_the_local_rank_after_its_script() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("old.py"), OLD).unwrap();
+    for program in ["python3 old.py", "python3 -u -m old"] {
+        let ended = typed(folder.path(), &format!("launch --nproc_per_node=2 {program}"));
+        assert_eq!(ended.code, Some(0), "{program}: {}", ended.stderr);
+        assert_eq!(sorted(&ended.stdout), ["[rank 0]: local rank 0", "[rank 1]: local rank 1"], "{program}");
+    }
+    let ended = typed(folder.path(), "launch python3 -c print(__import__('sys').argv) x");
+    assert_eq!(ended.stdout, "[rank 0]: ['-c', '--local-rank=0', 'x']\n", "{}", ended.stderr);
+    let note =
+        "note: old.py declares --local_rank, which run does not pass, like torchrun; drumline launch does\n";
+    assert_eq!(typed(folder.path(), "run python3 old.py").stderr, note);
+}
+
+#[test]
+fn a_dry_run_of_a_script_that_does_not_exist_is_refused() {
+    let expected =
+        "error: there is no file `nosuch.py` to be run with Python; try its full path, or -m for a module\n";
+    assert_eq!(refused("run --dry-run nosuch.py"), expected);
+    assert_eq!(refused("run --dry-run python3 nosuch.py"), expected);
+    let plan = typed(Path::new("/"), "run --dry-run ./nosuch").stdout;
+    assert!(
+        plan.contains("cannot start     there is no program `./nosuch`: there is no such file"),
+        "{plan}"
+    );
+    let control = typed(Path::new("/"), "run --dry-run sh").stdout;
+    assert!(control.contains("$ sh\n") && !control.contains("cannot start"), "{control}");
+}
+
+#[test]
+fn a_fault_of_a_step_in_a_python_program_is_noted() {
+    let note = "will not happen: a Python program does not report its steps; try after=30s instead of a step";
+    for (program, expected) in [("-m pkg", 1), ("python3 -c pass", 1), ("sh", 0)] {
+        let ended = typed(Path::new("/"), &format!("run --dry-run --fault rank=0,step=3,kill {program}"));
+        assert_eq!(ended.stderr.matches(note).count(), expected, "{program}: {}", ended.stderr);
     }
 }
 

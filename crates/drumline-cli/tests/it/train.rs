@@ -244,8 +244,23 @@ fn wrong_command_lines_are_errors() {
     let late = drumline.ends("train --cfg c.yaml RNG_SEED 1 --nproc-per-node 2", &[]);
     assert_eq!(late.code, Some(1));
     assert!(late.stderr.contains("try it before the first key"), "{}", late.stderr);
+    let key = drumline.ends("train --cfg c.yaml RNG_SEED 1 --lr 0.1", &[]);
+    assert!(
+        key.stderr.contains("there is no flag --lr; try OPTIM.BASE_LR 0.1 after the flags"),
+        "{}",
+        key.stderr
+    );
     let zero = drumline.ends("train --cfg c.yaml --verify-parity=0", &[]);
     assert_eq!(zero.code, Some(2));
+}
+
+#[test]
+fn keys_passes_on_every_name_and_file() {
+    let drumline = Installed::new();
+    for kind in ["bert", "config/bert-small.yaml", "gpt"] {
+        let stdout = drumline.stdout(&format!("keys {kind}"), &[]);
+        assert!(stdout.ends_with(&format!("args=keys {kind}\n")), "{stdout}");
+    }
 }
 
 #[test]

@@ -56,6 +56,8 @@ pub(super) struct AgentLoop<'a> {
     keeper: Option<RoundKeeper>,
     logs: AttemptLogs,
     first_rank: usize,
+    /// How many restarts came before the last round.
+    restarts: usize,
     stopped_by: Option<(Signal, Instant)>,
     /// The failure of this node's workers in the last round.
     failure: Option<Box<FailureReport>>,
@@ -77,6 +79,7 @@ impl<'a> AgentLoop<'a> {
             keeper: None,
             logs: AttemptLogs::default(),
             first_rank: 0,
+            restarts: 0,
             stopped_by: None,
             failure: None,
             events: vec![Event::Tick],
@@ -97,7 +100,18 @@ impl<'a> AgentLoop<'a> {
         };
         self.wait_for_others(inbox);
         self.release_keeper();
+        self.warn_of_missed_faults();
         Ok(self.outcome(ending))
+    }
+
+    /// Warns of faults that are for a run after more restarts than there were.
+    fn warn_of_missed_faults(&self) {
+        let plan = self.context.plan;
+        let here = self.first_rank..self.first_rank + plan.nproc;
+        for fault in plan.faults_after(self.restarts).filter(|fault| here.contains(&fault.rank)) {
+            let restarts = counted(self.restarts, "restart");
+            tracing::warn!("fault {fault} did not happen: the job ended after {restarts}");
+        }
     }
 
     /// Waits for something to happen, or for time to pass.
@@ -259,6 +273,7 @@ impl<'a> AgentLoop<'a> {
     fn failure_report(&mut self, report: &JobReport) -> Option<FailureReport> {
         report.root_cause?;
         let first = report.ranks.first()?.rank;
+        let faults = self.context.plan.timed_faults(self.restarts);
         let evidence: Vec<_> = report
             .ranks
             .iter()
@@ -266,6 +281,7 @@ impl<'a> AgentLoop<'a> {
                 let local_rank = rank.rank - first;
                 let error_file = self.logs.error_file(local_rank);
                 let at = Evidence::at(rank.rank, local_rank, &self.context.job.card.host);
+                let at = Evidence { timed_faults: faults.clone(), ..at };
                 at.gather(rank, error_file.as_deref(), &mut self.oom)
             })
             .collect();
@@ -337,6 +353,7 @@ impl<'a> AgentLoop<'a> {
         self.release_keeper();
         self.failure = None;
         self.first_rank = round.first_rank(self.context.job.card.id).unwrap_or(0);
+        self.restarts = round.restarts;
         if let Err(error) = self.start(round) {
             let events = self.fail(round.number, error.to_string());
             self.events.extend(events);

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use drumline_rendezvous::fault::Fault;
 use drumline_rendezvous::{JobKey, worker_env};
 
 use crate::environment::{Meeting, Place, worker_environment};
@@ -41,7 +42,7 @@ impl RoundInputs<'_> {
             round: round.number,
             restarts: round.restarts,
         };
-        let workers =
+        let workers: Vec<_> =
             self.places(round, node_rank).map(|place| self.worker(&place, &meeting, &logs)).collect();
         let port = point.store.rsplit_once(':').map_or("0", |(_, port)| port);
         let listen = match self.listen {
@@ -57,7 +58,8 @@ impl RoundInputs<'_> {
         };
         let stop = StopPolicy { grace: self.plan.shutdown_timeout, ..StopPolicy::default() };
         let key = Secret(*self.key.as_bytes());
-        let faults = self.plan.timed_faults(round.restarts);
+        let is_here = |fault: &Fault| workers.iter().any(|worker| worker.rank == fault.rank);
+        let faults = self.plan.timed_faults(round.restarts).into_iter().filter(is_here).collect();
         Some(Start { workers, logs, stop, key, lease: self.lease, store, faults })
     }
 

@@ -1,6 +1,8 @@
 //! Advice about a failure: at most two lines, and only if they follow from what was observed.
 
-use super::{Blame, Failure, FailureReport};
+use drumline_rendezvous::fault::{Fault, Restarts};
+
+use super::{Blame, Failure, FailureReport, rehearsal};
 use crate::report::Exit;
 
 const ILL: i32 = 4;
@@ -16,8 +18,31 @@ pub(crate) fn on(report: &FailureReport) -> Vec<String> {
         format!("look at rank {}: it had reported an error of its own before it was stopped", suspect.rank)
     });
     let root = &report.root;
-    let by_output = suspect.or_else(|| by_output(report)).or_else(|| about_local_rank(&root.last_lines));
+    if let Some(fault) = root.rehearsed() {
+        return vec![about_rehearsal(fault)];
+    }
+    let by_output = suspect
+        .or_else(|| frozen(report))
+        .or_else(|| by_output(report))
+        .or_else(|| about_local_rank(&root.last_lines));
     [by_exit(root), by_output].into_iter().flatten().collect()
+}
+
+/// What to do after a fault that was injected on purpose.
+fn about_rehearsal(fault: &Fault) -> String {
+    let only = format!("nothing is wrong: {fault} is a fault that --fault injected");
+    if fault.restarts == Restarts::Exactly(0) {
+        format!("{only}; try --max-restarts N to rehearse the recovery as well")
+    } else {
+        only
+    }
+}
+
+/// Names the rank that an injected fault has stopped: the others have waited for it in vain.
+fn frozen(report: &FailureReport) -> Option<String> {
+    let other = report.others.iter().find(|other| other.fault.as_ref().is_some_and(rehearsal::is_frozen))?;
+    let fault = other.fault?;
+    Some(format!("rank {} was stopped by the rehearsed fault {fault}", other.rank))
 }
 
 /// Advice if the program's argument parser and the launcher disagree on how a rank gets its local rank.
@@ -112,16 +137,21 @@ fn by_output(report: &FailureReport) -> Option<String> {
             Some(format!("look for the cause in the report of rank {rank}'s host"))
         }
         (Some(Blame::SomeRank), _) => Some("look for the cause in the reports of the other hosts".into()),
-        (None, Some(trace)) if is_bare_panic(&trace.lines) => {
-            Some("set RUST_BACKTRACE=1 to see where the panic came from".into())
-        }
+        (None, Some(trace)) if is_bare_panic(&trace.lines) => Some(about_panic(&trace.lines)),
         _ => None,
     }
 }
 
+/// A panic names its place. Its callers have names only in a build with symbols, which release builds of Drumline lack.
+fn about_panic(lines: &[String]) -> String {
+    let place = lines.first().and_then(|line| line.split_once("panicked at "));
+    let place = place.map_or("the place of the panic", |(_, place)| place.trim_end_matches(':'));
+    format!("look at {place}; RUST_BACKTRACE=1 also shows its callers, if the program was built with symbols")
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{about_local_rank, missing_library, without_library};
+    use super::{about_local_rank, about_panic, missing_library, without_library};
 
     #[test]
     fn a_missing_library_is_named() {
@@ -130,6 +160,14 @@ mod tests {
         assert_eq!(missing_library("sh: 1: nope: not found"), None);
         assert!(without_library("libtorch_cpu.so").contains("libtorch's folder lib"));
         assert!(!without_library("libfoo.so.1").contains("libtorch"));
+    }
+
+    #[test]
+    fn the_place_of_a_panic_is_in_the_advice() {
+        let lines = ["thread 'main' (7) panicked at src/main.rs:2:5:", "boom"].map(str::to_owned);
+        let expected = "look at src/main.rs:2:5; RUST_BACKTRACE=1 also shows its callers, if the program was built with \
+                        symbols";
+        assert_eq!(about_panic(&lines), expected);
     }
 
     fn advice(stderr: &str) -> String {

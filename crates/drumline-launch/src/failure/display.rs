@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 
+use drumline_rendezvous::fault::Fault;
+
+use super::repetition::{Shown, bare};
 use super::{Blame, Failure, FailureReport, Standing, advice};
 use crate::report::{Exit, signal_name};
 
@@ -26,10 +29,11 @@ impl FailureReport {
     /// The report's first line.
     pub fn headline(&self) -> String {
         let root = &self.root;
-        let why = match (root.oom, root.core_dumped) {
-            (Some(oom), _) => format!(" ({oom})"),
-            (None, true) => " (core dumped)".to_string(),
-            (None, false) => String::new(),
+        let why = match (root.rehearsed(), root.oom, root.core_dumped) {
+            (Some(fault), ..) => format!(" (the rehearsed fault {fault})"),
+            (None, Some(oom), _) => format!(" ({oom})"),
+            (None, None, true) => " (core dumped)".to_string(),
+            (None, None, false) => String::new(),
         };
         if root.exit == Exit::Unkillable {
             return format!("rank {} on host {} could not be killed{why}", root.rank, root.host);
@@ -82,26 +86,25 @@ fn write_trace(lines: &[String], f: &mut Formatter<'_>) -> fmt::Result {
 
 /// Writes the last lines of stderr, without what the report has already shown.
 fn write_last_lines(root: &Failure, traced: &[String], message: &str, f: &mut Formatter<'_>) -> fmt::Result {
-    let lines = &root.last_lines;
-    if lines.is_empty() {
+    if root.last_lines.is_empty() {
         return writeln!(f, "  it wrote nothing to stderr");
     }
     let again = if root.trace.is_some() { root.repeated.clone() } else { 0..0 };
-    let same = |line: &str| {
-        let text = line.trim().trim_start_matches("error: ");
-        !text.is_empty() && (text == message || traced.iter().any(|shown| shown.trim() == text))
-    };
-    let is_shown = |index: &usize| again.contains(index) || same(&lines[*index]);
-    let blank = |index: usize| lines[index].trim().is_empty();
-    if (0..lines.len()).all(|index| is_shown(&index) || blank(index)) {
+    let shown = Shown::new(traced, message);
+    let is_rehearsal =
+        |line: &str| root.rehearsed().is_some_and(|fault| Fault::announced_by(line) == Some(*fault));
+    let is_new = |line: &str| !shown.has(line) && !is_rehearsal(line);
+    let numbered = root.last_lines.iter().enumerate();
+    let kept: Vec<_> = numbered.filter(|(index, line)| again.contains(index) || is_new(line)).collect();
+    if kept.iter().all(|(index, line)| again.contains(index) || line.trim().is_empty()) {
         return Ok(());
     }
-    match lines.len() {
+    match kept.len() {
         1 => writeln!(f, "  the last line of its stderr:")?,
         number => writeln!(f, "  the last {number} lines of its stderr:")?,
     }
-    for (index, line) in lines.iter().enumerate() {
-        if !is_shown(&index) {
+    for (index, line) in kept {
+        if !again.contains(&index) {
             writeln!(f, "    {line}")?;
         } else if index == again.start {
             writeln!(f, "    … the error above, {} lines …", again.len())?;
@@ -151,7 +154,9 @@ fn line_about(other: &Failure, root_output: Option<&str>) -> String {
         _ => String::new(),
     };
     let said = match last_output(other) {
-        Some(output) if Some(output.as_str()) == root_output => "; said the same".to_string(),
+        Some(output) if root_output.is_some_and(|root| bare(root) == bare(&output)) => {
+            "; said the same".to_string()
+        }
         Some(output) => format!("; said: {output}"),
         None => String::new(),
     };

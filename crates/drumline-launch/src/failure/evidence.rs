@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use drumline_rendezvous::error_file::ErrorFile;
+use drumline_rendezvous::fault::Fault;
 
 use super::{OomKill, OomWatch, ProcessState};
 use crate::report::{Exit, RankReport};
@@ -27,6 +28,8 @@ pub struct Evidence {
     pub oom: Option<OomKill>,
     /// Its state, if it could not be killed.
     pub state: Option<ProcessState>,
+    /// The timed faults of `--fault` that the launcher injects in this run, of all ranks.
+    pub timed_faults: Vec<Fault>,
 }
 
 impl Evidence {

@@ -192,6 +192,58 @@ fn an_out_of_memory_kill_is_in_the_headline() {
 }
 
 #[test]
+fn a_rehearsed_fault_is_not_blamed_on_something_outside() {
+    let stderr = "step 19\ndrumline: fault rank=0,step=20,kill\n";
+    let killed = |stderr: &str| failed(0, vec![rank(0, Exit::Signal(9), 1_500, stderr)]);
+    let text = failure_of(&killed(stderr)).to_string();
+    assert!(
+        text.starts_with(
+            "rank 0 on host a failed first: killed by SIGKILL after 1.5 s (the rehearsed fault rank=0,step=20,kill)\n"
+        ),
+        "{text}"
+    );
+    let advice = "what to do: nothing is wrong: rank=0,step=20,kill is a fault that --fault injected; try \
+                  --max-restarts N to rehearse the recovery as well\n";
+    assert!(text.ends_with(advice) && !text.contains("outside"), "{text}");
+
+    let with_timed_fault = |after: &str| {
+        let mut evidence = on_a(1);
+        evidence[0].timed_faults = vec![format!("rank=0,after={after},kill").parse().unwrap()];
+        FailureReport::new(&killed(""), &evidence).unwrap().to_string()
+    };
+    let text = with_timed_fault("1s");
+    assert!(text.contains("(the rehearsed fault rank=0,after=1s,kill)"), "{text}");
+    for control in [
+        with_timed_fault("2s"),
+        failure_of(&killed("")).to_string(),
+        failure_of(&killed("drumline: fault rank=1,step=20,kill\n")).to_string(),
+        failure_of(&killed("drumline: fault rank=0,step=20,slow=2\n")).to_string(),
+    ] {
+        assert!(control.contains("something outside this job sent SIGKILL"), "control: {control}");
+    }
+}
+
+#[test]
+fn an_injected_exit_a_panic_and_a_stop_are_rehearsals_too() {
+    let text = |fault: &str, exit| {
+        failure_of(&failed(0, vec![rank(0, exit, 10, &format!("drumline: fault rank=0,step=2,{fault}\n"))]))
+            .to_string()
+    };
+    assert!(text("exit=3", Exit::Code(3)).contains("(the rehearsed fault rank=0,step=2,exit=3)"));
+    assert!(text("panic", Exit::Code(101)).contains("(the rehearsed fault rank=0,step=2,panic)"));
+    assert!(!text("exit=3", Exit::Code(4)).contains("rehearsed"), "control: another code");
+    let ranks = vec![
+        rank(0, Exit::Code(1), 10, "Error: timed out after 3s: ranks [1] never arrived\n"),
+        rank(1, Exit::StoppedByUs, 12, "drumline: fault rank=1,step=2,stop\n"),
+    ];
+    let text = failure_of(&failed(0, ranks)).to_string();
+    assert!(
+        text.ends_with("what to do: rank 1 was stopped by the rehearsed fault rank=1,step=2,stop\n"),
+        "{text}"
+    );
+}
+
+#[test]
 fn a_core_dump_is_in_the_headline() {
     let mut ended = rank(0, Exit::Signal(11), 10, "");
     ended.core_dumped = true;
@@ -228,6 +280,35 @@ fn the_error_file_takes_precedence_over_stderr_without_repetition() {
     let job = failed(0, vec![rank(0, Exit::Code(1), 10, "")]);
     let text = FailureReport::new(&job, &evidence).unwrap().to_string();
     assert!(text.contains("  error: just words\n  it wrote nothing to stderr\n"), "{text}");
+}
+
+#[test]
+fn an_error_with_causes_and_on_other_ranks_is_shown_once() {
+    let message = "cannot write the checkpoint";
+    let file =
+        |text: String| Some(ErrorFile { message: text.clone(), callstack: Some(text), timestamp: None });
+    let mut evidence = on_a(2);
+    evidence[0].error_file = file(format!("{message}\n  caused by: no disk"));
+    evidence[0].error_file.as_mut().unwrap().message = message.into();
+    evidence[1].error_file = file(format!("on rank 0: {message}"));
+    let stderr = format!("epoch 1\nerror: {message}: no disk\n");
+    let ranks = vec![rank(0, Exit::Code(1), 10, &stderr), rank(1, Exit::Code(1), 11, "")];
+    let text = FailureReport::new(&failed(0, ranks), &evidence).unwrap().to_string();
+    assert_eq!((text.matches(message).count(), text.matches("no disk").count()), (1, 1), "{text}");
+    assert!(text.contains("the last line of its stderr:\n    epoch 1\n"), "{text}");
+    assert!(
+        text.contains("rank 1 on host a: exit code 1 after 0.011 s, after the first failure; said the same"),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_standard_librarys_note_about_backtraces_is_left_out() {
+    let panic = "thread 'main' panicked at a.rs:1:1:\nboom\nnote: run with `RUST_BACKTRACE=1` environment variable to \
+                 display a backtrace\n";
+    let text = failure_of(&failed(0, vec![rank(0, Exit::Code(101), 10, panic)])).to_string();
+    assert!(!text.contains("note: run with") && !text.contains("lines of its stderr"), "{text}");
+    assert!(text.ends_with("what to do: look at a.rs:1:1; RUST_BACKTRACE=1 also shows its callers, if the program was built with symbols\n"), "{text}");
 }
 
 #[test]

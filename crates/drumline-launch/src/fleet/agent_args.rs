@@ -147,12 +147,16 @@ impl ArgList for Vec<OsString> {
         let (flag, name) = match program {
             Program::Python { script, .. } => (None, script),
             Program::PythonModule { module, .. } => (Some("--module"), module),
+            Program::PythonCommand { interpreter, .. } => (None, interpreter),
             Program::Executable(name) => (Some("--no-python"), name),
             Program::RunPath { script, .. } => (Some("--run-path"), script),
         };
         self.extend(flag.map(OsString::from));
         self.push("--".into());
         self.push(name.clone());
+        if let Program::PythonCommand { words, .. } = program {
+            self.extend(words.iter().cloned());
+        }
     }
 }
 

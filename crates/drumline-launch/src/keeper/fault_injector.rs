@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use drumline_rendezvous::fault::{Fault, FaultKind, When};
 use rustix::process::Signal;
 
+use crate::report::signal_name;
 use crate::running::JobControl;
 
 /// The thread that injects the faults. Dropping this stops and joins it.
@@ -36,13 +37,16 @@ impl FaultInjector {
         let (stop, stopped) = mpsc::channel();
         let inject = move || {
             let began = Instant::now();
-            for timed in signals {
+            for (index, timed) in signals.iter().enumerate() {
                 let left = (began + timed.after).saturating_duration_since(Instant::now());
                 if stopped.recv_timeout(left) != Err(RecvTimeoutError::Timeout) {
+                    let ended = format!("the ranks ended after {:.1} s", began.elapsed().as_secs_f64());
+                    missed(&signals[index..])
+                        .for_each(|fault| tracing::warn!("fault {fault} did not happen: {ended}"));
                     return;
                 }
-                let TimedSignal { rank, signal, fault, .. } = timed;
-                tracing::warn!(rank, "fault {fault}: {signal:?}");
+                let TimedSignal { rank, signal, fault, .. } = *timed;
+                tracing::warn!("fault {fault}: {}", signal_name(signal.as_raw()));
                 control.signal_rank(rank, signal);
             }
         };
@@ -54,6 +58,11 @@ impl FaultInjector {
             }
         }
     }
+}
+
+/// The faults of these signals, except those that have begun: a stop whose end is missing.
+fn missed(left: &[TimedSignal]) -> impl Iterator<Item = Fault> {
+    left.iter().filter(|timed| timed.signal != Signal::CONT).map(|timed| timed.fault)
 }
 
 /// The signals that the timed faults mean, in the order of their times.
@@ -99,5 +108,14 @@ mod tests {
             .map(|timed| (timed.after.as_secs(), timed.rank, timed.signal))
             .collect();
         assert_eq!(signals, [(1, 0, Signal::STOP), (3, 0, Signal::CONT), (5, 1, Signal::KILL)]);
+    }
+
+    #[test]
+    fn a_stop_that_has_begun_is_not_missed() {
+        let faults = parse_faults("rank=0,after=1s,stop=2s; rank=1,after=5s,kill").unwrap();
+        let signals = timed_signals(&faults);
+        let missed_after =
+            |num_sent: usize| missed(&signals[num_sent..]).map(|fault| fault.rank).collect::<Vec<_>>();
+        assert_eq!([missed_after(0), missed_after(1), missed_after(3)], [vec![0, 1], vec![1], vec![]]);
     }
 }

@@ -3,6 +3,10 @@
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+
+use crate::spawn_advice::spawn_advice;
+
 /// What the workers run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Program {
@@ -19,6 +23,13 @@ pub enum Program {
         interpreter: OsString,
         /// The module's name.
         module: OsString,
+    },
+    /// Python as the user typed it, such as `python3 -u train.py`.
+    PythonCommand {
+        /// The interpreter.
+        interpreter: OsString,
+        /// Its own arguments, up to the script, or to `-m MODULE` or `-c CODE`.
+        words: Vec<OsString>,
     },
     /// Anything that can be executed.
     Executable(OsString),
@@ -48,8 +59,30 @@ impl Program {
             Self::RunPath { interpreter, script } => {
                 python(interpreter, &["-c".as_ref(), RUN_PATH.as_ref(), script])
             }
+            Self::PythonCommand { interpreter, words } => (interpreter.clone(), words.clone()),
             Self::Executable(program) => (program.clone(), Vec::new()),
         }
+    }
+
+    /// The program of a command that names a Python interpreter, and the program's arguments; `None` for any other
+    /// command.
+    ///
+    /// ```
+    /// use drumline_launch::Program;
+    ///
+    /// let words = ["-u", "train.py", "--lr", "0.1"].map(Into::into);
+    /// let (program, args) = Program::of_python_command("python3".as_ref(), &words).unwrap();
+    /// assert_eq!(program.command(), ("python3".into(), vec!["-u".into(), "train.py".into()]));
+    /// assert_eq!(args, ["--lr", "0.1"]);
+    /// ```
+    pub fn of_python_command<'a>(name: &OsStr, words: &'a [OsString]) -> Option<(Self, &'a [OsString])> {
+        let file = Path::new(name).file_name()?.to_str()?;
+        let version = file.strip_prefix("python").or_else(|| file.strip_prefix("pypy"))?;
+        if !version.chars().all(|letter| letter.is_ascii_digit() || letter == '.') {
+            return None;
+        }
+        let (own, args) = words.split_at(python_words(words)?);
+        Some((Self::PythonCommand { interpreter: name.to_owned(), words: own.to_vec() }, args))
     }
 
     /// Whether a file with this name is run by the Python interpreter.
@@ -104,12 +137,26 @@ impl Program {
     pub fn sources(&self) -> Vec<PathBuf> {
         match self {
             Self::Python { script, .. } | Self::RunPath { script, .. } => vec![script.into()],
-            Self::PythonModule { module, .. } => {
-                let path = module.to_string_lossy().replace('.', "/");
-                [format!("{path}.py"), format!("{path}/__main__.py")].map(PathBuf::from).into()
-            }
+            Self::PythonModule { module, .. } => module_sources(module),
+            Self::PythonCommand { words, .. } => match &words[..] {
+                [.., option, module] if is_option(option, 'm') => module_sources(module),
+                _ => typed_script(words).map(PathBuf::from).into_iter().collect(),
+            },
             Self::Executable(_) => Vec::new(),
         }
+    }
+
+    /// Why the executable that is to be run cannot be, if it does not exist. `path` is the launcher's `PATH`.
+    pub fn missing_executable(&self, path: Option<&OsStr>) -> Option<String> {
+        let (program, _) = self.command();
+        let name = Path::new(&program);
+        let is_found = if name.components().count() > 1 || name.is_absolute() {
+            name.exists()
+        } else {
+            std::env::split_paths(path?).any(|folder| folder.join(name).is_file())
+        };
+        let advice = || spawn_advice(&program, &Errno::NOENT.into());
+        (!is_found).then(|| format!("there is no program `{}`: {}", program.display(), advice()))
     }
 
     /// The Python script to run, if it does not exist: otherwise every rank would report that.
@@ -118,8 +165,57 @@ impl Program {
             Self::Python { script, .. } | Self::RunPath { script, .. } => {
                 Some(script.as_os_str()).filter(|script| !Path::new(script).exists())
             }
+            Self::PythonCommand { words, .. } => {
+                typed_script(words).filter(|script| !Path::new(script).exists())
+            }
             Self::PythonModule { .. } | Self::Executable(_) => None,
         }
+    }
+}
+
+/// Where Python looks for a module, relative to the folder in which it is started.
+fn module_sources(module: &OsStr) -> Vec<PathBuf> {
+    let path = module.to_string_lossy().replace('.', "/");
+    [format!("{path}.py"), format!("{path}/__main__.py")].map(PathBuf::from).into()
+}
+
+/// Whether a word of Python's command line is this option, whose value is the next word.
+fn is_option(word: &OsStr, letter: char) -> bool {
+    let word = word.to_string_lossy();
+    word.starts_with('-') && !word.starts_with("--") && word.ends_with(letter)
+}
+
+/// The script that a typed interpreter runs, unless that is a module or code.
+fn typed_script(words: &[OsString]) -> Option<&OsStr> {
+    match words {
+        [.., option, _] if is_option(option, 'm') || is_option(option, 'c') => None,
+        [.., script] if Program::is_python_script(script) => Some(script),
+        _ => None,
+    }
+}
+
+/// How many words after `python3` are for Python itself, including what it is to run; `None` if it is to run nothing,
+/// or its input.
+fn python_words(words: &[OsString]) -> Option<usize> {
+    let mut index = 0;
+    loop {
+        let word = words.get(index)?.to_string_lossy();
+        let Some(letters) = word.strip_prefix('-') else { return Some(index + 1) };
+        if letters.is_empty() {
+            return None;
+        }
+        // Of these letters, the first decides: the rest of the word is its value, or else the next word is.
+        let option = letters.char_indices().find(|(_, letter)| "cmWX".contains(*letter));
+        let has_value_next = |at: usize| at + 1 == letters.len();
+        index += match option {
+            _ if word == "--check-hash-based-pycs" => 2,
+            _ if word.starts_with("--") => 1,
+            Some((at, 'c' | 'm')) => {
+                return Some(index + 1 + usize::from(has_value_next(at))).filter(|end| *end <= words.len());
+            }
+            Some((at, _)) => 1 + usize::from(has_value_next(at)),
+            None => 1,
+        };
     }
 }
 
@@ -142,6 +238,42 @@ mod tests {
         assert_eq!(words(&Program::Executable("./a".into())), ["./a"]);
         let path = Program::RunPath { interpreter, script: "/a.py".into() };
         assert_eq!(words(&path), ["py", "-u", "-c", RUN_PATH, "/a.py"]);
+    }
+
+    #[test]
+    fn a_typed_interpreter_keeps_its_own_arguments() {
+        for (command, own, args) in [
+            ("python3 train.py --lr 1", "train.py", "--lr 1"),
+            ("/usr/bin/python3.11 -u -W ignore train.py", "-u -W ignore train.py", ""),
+            ("python -X importtime -Wignore -m pkg.train -m", "-X importtime -Wignore -m pkg.train", "-m"),
+            ("python3 -um pkg x", "-um pkg", "x"),
+            ("python3 -c pass a b", "-c pass", "a b"),
+            ("python3 -cpass a", "-cpass", "a"),
+            ("python3 --check-hash-based-pycs never ./run x", "--check-hash-based-pycs never ./run", "x"),
+        ] {
+            let words: Vec<OsString> = command.split(' ').skip(1).map(OsString::from).collect();
+            let name = command.split(' ').next().unwrap();
+            let (program, rest) = Program::of_python_command(name.as_ref(), &words).unwrap();
+            let join = |words: &[OsString]| words.join(" ".as_ref()).into_string().unwrap();
+            assert_eq!((join(&program.command().1).as_str(), join(rest).as_str()), (own, args), "{command}");
+        }
+        for other in
+            ["python3", "python3 -V", "python3 -", "python3 -c", "pythonista a.py", "sh a.py", "./train x"]
+        {
+            let words: Vec<OsString> = other.split(' ').map(OsString::from).collect();
+            assert_eq!(Program::of_python_command(&words[0], &words[1..]), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn an_executable_is_looked_for_where_the_system_does() {
+        let missing = |name: &str| Program::Executable(name.into()).missing_executable(Some("/bin".as_ref()));
+        assert_eq!((missing("sh"), missing("/bin/sh")), (None, None));
+        assert_eq!(
+            missing("nope").unwrap(),
+            "there is no program `nope`: it is not in PATH; try its full path"
+        );
+        assert!(missing("/bin/nope").unwrap().contains("there is no such file"));
     }
 
     #[test]

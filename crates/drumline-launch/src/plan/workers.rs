@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use drumline_rendezvous::fault::{Fault, When};
+use drumline_rendezvous::fault::{Fault, Restarts, When};
 use drumline_rendezvous::worker_env as names;
 
 use crate::environment::{Environment, Place, chosen_threads, terminal};
@@ -61,6 +61,13 @@ impl LaunchPlan {
         let is_due =
             |fault: &Fault| matches!(fault.when, When::After(_)) && fault.restarts.includes(restarts);
         self.faults.iter().copied().filter(is_due).collect()
+    }
+
+    /// The faults that need more restarts than `restarts`.
+    pub(crate) fn faults_after(&self, restarts: usize) -> impl Iterator<Item = &Fault> {
+        let is_later =
+            move |fault: &&Fault| matches!(fault.restarts, Restarts::Exactly(number) if number > restarts);
+        self.faults.iter().filter(is_later)
     }
 
     /// `OMP_NUM_THREADS` of each worker, if the launcher chooses it.

@@ -161,13 +161,17 @@ impl History {
         let (drumline, libtorch) = (run.drumline.clone(), run.libtorch.clone());
         self.setup = Some(Setup { seed, num_threads, drumline, libtorch, config: run.config.clone() });
         self.setup_version = version;
+        let best = self.facts.best.take().map(|before| match run.best {
+            Some(resumed) => Best { value: resumed.metric, epoch: resumed.epoch, ..before },
+            None => before,
+        });
         self.facts = Facts {
             world_size: Some(run.world_size).filter(|size| *size > 0),
             num_nodes: run.num_nodes,
             device: run.device.clone(),
             step: run.step,
             epoch: run.epoch,
-            best: self.facts.best.take(),
+            best,
             num_left_out: self.facts.num_left_out,
             ..Facts::default()
         };
@@ -235,6 +239,7 @@ fn now_of(name: &str, phase: Phase) -> Now {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::events::ResumedBest;
 
     fn history(lines: &[&str]) -> History {
         let mut history = History::default();
@@ -308,6 +313,10 @@ mod tests {
         assert_eq!(history.facts.best.as_ref(), Some(&best));
         history.add(&Event::Run(RunEvent::default()), 2);
         assert_eq!(history.facts.best, Some(best), "also after a restart");
+        let resumed = ResumedBest { metric: 50.0, step: 3, epoch: 3 };
+        history.add(&Event::Run(RunEvent { best: Some(resumed), ..RunEvent::default() }), 3);
+        let next = Best { name: "acc1".into(), value: 50.0, epoch: 3 };
+        assert_eq!(history.facts.best, Some(next), "the best checkpoint was damaged");
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::worker_env;
 /// Longer texts are cut, so that the file stays well below its readers' limit.
 const LONGEST_TEXT: usize = 200 << 10;
 
-/// Writes `error` and its causes to the launcher's error file. Does nothing without a launcher.
+/// Writes `error` and its causes, each text once, to the launcher's error file. Does nothing without a launcher.
 ///
 /// ```no_run
 /// fn train() -> Result<(), std::io::Error> {
@@ -34,9 +34,15 @@ const LONGEST_TEXT: usize = 200 << 10;
 /// }
 /// ```
 pub fn record_error(error: &(dyn Error + 'static)) -> io::Result<()> {
+    record(&error.to_string(), &with_causes(error))
+}
+
+/// The error with each cause on a line. Many errors contain the text of their cause: it is not repeated.
+fn with_causes(error: &(dyn Error + 'static)) -> String {
     let causes = std::iter::successors(error.source(), |cause| (*cause).source());
-    let listed = causes.map(|cause| format!("\n  caused by: {cause}")).collect::<String>();
-    record(&error.to_string(), &format!("{error}{listed}"))
+    causes.map(ToString::to_string).fold(error.to_string(), |text, cause| {
+        if text.contains(&cause) { text } else { format!("{text}\n  caused by: {cause}") }
+    })
 }
 
 /// From now on, each panic is also written to the launcher's error file, with its backtrace if `RUST_BACKTRACE`
@@ -79,4 +85,25 @@ fn write(path: OsString, error: &ErrorFile) -> io::Result<()> {
 
 fn cut(text: &str) -> &str {
     &text[..text.floor_char_boundary(LONGEST_TEXT)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    enum Failure {
+        #[error("cannot read the words: {0}")]
+        Containing(#[source] io::Error),
+        #[error("cannot train")]
+        Alone(#[source] Box<Failure>),
+    }
+
+    #[test]
+    fn each_cause_is_listed_once() {
+        let inner = || Failure::Containing(io::Error::other("no disk"));
+        assert_eq!(with_causes(&inner()), "cannot read the words: no disk");
+        let outer = Failure::Alone(Box::new(inner()));
+        assert_eq!(with_causes(&outer), "cannot train\n  caused by: cannot read the words: no disk");
+    }
 }

@@ -73,6 +73,29 @@ pub struct Fault {
     pub kind: FaultKind,
 }
 
+/// What a rank prints on stderr before it injects a fault, and before the fault itself.
+const ANNOUNCED: &str = "drumline: fault ";
+
+impl Fault {
+    /// The line that a rank prints on stderr before it injects this fault.
+    pub fn announcement(&self) -> String {
+        format!("{ANNOUNCED}{self}")
+    }
+
+    /// The fault that a line of a rank's stderr announces.
+    ///
+    /// ```
+    /// use drumline_rendezvous::fault::Fault;
+    /// let fault: Fault = "rank=1,step=20,kill".parse()?;
+    /// assert_eq!(Fault::announced_by(&fault.announcement()), Some(fault));
+    /// assert_eq!(Fault::announced_by("loss 0.3"), None);
+    /// # Ok::<(), drumline_rendezvous::fault::FaultError>(())
+    /// ```
+    pub fn announced_by(line: &str) -> Option<Fault> {
+        line.trim_end().strip_prefix(ANNOUNCED)?.parse().ok()
+    }
+}
+
 /// Why a text is not a valid fault.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]

@@ -3,11 +3,12 @@
 use super::grammar::{Fault, FaultError, FaultKind, When, parse_faults};
 use crate::worker_env;
 use rustix::process::{Signal, getpid, kill_process};
+use std::io::Write;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// The faults of this rank in this run of the job. A loop calls [`at`](Self::at) in each of its steps; without faults
-/// that costs nothing.
+/// that costs nothing. When it is dropped, it prints a warning for each fault whose step did not come.
 ///
 /// ```
 /// use drumline_rendezvous::fault::Faults;
@@ -21,6 +22,8 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Default)]
 pub struct Faults {
     mine: Vec<Fault>,
+    /// The last step that was begun.
+    last: Option<u64>,
     /// Set if each step takes longer from now on.
     slow: Option<Slow>,
 }
@@ -76,7 +79,7 @@ impl Faults {
     /// Those of `faults` that rank `rank` has in the run after `restarts` restarts.
     pub fn of(faults: Vec<Fault>, rank: usize, restarts: usize) -> Faults {
         let is_mine = |fault: &Fault| fault.rank == rank && fault.restarts.includes(restarts);
-        Faults { mine: faults.into_iter().filter(is_mine).collect(), slow: None }
+        Faults { mine: faults.into_iter().filter(is_mine).collect(), last: None, slow: None }
     }
 
     /// Injects the faults of `step`, each once: prints them on stderr and then carries them out. Returns those that
@@ -86,12 +89,13 @@ impl Faults {
         if self.mine.is_empty() {
             return Vec::new();
         }
+        self.last = Some(step);
         let due: Vec<Fault> = self.mine.extract_if(.., |fault| fault.when == When::Step(step)).collect();
         due.into_iter().filter_map(|fault| self.inject(fault)).collect()
     }
 
     fn inject(&mut self, fault: Fault) -> Option<LinkFault> {
-        eprintln!("drumline: fault {fault}");
+        eprintln!("{}", fault.announcement());
         match fault.kind {
             FaultKind::Kill => raise(Signal::KILL),
             FaultKind::Stop(time) => stop_self(time),
@@ -112,6 +116,27 @@ impl Faults {
         if let Some(slow) = &mut self.slow {
             std::thread::sleep(slow.began.elapsed().mul_f64(slow.more));
             slow.began = Instant::now();
+        }
+    }
+}
+
+impl Faults {
+    /// A warning for each fault whose step did not come. Timed faults are the launcher's.
+    fn missed(&self) -> Vec<String> {
+        let reached = self.last.map_or_else(
+            || "no step was made".to_owned(),
+            |last| format!("the last step of this process was {last}"),
+        );
+        let of_steps = self.mine.iter().filter(|fault| matches!(fault.when, When::Step(_)));
+        of_steps.map(|fault| format!("drumline: warning: fault {fault} did not happen: {reached}")).collect()
+    }
+}
+
+impl Drop for Faults {
+    fn drop(&mut self) {
+        for warning in self.missed() {
+            // Not eprintln, which panics if stderr is closed.
+            let _ = writeln!(std::io::stderr(), "{warning}");
         }
     }
 }
@@ -174,6 +199,22 @@ mod tests {
         assert_eq!([dropped(1, 0, 3), dropped(1, 1, 3), dropped(1, 2, 3), dropped(2, 0, 3)], [1, 1, 0, 0]);
         assert_eq!([dropped(1, 0, 4), dropped(1, 7, 4), dropped(1, 0, 5)], [1, 1, 0]);
         assert_eq!(faults(text, 1, 1).at(3), [LinkFault::Drop(2)]);
+    }
+
+    #[test]
+    fn a_fault_whose_step_never_comes_is_a_warning() {
+        let mut faults = faults("rank=0,step=2,drop=1; rank=0,step=20,kill; rank=0,after=9s,kill", 0, 0);
+        assert_eq!(
+            faults.missed(),
+            [
+                "drumline: warning: fault rank=0,step=2,drop=1 did not happen: no step was made",
+                "drumline: warning: fault rank=0,step=20,kill did not happen: no step was made"
+            ]
+        );
+        (1..=7).for_each(|step| drop(faults.at(step)));
+        let expected = "drumline: warning: fault rank=0,step=20,kill did not happen: the last step of this process was 7";
+        assert_eq!(faults.missed(), [expected]);
+        assert!(Faults::default().missed().is_empty(), "control: no fault, no warning");
     }
 
     /// The ranks whose faults a process with these variables has, of one fault for each of ranks 0 to 2.

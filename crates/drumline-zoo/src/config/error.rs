@@ -32,10 +32,12 @@ impl fmt::Display for Place {
 #[non_exhaustive]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("cannot read the configuration {}: {source}", path.display())]
+    #[error("cannot read the configuration {}: {source}{advice}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
+        /// `; try …`, or nothing if it exists and is a file.
+        advice: String,
         /// Why.
         #[source]
         source: io::Error,
@@ -55,7 +57,7 @@ pub enum ConfigError {
         key: String,
         /// Where.
         place: Place,
-        /// `; try …`, or nothing if no key is similar.
+        /// `; try …`.
         advice: String,
     },
     /// The value does not have the key's type.

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use serde_saphyr::{Location, Spanned, options};
 
-use super::Given;
 use super::error::{ConfigError, Place};
 use super::value::Value;
+use super::{Given, near_file};
 
 /// All values of a file, each with its full key. `known` lists the keys that exist.
 pub(super) fn read(path: &Path, known: &[String]) -> Result<Vec<Given>, ConfigError> {
@@ -37,8 +37,10 @@ pub(crate) fn top_keys(path: &Path) -> Result<Vec<String>, ConfigError> {
 }
 
 fn root(path: &Path) -> Result<Value, ConfigError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let text = std::fs::read_to_string(path).map_err(|source| {
+        let advice = if path.is_file() { String::new() } else { near_file::advice(path) };
+        ConfigError::Read { path: path.to_owned(), advice, source }
+    })?;
     let options = options! { with_snippet: false };
     serde_saphyr::from_str_with_options(&text, options).map_err(|error| {
         let place = place(path, error.location().unwrap_or(Location::UNKNOWN));

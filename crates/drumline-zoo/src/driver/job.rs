@@ -6,6 +6,7 @@
 
 use std::cell::OnceCell;
 use std::fs::{File, TryLockError};
+use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use anyhow::{Context, ensure};
 use drumline::comm::{GroupOptions, WorkQueue, worker_env};
 use drumline::launch::Signal;
 use drumline::{ProcessGroup, StopRequest};
+use drumline_observe::runs::{self, Run};
 use drumline_torch::cuda::Properties;
 use tch::Device;
 
@@ -65,16 +67,7 @@ impl Job {
         let claim = || -> anyhow::Result<()> {
             check_writable(name, folder)?;
             let claimed = File::open(folder).with_context(|| format!("{name} {}", folder.display()))?;
-            let give_up = Instant::now() + LOCK_TIMEOUT;
-            // On file systems without locks, two runs are not detected.
-            while matches!(claimed.try_lock(), Err(TryLockError::WouldBlock)) {
-                ensure!(
-                    Instant::now() < give_up,
-                    "another run writes to {name} {}; try another, or wait for its end",
-                    folder.display()
-                );
-                std::thread::sleep(TICK);
-            }
+            lock(&claimed, || format!("{} writes to {name} {}", owner(folder), folder.display()))?;
             let _ = self.claimed.set(claimed);
             Ok(())
         };
@@ -143,6 +136,35 @@ impl Job {
     }
 }
 
+/// Locks a run's folder. If another run has locked it, this says so on stderr and waits for a while. `busy` describes
+/// the other run.
+fn lock(claimed: &File, busy: impl Fn() -> String) -> anyhow::Result<()> {
+    // On file systems without locks, two runs are not detected.
+    let is_busy = || matches!(claimed.try_lock(), Err(TryLockError::WouldBlock));
+    if !is_busy() {
+        return Ok(());
+    }
+    let give_up = Instant::now() + LOCK_TIMEOUT;
+    // A closed stderr is no reason to fail.
+    let _ = writeln!(std::io::stderr(), "note: {}; waiting for its end for up to {LOCK_TIMEOUT:?}", busy());
+    while is_busy() {
+        ensure!(Instant::now() < give_up, "{}; try another, or wait for its end", busy());
+        std::thread::sleep(TICK);
+    }
+    Ok(())
+}
+
+/// The run of this user that writes to the folder, as far as it is known.
+fn owner(folder: &Path) -> String {
+    let same = |run: &Run| {
+        folder.canonicalize().is_ok_and(|path| run.dir.canonicalize().is_ok_and(|dir| dir == path))
+    };
+    match runs::running().unwrap_or_default().into_iter().find(same) {
+        Some(run) => format!("another run (pid {})", run.pid),
+        None => "another run".to_owned(),
+    }
+}
+
 /// Whether a launcher has assigned a rank to this process.
 fn has_rank() -> bool {
     use worker_env::{OMPI_COMM_WORLD_RANK, PMI_RANK, RANK, SLURM_PROCID};
@@ -174,7 +196,6 @@ fn same_kind(all: &[(bool, String)]) -> anyhow::Result<()> {
 
 /// Prints a line, and ignores a closed stdout.
 pub(crate) fn say(line: &str) {
-    use std::io::Write;
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 

@@ -1,6 +1,6 @@
 //! How a run starts: its folder, its last checkpoint, and whether that checkpoint matches the configuration.
 
-use anyhow::{bail, ensure};
+use anyhow::{Context, bail, ensure};
 use drumline::checkpoint::{Checkpoints, Loaded};
 use drumline::data::SamplerPosition;
 use drumline::trainer::was_evaluated;
@@ -45,7 +45,9 @@ pub(super) fn begin<T: Task>(job: &Job, task: &T, seed: u64) -> anyhow::Result<O
     } else {
         Progress::silent()
     };
-    let progress = job.agree(progress.log_to(&log).map_err(Into::into))?;
+    let progress = progress.log_to(&log);
+    let progress =
+        job.agree(progress.with_context(|| format!("cannot write the log in {}", log.display())))?;
     let to_log = progress.clone();
     let checkpoints = Checkpoints::new(checkpoints).on_warning(move |line| to_log.note(line));
     let found = if is_resumed { checkpoints.load_latest(&job.group)? } else { None };

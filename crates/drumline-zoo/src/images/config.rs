@@ -328,7 +328,8 @@ mod tests {
         assert!(said(&["OPTIM.LR_POLICY", "cosine"]).contains("expected cos or steps"));
         assert!(said(&["RNG_SEED", "1.5"]).contains("whole number"));
         assert!(said(&["TRAIN.BATCH_SIZE", "None"]).contains("expected a whole number, got None"));
-        assert!(!said(&["x", "3"]).contains("try "), "nothing is near");
+        assert!(said(&["OPTIM.LR", "3"]).ends_with("try OPTIM.BASE_LR or OPTIM.MIN_LR"));
+        assert!(said(&["x", "3"]).contains("try `drumline keys FILE`"), "nothing is near");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use super::doctor::DoctorGpuArgs;
 use super::export::ExportArgs;
 use super::generate::GenerateArgs;
-use super::kind::Kind;
+use super::kind::{Kind, kind_or_file};
 use super::nmt_args::NmtArgs;
 use super::synth_args::DataCommand;
 use super::translate::TranslateArgs;
@@ -57,8 +57,8 @@ pub(super) enum Command {
     },
     /// List the keys of a configuration with their defaults
     Keys {
-        /// The kind of configuration
-        #[arg(value_enum, default_value_t = Kind::Images)]
+        /// The kind of configuration (images, translation, text, gpt or mlm), or a configuration file
+        #[arg(value_name = "KIND|FILE", default_value = "images", value_parser = kind_or_file)]
         kind: Kind,
         /// As a JSON schema, with which editors complete keys
         #[arg(long)]

@@ -1,6 +1,9 @@
 //! Detects which task a configuration file is for, from its top-level keys.
 
+use std::error::Error;
 use std::path::Path;
+
+use clap::ValueEnum;
 
 use crate::config::file::top_keys;
 use crate::config::{Entry, table};
@@ -10,15 +13,42 @@ use crate::task::Task;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Kind {
     /// Image classification, with Distribuuuu's keys.
+    #[value(aliases = ["image", "imagenet", "cifar", "resnet", "resnet18", "resnet50"])]
     Images,
     /// Translation with a Transformer, with NJUNMT's keys.
+    #[value(aliases = ["nmt", "translate", "transformer"])]
     Translation,
     /// Text classification or tagging.
+    #[value(aliases = ["texts", "classify", "text-classify", "tag", "text-tag"])]
     Text,
     /// A GPT language model.
+    #[value(aliases = ["gpt2", "gpt-tiny", "lm"])]
     Gpt,
     /// A BERT, trained by masked language modelling.
+    #[value(aliases = ["bert", "bert-small"])]
     Mlm,
+}
+
+/// A text that names neither a kind nor a configuration.
+#[derive(Debug, thiserror::Error)]
+#[error("expected {kinds}, or a configuration file")]
+pub(super) struct UnknownKind {
+    kinds: String,
+}
+
+/// Parses a kind: its name, another name for it, or a configuration of that kind.
+pub(super) fn kind_or_file(text: &str) -> Result<Kind, Box<dyn Error + Send + Sync>> {
+    if let Ok(kind) = Kind::from_str(text, true) {
+        return Ok(kind);
+    }
+    let file = Path::new(text);
+    if text.ends_with(".yaml") || text.ends_with(".yml") || file.is_file() {
+        top_keys(file)?;
+        return Ok(kind_of(file));
+    }
+    let names = Kind::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+    let names: Vec<_> = names.map(|kind| kind.get_name().to_owned()).collect();
+    Err(UnknownKind { kinds: names.join(", ") }.into())
 }
 
 /// Evaluates an expression with the task type of a kind.
@@ -86,7 +116,6 @@ pub(crate) fn kind_of(file: &Path) -> Kind {
 mod tests {
     use super::*;
     use crate::text::TextConfig;
-    use clap::ValueEnum;
     use serde_json::Value as Json;
     use std::path::PathBuf;
 
@@ -132,6 +161,25 @@ mod tests {
         }
         let count = |kind| kinds.iter().filter(|found| **found == kind).count();
         assert!(count(Kind::Images) >= 3 && count(Kind::Text) >= 2 && count(Kind::Gpt) >= 2, "{kinds:?}");
+    }
+
+    #[test]
+    fn a_kind_has_other_names_and_files() {
+        let bert = config_folder().join("bert-small.yaml");
+        for (typed, kind) in [
+            ("mlm", Kind::Mlm),
+            ("bert", Kind::Mlm),
+            ("BERT", Kind::Mlm),
+            (bert.to_str().unwrap(), Kind::Mlm),
+            ("nmt", Kind::Translation),
+            ("resnet50", Kind::Images),
+        ] {
+            assert_eq!(kind_or_file(typed).unwrap(), kind, "{typed}");
+        }
+        let error = kind_or_file("OPTIM").unwrap_err().to_string();
+        assert_eq!(error, "expected images, translation, text, gpt, mlm, or a configuration file");
+        let error = kind_or_file("nosuch.yaml").unwrap_err().to_string();
+        assert!(error.contains("cannot read the configuration nosuch.yaml"), "{error}");
     }
 
     fn config_folder() -> PathBuf {

@@ -266,6 +266,10 @@ fn a_damaged_best_is_replaced_by_the_best_good_one() {
     assert!(good.is_dir() && good != best && !best.is_dir(), "{:?}", kept(&place));
     let said = place.passes(2, "test TRAIN.METRIC_KEY loss");
     assert!(said.contains(&format!("best model, {}", good.display())), "{said}");
+    let events = place.events();
+    let resumed = events.iter().rfind(|event| event["kind"] == "run").unwrap();
+    let step = resumed["best"]["step"].as_u64().unwrap();
+    assert!(good.ends_with(format!("step-{step:08}")), "programs that list runs know it too: {resumed}");
 }
 
 #[test]

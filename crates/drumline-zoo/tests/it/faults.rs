@@ -35,8 +35,10 @@ fn a_rank_that_is_killed_costs_a_restart_and_no_bit() {
         );
     }
     let [whole, resumed, ended] = [(); 3].map(|()| Place::new());
-    let (code, said) = train(&drumline, &whole, "");
+    let (code, said) = train(&drumline, &whole, "--fault rank=1,step=80,kill");
     assert!(code == Some(0) && !said.contains("drumline: fault"), "{code:?}: {said}");
+    let missed = "warning: fault rank=1,step=80,kill did not happen: the last step of this process was 10";
+    assert_eq!(said.matches(missed).count(), 1, "{said}");
 
     let (code, said) = train(&drumline, &resumed, &format!("--max-restarts 1 {FAULT}"));
     assert_eq!(code, Some(0), "{said}");
@@ -49,6 +51,7 @@ fn a_rank_that_is_killed_costs_a_restart_and_no_bit() {
 
     let (code, said) = train(&drumline, &ended, FAULT);
     assert_eq!(code, Some(1), "the control, without restarts: {said}");
-    assert!(said.contains("rank 1") && said.contains("SIGKILL"), "{said}");
+    assert!(said.contains("SIGKILL") && said.contains("(the rehearsed fault rank=1,step=8,kill)"), "{said}");
+    assert!(!said.contains("something outside"), "{said}");
     assert_ne!(weights(&whole), weights(&ended), "the control: it ended before");
 }

@@ -10,7 +10,6 @@ use drumline_zoo::config::DeviceKind;
 use drumline_zoo::images::ImageConfig;
 use rustix::process::{Pid, kill_process};
 
-use super::failing_runs::shared;
 use super::running::{Place, column, ended};
 
 #[test]
@@ -209,8 +208,14 @@ fn a_single_rank_locks_its_folder_and_exits_with_the_signal_code() {
     let mut alone = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(alone.stdout.take().unwrap()).lines();
     assert!(lines.any(|line| line.unwrap().contains("== step:")));
-    let second = shared(&place.run(2, "train")).to_owned();
-    assert!(second.contains("another run writes to OUT_DIR") && second.contains("; try another"), "{second}");
+    let second = place.run(2, "train");
+    let (said, busy) = (&second[0].stderr, format!("another run (pid {}) writes to OUT_DIR", alone.id()));
+    assert!(
+        said.starts_with(&format!("note: {busy}")) && said.contains("; waiting for its end for up to 10s\n"),
+        "{said}"
+    );
+    assert!(said.contains(&format!("error: rank 0: {busy}")) && said.contains("; try another"), "{said}");
+    assert_eq!((said.lines().count(), second[1].stderr.as_str()), (2, ""), "{said}");
     kill_process(Pid::from_child(&alone), Signal::TERM).unwrap();
     assert!(lines.any(|line| line.unwrap().contains("[stop] == asked to stop after step")));
     assert_eq!(alone.wait().unwrap().code(), Some(143), "one of a launcher ends with 0: the test above");

@@ -46,6 +46,7 @@ impl Tracker for JsonLines {
             drumline: env!("CARGO_PKG_VERSION").into(),
             libtorch: crate::torch::libtorch_version(),
             time: seconds_now(),
+            best: None,
             config: run.config.clone(),
         }))
     }

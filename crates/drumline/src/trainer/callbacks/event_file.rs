@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 
 use drumline_observe::events::{
-    Begin, EndEvent, EpochEvent, EvalEvent, Event, EventLog, Reason, RunEvent, StepEvent, metrics,
-    milliseconds_now, seconds_now,
+    Begin, EndEvent, EpochEvent, EvalEvent, Event, EventLog, Reason, ResumedBest, RunEvent, StepEvent,
+    metrics, milliseconds_now, seconds_now,
 };
 
 use crate::device::name_of;
 use crate::trainer::callback::{CallbackResult, MasterCallback};
 use crate::trainer::error::TrainerError;
-use crate::trainer::state::{Evaluation, TrainState};
+use crate::trainer::state::{Best, Evaluation, TrainState};
 
 /// Writes `metrics.jsonl` in a folder: a line for the run, each epoch, each step, each evaluation and the end.
 /// `drumline plot` and `drumline watch` read it.
@@ -45,8 +45,14 @@ fn run_event(state: &TrainState) -> RunEvent {
         drumline: env!("CARGO_PKG_VERSION").into(),
         libtorch: crate::torch::libtorch_version(),
         time: seconds_now(),
+        best: state.best().filter(|best| best.metric.is_finite()).map(resumed_best),
         config: state.config().clone().into_iter().collect(),
     }
+}
+
+fn resumed_best(best: Best) -> ResumedBest {
+    let Best { metric, step, epoch } = best;
+    ResumedBest { metric, step, epoch }
 }
 
 fn epoch_event(state: &TrainState) -> EpochEvent {

@@ -150,10 +150,11 @@ impl Outside<'_> {
     }
 }
 
-/// The faults of a host's ranks that it says have happened. Both launchers tell of one that comes after a time.
+/// The faults of a host's ranks that it says have happened.
 fn happened(printed: &str, host: usize, ranks_per_host: usize) -> Vec<Fault> {
-    let texts = printed.lines().filter_map(|line| line.split_once("fault rank="));
-    let texts = texts.filter_map(|(_, rest)| rest.split([' ', ':']).next());
+    let lines = printed.lines().filter(|line| !line.contains(" did not happen: "));
+    let texts = lines.filter_map(|line| line.split_once("fault rank="));
+    let texts = texts.filter_map(|(_, rest)| rest.split([' ', ':', ')', ';']).next());
     // Failure reports quote the ranks' last words, and a stop has an end.
     let texts: BTreeSet<_> = texts.map(|rest| format!("rank={rest}")).collect();
     let faults = texts.iter().filter_map(|text| text.parse::<Fault>().ok());
@@ -180,9 +181,11 @@ mod tests {
     #[test]
     fn a_fault_counts_once_and_where_its_rank_is() {
         let printed = "[rank 1]: drumline: fault rank=1,step=20,kill\n\
-            warning: fault rank=0,after=300ms,kill: KILL\n\
-            warning: fault rank=1,after=300ms,stop=1s: STOP\n\
-            warning: fault rank=1,after=300ms,stop=1s: CONT\n\
+            warning: fault rank=0,after=300ms,kill: SIGKILL\n\
+            warning: fault rank=1,after=300ms,stop=1s: SIGSTOP\n\
+            warning: fault rank=1,after=300ms,stop=1s: SIGCONT\n\
+            note: rank 1 on host b failed first: killed by SIGKILL after 2.0 s (the rehearsed fault rank=1,step=20,kill)\n\
+            [rank 1]: drumline: warning: fault rank=1,step=90,exit=3 did not happen: the last step was 40\n\
             error: rank 1 said: drumline: fault rank=1,step=20,kill\n\
             [rank 1]: no fault at all\n";
         let kinds =
