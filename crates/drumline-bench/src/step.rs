@@ -26,7 +26,7 @@ const NUM_CLASSES: i64 = 10;
 enum Mode {
     /// Gradients are averaged.
     Ddp,
-    /// Each trains a model of its own.
+    /// Each rank trains a model of its own.
     Independent,
     /// One process, no group.
     Alone,
@@ -50,7 +50,7 @@ pub(super) struct StepArgs {
     /// On the rank's GPU, in f32 without TF32
     #[arg(long)]
     gpu: bool,
-    /// In f64: nets as deep as this one make of the last bits of f32 another training within a few steps
+    /// In f64: in f32, rounding makes the losses of so deep a network differ after a few steps
     #[arg(long)]
     double: bool,
     /// Batch norms over the batches of all ranks, so that losses are those of one rank with all of them

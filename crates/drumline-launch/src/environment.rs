@@ -73,7 +73,26 @@ pub fn worker_environment(place: &Place, meeting: &Meeting) -> Environment {
     let mut env: Environment =
         env.into_iter().map(|(name, value)| (name.into(), Some(value.into()))).collect();
     env.push((names::DRUMLINE_STORE.into(), meeting.store.clone().map(Into::into)));
+    add_nccl_settings(&mut env, place.rank);
     env
+}
+
+/// With `DRUMLINE_SHARED_GPU=nccl`, adds settings with which ranks that share a GPU can use NCCL: a host id for each, because
+/// NCCL refuses two ranks of one host on one GPU, and sockets on loopback, by which hosts communicate.
+pub(crate) fn add_nccl_settings(env: &mut Environment, rank: usize) {
+    let value = |env: &Environment, name: &str| {
+        let given = env.iter().rev().find(|(other, _)| other == name);
+        given.map_or_else(|| std::env::var_os(name), |(_, value)| value.clone())
+    };
+    if value(env, names::DRUMLINE_SHARED_GPU).is_none_or(|way| way != "nccl") {
+        return;
+    }
+    let id = format!("drumline-{rank}");
+    for (name, setting) in [("NCCL_HOSTID", id.as_str()), ("NCCL_SOCKET_IFNAME", "lo"), ("NCCL_IB_DISABLE", "1")] {
+        if value(env, name).is_none() {
+            env.push((name.into(), Some(setting.into())));
+        }
+    }
 }
 
 fn unless_set(name: &'static str, value: impl FnOnce() -> String) -> Option<(&'static str, String)> {
@@ -110,6 +129,19 @@ fn threads_each(workers: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranks_that_share_a_gpu_get_host_ids_if_they_ask_for_nccl() {
+        let mut env: Environment = vec![("NCCL_IB_DISABLE".into(), Some("0".into()))];
+        add_nccl_settings(&mut env, 3);
+        assert_eq!(env.len(), 1, "they do not ask");
+        env.push((names::DRUMLINE_SHARED_GPU.into(), Some("nccl".into())));
+        add_nccl_settings(&mut env, 3);
+        let id = env.iter().find(|(name, _)| name == "NCCL_HOSTID");
+        assert_eq!(id.and_then(|(_, value)| value.as_deref()), Some("drumline-3".as_ref()));
+        assert_eq!(env[0].1.as_deref(), Some("0".as_ref()), "a setting of the user stays");
+        assert_eq!(env.len(), 4);
+    }
 
     #[test]
     fn the_second_of_two_nodes_gets_its_place() {

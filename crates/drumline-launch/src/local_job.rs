@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::LaunchError;
-use crate::environment::{Environment, Place, worker_environment};
+use crate::environment::{Environment, Place, add_nccl_settings, worker_environment};
 use crate::hosted_store::HostedStore;
 use crate::pump::Output;
 use crate::running::{RunOptions, RunningJob};
@@ -127,6 +127,7 @@ impl LocalJob {
         let mut env = worker_environment(&place, &store.meeting());
         env.extend(store.key_memory.environment());
         env.extend(self.env.iter().cloned());
+        add_nccl_settings(&mut env, rank);
         let kept = self.kept.iter().cloned().chain([store.key_memory.descriptor()]).collect();
         WorkerSpec {
             rank,

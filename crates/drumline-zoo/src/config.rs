@@ -24,13 +24,13 @@ mod value;
 pub use error::{ConfigError, Place};
 pub use fp16::Fp16;
 pub use parallel::Parallel;
-pub use section::Entry;
+pub(crate) use section::Entry;
 pub use setting::{
     AfterWarmup, DataKind, DeviceKind, LrPolicy, MemoryFormat, OptimizerName, PrecisionKind, Switch,
 };
 pub(crate) use shared::TaskConfig;
 pub use shared::{Optim, Run, SharedKeys, Test, Train, WarmupOptim};
-pub use value::Value;
+pub(crate) use value::Value;
 
 /// A value for a key, and where it was given.
 #[derive(Debug)]

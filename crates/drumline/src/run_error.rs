@@ -30,7 +30,7 @@ pub enum RunError {
     /// The program made a call that makes no sense, on this rank.
     #[error(transparent)]
     Usage(#[from] UsageError),
-    /// The forward of a model whose ranks wait for each other in it failed, on this rank.
+    /// The forward failed on this rank, in a model whose forward communicates, such as one with `SyncBatchNorm`.
     #[error("step {step}: {cause}")]
     Forward {
         /// The step, counted from 1.

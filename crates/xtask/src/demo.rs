@@ -1,15 +1,16 @@
 //! `cargo xtask demo`: from a fresh clone to a trained ResNet-18 on two processes.
 //!
 //! ```text
-//!   build ─▶ drumline data synth-cifar ─▶ drumline train --nproc-per-node 2 ─▶ what to try next
+//!   libtorch, build ─▶ drumline data synth-cifar ─▶ drumline train --nproc-per-node 2 ─▶ what to try next
 //! ```
 
 use crate::bench::{DRUMLINE, DRUMLINE_TRAIN, release};
+use crate::libtorch;
 use crate::workspace::{self, Workspace};
 use anyhow::{Context, bail};
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 /// Everything of it lies here, below the target folder.
@@ -17,7 +18,10 @@ const FOLDER: &str = "demo";
 
 /// Build, make pictures, train; what is printed goes straight to the terminal.
 pub(crate) fn run() -> anyhow::Result<()> {
-    eprintln!("== set-up: the first time it takes about ten minutes on two cores, half of them tch's C++ ==");
+    eprintln!(
+        "== set-up: the first time it takes about eight minutes on two cores, most of them to compile =="
+    );
+    fetch_libtorch()?;
     let [drumline, _train] = release([DRUMLINE, DRUMLINE_TRAIN])?;
     let folder = Workspace::load()?.target_dir.join(FOLDER);
     let (data, out) = (folder.join("cifar"), folder.join("run"));
@@ -36,6 +40,25 @@ pub(crate) fn run() -> anyhow::Result<()> {
     println!("\nThat took {:.0} s. What was written: {}", began.elapsed().as_secs_f64(), out.display());
     println!("{}", next(&drumline, &data));
     Ok(())
+}
+
+/// Fetches libtorch. If it has to be downloaded, what does not need it is built meanwhile.
+fn fetch_libtorch() -> anyhow::Result<()> {
+    if libtorch::is_ready()? {
+        return libtorch::ensure();
+    }
+    let mut build = workspace::cargo();
+    build.args(["build", "--release", "--quiet", "--bin", DRUMLINE.name]);
+    // Both packages, so that shared dependencies have the features that they have in the build of both.
+    build.args(["--package", DRUMLINE.package, "--package", DRUMLINE_TRAIN.package]);
+    let mut build = build.stdin(Stdio::null()).spawn().context("cannot start cargo")?;
+    let fetched = libtorch::ensure();
+    if fetched.is_err() {
+        build.kill().context("cannot stop cargo")?;
+    }
+    // If it fails, the build of both fails in the same way.
+    build.wait().context("cannot wait for cargo")?;
+    fetched
 }
 
 fn next(drumline: &Path, data: &Path) -> String {

@@ -39,6 +39,11 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
+    /// What this machine can use.
+    fn of_machine() -> Self {
+        if Path::new("/dev/nvidia0").exists() { Self::Cuda } else { Self::Cpu }
+    }
+
     fn folder(self) -> String {
         let suffix = if self == Self::Cuda { "-cuda" } else { "" };
         format!("libtorch-{VERSION}{suffix}")
@@ -59,6 +64,11 @@ impl Kind {
             Self::Cuda => 7_500_000_000,
         }
     }
+}
+
+/// Whether [`ensure`] has nothing to download.
+pub(crate) fn is_ready() -> anyhow::Result<bool> {
+    Ok(chosen_by_user().is_some() || ready(&cache::folder()?, Kind::of_machine()).is_some())
 }
 
 /// What every command that builds needs first.
@@ -88,8 +98,7 @@ fn make_ready(args: &LibtorchArgs) -> anyhow::Result<()> {
     if let Some(chosen) = chosen_by_user() {
         return accept(&chosen);
     }
-    let has_gpu = Path::new("/dev/nvidia0").exists();
-    let kind = if args.cuda || has_gpu { Kind::Cuda } else { Kind::Cpu };
+    let kind = if args.cuda { Kind::Cuda } else { Kind::of_machine() };
     let cache = cache::folder()?;
     let lock = cache::lock(&cache, &kind.folder())?;
     let ready = match ready(&cache, kind) {

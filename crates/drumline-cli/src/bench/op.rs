@@ -8,37 +8,44 @@ use drumline_comm::{CommError, Element, Op as Call, ProcessGroup, ReduceOp, Sour
 
 const TAG: u64 = 7;
 
-/// An operation of a process group. Its name is that of the call, with hyphens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Op {
-    AllReduce,
-    AllGather,
-    ReduceScatter,
-    Broadcast,
-    AllToAll,
-    Reduce,
-    Gather,
-    Scatter,
-    Barrier,
-    /// A message, and one back.
-    SendRecv,
+/// Makes [`Op`] of the one list of what is measured, each with the calls of which it consists.
+macro_rules! measured {
+    ($($op:ident => [$($call:ident),+],)+) => {
+        /// An operation of a process group. Its name is that of its calls, with hyphens.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(super) enum Op {
+            $($op,)+
+        }
+
+        impl Op {
+            const ALL: &[Self] = &[$(Self::$op,)+];
+
+            fn calls(self) -> &'static [Call] {
+                match self {
+                    $(Self::$op => &[$(Call::$call),+],)+
+                }
+            }
+        }
+    };
+}
+
+measured! {
+    AllReduce => [AllReduce],
+    AllGather => [AllGather],
+    ReduceScatter => [ReduceScatter],
+    Broadcast => [Broadcast],
+    AllToAll => [AllToAll],
+    Reduce => [Reduce],
+    Gather => [Gather],
+    Scatter => [Scatter],
+    Barrier => [Barrier],
+    // A message, and one back.
+    SendRecv => [Send, Recv],
 }
 
 impl clap::ValueEnum for Op {
     fn value_variants<'a>() -> &'a [Self] {
-        use Op::*;
-        &[
-            AllReduce,
-            AllGather,
-            ReduceScatter,
-            Broadcast,
-            AllToAll,
-            Reduce,
-            Gather,
-            Scatter,
-            Barrier,
-            SendRecv,
-        ]
+        Self::ALL
     }
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
@@ -48,16 +55,23 @@ impl clap::ValueEnum for Op {
     }
 }
 
+// No arm `_` in a match below: the compiler then asks about a new operation everywhere.
 impl Op {
     /// Whether the result replaces the input.
     pub(super) fn is_in_place(self) -> bool {
-        matches!(self, Self::AllReduce | Self::Reduce | Self::Broadcast)
+        match self {
+            Self::AllReduce | Self::Reduce | Self::Broadcast => true,
+            Self::AllGather | Self::Gather | Self::ReduceScatter | Self::Scatter => false,
+            Self::AllToAll | Self::Barrier | Self::SendRecv => false,
+        }
     }
 
     /// Whether the bytes are divided among the ranks, so that their number must divide them.
     pub(super) fn is_divided(self) -> bool {
-        use Op::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
-        matches!(self, AllGather | AllToAll | Gather | ReduceScatter | Scatter)
+        match self {
+            Self::AllGather | Self::Gather | Self::ReduceScatter | Self::Scatter | Self::AllToAll => true,
+            Self::AllReduce | Self::Reduce | Self::Broadcast | Self::Barrier | Self::SendRecv => false,
+        }
     }
 
     /// Bus rate over algorithm rate, as nccl-tests defines it: it makes rates of different operations and worlds comparable.
@@ -65,8 +79,9 @@ impl Op {
         let n = world as f64;
         match self {
             Self::AllReduce => 2.0 * (n - 1.0) / n,
+            Self::AllGather | Self::Gather | Self::ReduceScatter | Self::Scatter => (n - 1.0) / n,
+            Self::AllToAll | Self::Barrier => (n - 1.0) / n,
             Self::Reduce | Self::Broadcast | Self::SendRecv => 1.0,
-            _ => (n - 1.0) / n,
         }
     }
 }
@@ -123,7 +138,8 @@ impl Op {
             Self::Reduce | Self::Gather if rank != 0 => 0,
             Self::SendRecv if rank > 1 => 0,
             Self::ReduceScatter | Self::Scatter => len / world,
-            _ => len,
+            Self::AllReduce | Self::Reduce | Self::Broadcast => len,
+            Self::AllGather | Self::Gather | Self::AllToAll | Self::SendRecv => len,
         }
     }
 
@@ -162,26 +178,33 @@ fn there_and_back<T: Element>(group: &ProcessGroup, input: &[T], output: &mut [T
 
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let call = match self {
-            Self::AllReduce => Call::AllReduce,
-            Self::AllGather => Call::AllGather,
-            Self::ReduceScatter => Call::ReduceScatter,
-            Self::Broadcast => Call::Broadcast,
-            Self::AllToAll => Call::AllToAll,
-            Self::Reduce => Call::Reduce,
-            Self::Gather => Call::Gather,
-            Self::Scatter => Call::Scatter,
-            Self::Barrier => Call::Barrier,
-            Self::SendRecv => return write!(f, "{}-{}", Call::Send, Call::Recv),
-        };
-        f.write_str(&call.name().replace('_', "-"))
+        let names: Vec<_> = self.calls().iter().map(|call| call.name().replace('_', "-")).collect();
+        f.write_str(&names.join("-"))
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use clap::ValueEnum;
+
+    /// The result of the operation on `rank`, built from the buffers of all ranks.
+    pub(crate) fn result(op: Op, buffers: &[Vec<f32>], rank: usize) -> Vec<f32> {
+        let (world, len) = (buffers.len(), buffers[0].len());
+        let sums = (0..len).map(|i| buffers.iter().map(|buffer| buffer[i]).sum());
+        let part = len / world;
+        let mine = rank * part..(rank + 1) * part;
+        match op {
+            Op::AllReduce | Op::Reduce => sums.collect(),
+            Op::ReduceScatter => sums.skip(mine.start).take(part).collect(),
+            Op::Broadcast => buffers[0].clone(),
+            Op::Scatter => buffers[0][mine].to_vec(),
+            Op::AllGather | Op::Gather => buffers.iter().flat_map(|from| from[..part].to_vec()).collect(),
+            Op::AllToAll => buffers.iter().flat_map(|from| from[mine.clone()].to_vec()).collect(),
+            Op::SendRecv => buffers[1 - rank.min(1)].clone(),
+            Op::Barrier => Vec::new(),
+        }
+    }
 
     #[test]
     fn names_are_those_of_the_calls_with_hyphens_or_without() {

@@ -128,13 +128,14 @@ fn number(rank: usize, stamp: u32, i: usize, mask: u32) -> i32 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::op::tests::result;
     use super::*;
     use clap::ValueEnum;
 
     const WORLD: usize = 4;
     const LEN: usize = 1000;
 
-    /// The result of the operation on `rank`, built from the buffers of all ranks.
+    /// The result of the operation on `rank` in turn `stamp`.
     fn carried_out(op: Op, rank: usize, stamp: u32) -> Vec<f32> {
         let buffers: Vec<Vec<f32>> = (0..WORLD)
             .map(|rank| {
@@ -143,19 +144,7 @@ mod tests {
                 buffer
             })
             .collect();
-        let sums = (0..LEN).map(|i| buffers.iter().map(|buffer| buffer[i]).sum());
-        let part = LEN / WORLD;
-        let mine = rank * part..(rank + 1) * part;
-        match op {
-            Op::AllReduce | Op::Reduce => sums.collect(),
-            Op::ReduceScatter => sums.skip(mine.start).take(part).collect(),
-            Op::Broadcast => buffers[0].clone(),
-            Op::Scatter => buffers[0][mine].to_vec(),
-            Op::AllGather | Op::Gather => buffers.iter().flat_map(|from| from[..part].to_vec()).collect(),
-            Op::AllToAll => buffers.iter().flat_map(|from| from[mine.clone()].to_vec()).collect(),
-            Op::SendRecv => buffers[1 - rank.min(1)].clone(),
-            Op::Barrier => Vec::new(),
-        }
+        result(op, &buffers, rank)
     }
 
     #[test]

@@ -16,46 +16,40 @@ const FIELDS: [&str; 11] = [
     "busbw_gbps",
 ];
 
-fn measured_everywhere(ops: &[&str]) {
-    for op in ops {
+/// The operations that `drumline bench` knows, from its error about another one.
+fn operations() -> Vec<String> {
+    let error = Started::new(&["bench", "nothing"]).end().stderr;
+    let list = error.split_once("[possible values: ").and_then(|(_, rest)| rest.split_once(']'));
+    let (list, _) = list.unwrap_or_else(|| panic!("no list in {error}"));
+    list.split(", ").map(str::to_owned).collect()
+}
+
+#[test]
+fn each_is_measured_in_both_memories_over_both_transports() {
+    let operations = operations();
+    assert!(operations.len() >= 10, "{operations:?}");
+    for op in &operations {
         for (memory, transport) in [("private", "shm"), ("private", "tcp"), ("heap", "shm"), ("heap", "tcp")]
         {
-            let asked: &[&str] = if *op == "barrier" { &[] } else { &["--sizes", "16,8K"] };
-            let rows = rows(&[&[*op, "--memory", memory, "--transport", transport], asked].concat());
-            let sizes: &[u64] = if *op == "barrier" { &[0] } else { &[16, 8192] };
-            assert_eq!(
-                rows.iter().map(|row| row["bytes"].as_u64().unwrap()).collect::<Vec<_>>(),
-                sizes,
-                "{op}"
-            );
-            for row in &rows {
-                let object = row.as_object().unwrap();
-                assert!(
-                    object.len() == FIELDS.len() && FIELDS.iter().all(|field| object.contains_key(*field)),
-                    "{row}"
-                );
-                assert_eq!((row["op"].as_str(), row["world"].as_u64()), (Some(*op), Some(2)));
-                assert_eq!([&row["memory"], &row["transport"], &row["dtype"]], [memory, transport, "f32"]);
-                let (median, p99) = (row["median_us"].as_f64().unwrap(), row["p99_us"].as_f64().unwrap());
-                assert!(median > 0.0 && p99 >= median, "{row}");
-            }
+            measured(op, memory, transport);
         }
     }
 }
 
-#[test]
-fn reductions() {
-    measured_everywhere(&["all-reduce", "reduce", "reduce-scatter"]);
-}
-
-#[test]
-fn copies() {
-    measured_everywhere(&["broadcast", "all-gather", "gather", "scatter", "all-to-all"]);
-}
-
-#[test]
-fn barrier_and_messages() {
-    measured_everywhere(&["barrier", "send-recv"]);
+fn measured(op: &str, memory: &str, transport: &str) {
+    let asked: &[&str] = if op == "barrier" { &[] } else { &["--sizes", "16,8K"] };
+    let rows = rows(&[&[op, "--memory", memory, "--transport", transport], asked].concat());
+    let sizes: &[u64] = if op == "barrier" { &[0] } else { &[16, 8192] };
+    assert_eq!(rows.iter().map(|row| row["bytes"].as_u64().unwrap()).collect::<Vec<_>>(), sizes, "{op}");
+    for row in &rows {
+        let object = row.as_object().unwrap();
+        let has_all = FIELDS.iter().all(|field| object.contains_key(*field));
+        assert!(object.len() == FIELDS.len() && has_all, "{row}");
+        assert_eq!((row["op"].as_str(), row["world"].as_u64()), (Some(op), Some(2)));
+        assert_eq!([&row["memory"], &row["transport"], &row["dtype"]], [memory, transport, "f32"]);
+        let (median, p99) = (row["median_us"].as_f64().unwrap(), row["p99_us"].as_f64().unwrap());
+        assert!(median > 0.0 && p99 >= median, "{row}");
+    }
 }
 
 #[test]

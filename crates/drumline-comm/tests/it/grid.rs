@@ -43,6 +43,14 @@ fn expected_reduction(op: ReduceOp, ranks: usize, i: usize) -> i64 {
     }
 }
 
+/// Every collective, on `len` elements a rank.
+pub(crate) fn every_collective<T: Number>(group: &ProcessGroup, len: usize) -> Result {
+    reductions::<T>(group, len)?;
+    moves::<T>(group, len)?;
+    reduce_scatters::<T>(group, len)?;
+    coalesced::<T>(group, len)
+}
+
 pub(crate) fn reductions<T: Number>(group: &ProcessGroup, len: usize) -> Result {
     use ReduceOp::*;
     let float = matches!(T::DTYPE, DType::F64 | DType::F32 | DType::F16 | DType::Bf16);
@@ -187,7 +195,7 @@ pub(crate) fn moves<T: Number>(group: &ProcessGroup, len: usize) -> Result {
     Ok(())
 }
 
-pub(crate) fn reduce_scatters<T: Number>(group: &ProcessGroup, len: usize) -> Result {
+fn reduce_scatters<T: Number>(group: &ProcessGroup, len: usize) -> Result {
     let (me, ranks) = (group.rank(), group.size());
     let input = buffer::<T>(me, len * ranks);
     let mut output = vec![T::of(0); len];
@@ -205,7 +213,7 @@ pub(crate) fn reduce_scatters<T: Number>(group: &ProcessGroup, len: usize) -> Re
 }
 
 /// The coalesced calls, on buffers of several lengths at once.
-pub(crate) fn coalesced<T: Number>(group: &ProcessGroup, len: usize) -> Result {
+fn coalesced<T: Number>(group: &ProcessGroup, len: usize) -> Result {
     let (me, ranks) = (group.rank(), group.size());
     let lens = [len, 0, len / 2 + 1, 7];
     let make = |times: usize| lens.map(|len| buffer::<T>(me, len * times));

@@ -7,7 +7,7 @@ use rank_test::anyhow::{Result, ensure};
 use rank_test::netns::Hosts;
 use rank_test::{Ranks, ranks_test};
 
-use crate::grid::{coalesced, moves, reduce_scatters, reductions};
+use crate::grid::{every_collective, moves, reductions};
 use crate::numbers::{Number, buffer, check, value};
 
 const SOON: Duration = Duration::from_secs(30);
@@ -22,13 +22,10 @@ fn sum(ranks: usize, i: usize) -> i64 {
     (0..ranks).map(|rank| value(rank, i)).sum()
 }
 
-/// Every collective, on `len` elements a rank, even and uneven, with every root.
-fn every_collective<T: Number>(group: &ProcessGroup, len: usize) -> Result<(), CommError> {
+/// Every collective, on `len` elements a rank, even and uneven, in the heap, and with every root.
+fn everything_of<T: Number>(group: &ProcessGroup, len: usize) -> Result<(), CommError> {
     let ranks = group.size();
-    reductions::<T>(group, len)?;
-    moves::<T>(group, len)?;
-    reduce_scatters::<T>(group, len)?;
-    coalesced::<T>(group, len)?;
+    every_collective::<T>(group, len)?;
     let mut heap = group.heap_alloc::<T>(len)?;
     heap.copy_from_slice(&buffer::<T>(group.rank(), len));
     let mut all = vec![T::of(0); len * ranks];
@@ -128,12 +125,12 @@ fn everything() -> Result<()> {
     assert_eq!((group.num_nodes(), group.transport()), (num_hosts, "shm+tcp"));
     listens_on_its_address_only()?;
     for len in [0, 1, 5, 100, 30_001, MEBIBYTE] {
-        every_collective::<f32>(&group, len)?;
+        everything_of::<f32>(&group, len)?;
     }
     for len in [0, 1, 13, 999] {
-        every_collective::<u8>(&group, len)?;
-        every_collective::<i16>(&group, len)?;
-        every_collective::<bf16>(&group, len)?;
+        everything_of::<u8>(&group, len)?;
+        everything_of::<i16>(&group, len)?;
+        everything_of::<bf16>(&group, len)?;
         reductions::<bool>(&group, len)?;
         moves::<bool>(&group, len)?;
     }
@@ -143,7 +140,7 @@ fn everything() -> Result<()> {
     listens_on_its_address_only()?;
     // Every rank with its neighbour on the other host, and all groups at once.
     let pair = group.split(Some(group.rank() as u32 % 2), 0)?.expect("all have a color");
-    every_collective::<f64>(&pair, 1000)?;
+    everything_of::<f64>(&pair, 1000)?;
     let names = group.all_gather_object(&std::fs::read_to_string("/proc/sys/kernel/hostname")?)?;
     assert_eq!(
         names.iter().filter(|name| *name == "host0\n").count(),
@@ -214,7 +211,7 @@ fn count_what_leaves() -> Result<()> {
     // Makes all links.
     group.all_to_all(&input, &mut output)?;
     let inside =
-        traffic(&group, "lo", || every_collective::<u8>(&group, cell / 4).and_then(|()| group.barrier()))?;
+        traffic(&group, "lo", || everything_of::<u8>(&group, cell / 4).and_then(|()| group.barrier()))?;
     if std::env::var("DRUMLINE_TRANSPORT").is_ok() {
         ensure!(inside > cell, "the control sends all over TCP, but only {inside} bytes");
         return Ok(());

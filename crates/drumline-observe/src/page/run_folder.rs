@@ -125,7 +125,7 @@ impl RunFolder {
         }
     }
 
-    /// What the page shows, without what a browser already has that saw the version `since`.
+    /// What the page shows and a browser does not have yet; `since` is the last version that it saw.
     pub(super) fn news(&self, since: u64, now: f64) -> News<'_> {
         let ranks = self.ranks.rows(self.history.facts().world_size, now);
         News {

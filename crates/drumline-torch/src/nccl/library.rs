@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
-use crate::cuda::{self, CudaError, cause};
 use super::shared_gpu::SharedGpu;
+use crate::cuda::{self, CudaError, cause};
 use crate::error::TorchError;
 
 /// `ncclComm_t`.
@@ -107,12 +107,8 @@ impl Nccl {
     pub(crate) fn open() -> Result<&'static Self, TorchError> {
         static OPENED: OnceLock<Result<Nccl, CudaError>> = OnceLock::new();
         cuda::open()?;
-        let shared = SharedGpu::from_env()?;
-        let open = || {
-            shared.prepare();
-            open_from(&places())
-        };
-        Ok(OPENED.get_or_init(open).as_ref().map_err(Clone::clone)?)
+        SharedGpu::from_env()?.check()?;
+        Ok(OPENED.get_or_init(|| open_from(&places())).as_ref().map_err(Clone::clone)?)
     }
 
     /// The version, as NCCL counts: 22809 is 2.28.9.

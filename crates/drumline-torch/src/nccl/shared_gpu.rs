@@ -2,13 +2,15 @@
 //! test and compare on one GPU what runs on several.
 //!
 //! NCCL refuses two ranks of one host on one GPU. A host id for each process makes them ranks of different hosts, which
-//! communicate by sockets on loopback.
-#![allow(unsafe_code)]
+//! communicate by sockets on loopback. Launchers set it: a process that has started cannot change its environment safely.
 
 use crate::error::TorchError;
 
 /// The variable that chooses.
 const VARIABLE: &str = "DRUMLINE_SHARED_GPU";
+
+/// By which NCCL tells hosts apart.
+const HOST_ID: &str = "NCCL_HOSTID";
 
 /// How ranks that share a GPU communicate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,19 +33,14 @@ impl SharedGpu {
         }
     }
 
-    /// Settings of NCCL, which must be made before it is opened. Settings of the user stay.
-    pub(crate) fn prepare(self) {
-        if self == Self::Host {
-            return;
+    /// An error if NCCL could not be used, because the process was started without its settings.
+    pub(crate) fn check(self) -> Result<(), TorchError> {
+        if self == Self::Nccl && std::env::var_os(HOST_ID).is_none() {
+            let expected = "another one for each rank, with NCCL_SOCKET_IFNAME=lo and NCCL_IB_DISABLE=1, for \
+                            DRUMLINE_SHARED_GPU=nccl; try drumline run, which sets them";
+            return Err(TorchError::value(HOST_ID, "not set", expected));
         }
-        let id = format!("drumline-{}", std::process::id());
-        for (name, value) in [("NCCL_HOSTID", id.as_str()), ("NCCL_SOCKET_IFNAME", "lo"), ("NCCL_IB_DISABLE", "1")] {
-            if std::env::var_os(name).is_none() {
-                // SAFETY: this runs once, before NCCL starts threads of its own. Other threads of this program read the
-                // environment through Rust's lock; libtorch reads its variables when it is loaded, which was before.
-                unsafe { std::env::set_var(name, value) };
-            }
-        }
+        Ok(())
     }
 }
 

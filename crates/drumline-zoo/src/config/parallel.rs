@@ -14,9 +14,9 @@ section! {
     Parallel "PARALLEL" {
         /// Stage of ZeRO. 0: each rank has everything (DDP); 1: ranks divide the optimizer's state; 2: the gradients too; 3: the parameters too
         "ZERO" zero: Stage = Stage::Zero0;
-        /// Replicas, each divided among PARALLEL.SHARD ranks; null: as many as the ranks allow
+        /// Replicas of the model, each divided among PARALLEL.SHARD ranks; null: ranks / SHARD
         "DP" dp: Option<usize> = None;
-        /// Ranks among which a replica is divided; null: all ranks, or all of a replica
+        /// Ranks among which a replica is divided; null: ranks / DP, or all ranks if DP is null, too
         "SHARD" shard: Option<usize> = None;
     }
 }
@@ -44,14 +44,13 @@ impl Parallel {
     /// The options of the sharded engine for a number of ranks; `None` for DDP.
     pub(crate) fn shard_options(&self, num_ranks: usize) -> Result<Option<ShardOptions>, ConfigError> {
         let Self { zero, dp, shard } = *self;
-        let found = match (dp, shard) {
+        let (dp, shard) = match (dp, shard) {
             (None, None) if zero == Stage::Zero0 => (num_ranks, 1),
             (None, None) => (1, num_ranks),
             (Some(dp), None) => (dp, num_ranks / dp),
             (None, Some(shard)) => (num_ranks / shard, shard),
             (Some(dp), Some(shard)) => (dp, shard),
         };
-        let (dp, shard) = found;
         if dp * shard != num_ranks || (zero == Stage::Zero0 && shard > 1) {
             let what = format!(
                 "is {dp} and PARALLEL.SHARD {shard}, together {} ranks, and the job has {num_ranks}; try divisors of {num_ranks}: {}",

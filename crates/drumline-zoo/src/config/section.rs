@@ -4,17 +4,17 @@ use super::value::Value;
 
 /// A key with its current value.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Entry {
+pub(crate) struct Entry {
     /// The full name: `TRAIN.BATCH_SIZE`.
-    pub key: String,
+    pub(crate) key: String,
     /// The current value.
-    pub value: Value,
+    pub(crate) value: Value,
     /// A description of the values that it takes.
-    pub expects: String,
+    pub(crate) expects: String,
     /// The JSON schema of its values in a file.
-    pub schema: serde_json::Value,
+    pub(crate) schema: serde_json::Value,
     /// What the key is for.
-    pub about: &'static str,
+    pub(crate) about: &'static str,
 }
 
 /// A group of keys with the same prefix before the dot.

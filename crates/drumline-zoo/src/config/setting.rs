@@ -88,41 +88,30 @@ impl Setting for u64 {
     }
 }
 
-impl Setting for u32 {
-    fn expects() -> String {
-        u64::expects()
-    }
+/// Unsigned numbers that are read and written as `u64`.
+macro_rules! unsigned {
+    ($($type:ty),+) => {$(
+        impl Setting for $type {
+            fn expects() -> String {
+                u64::expects()
+            }
 
-    fn schema() -> Json {
-        u64::schema()
-    }
+            fn schema() -> Json {
+                u64::schema()
+            }
 
-    fn read(value: &Value) -> Option<Self> {
-        u64::read(value)?.try_into().ok()
-    }
+            fn read(value: &Value) -> Option<Self> {
+                u64::read(value)?.try_into().ok()
+            }
 
-    fn write(&self) -> Value {
-        Value::Int((*self).into())
-    }
+            fn write(&self) -> Value {
+                (*self as u64).write()
+            }
+        }
+    )+};
 }
 
-impl Setting for usize {
-    fn expects() -> String {
-        u64::expects()
-    }
-
-    fn schema() -> Json {
-        u64::schema()
-    }
-
-    fn read(value: &Value) -> Option<Self> {
-        u64::read(value)?.try_into().ok()
-    }
-
-    fn write(&self) -> Value {
-        (*self as u64).write()
-    }
-}
+unsigned!(u32, usize);
 
 impl Setting for f64 {
     fn expects() -> String {

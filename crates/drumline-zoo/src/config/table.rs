@@ -55,16 +55,6 @@ macro_rules! public_table {
             pub fn to_yaml(&self) -> String {
                 $crate::config::table::to_yaml(self)
             }
-
-            /// The JSON schema of a configuration file.
-            pub fn schema() -> serde_json::Value {
-                $crate::config::table::schema::<Self>()
-            }
-
-            /// Every key with its value, type and description.
-            pub fn entries(&self) -> Vec<$crate::config::Entry> {
-                $crate::config::table::entries(self)
-            }
         }
     };
 }

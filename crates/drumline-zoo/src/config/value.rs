@@ -7,7 +7,7 @@ use serde_saphyr::{Location, Spanned};
 
 /// A scalar, a list, or a section of a file. Values from the command line are always texts.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Value {
+pub(crate) enum Value {
     /// `null`; the text `None` means the same.
     Null,
     /// `true` or `false`.

@@ -26,6 +26,7 @@ use std::rc::Rc;
 
 use anyhow::{Context, bail};
 use drumline::ProcessGroup;
+use drumline::comm::agree_on;
 use drumline::optim::Named;
 use drumline::trainer::{Callback, CallbackResult, LoadBestModel, TrainState};
 use drumline_torch::{buffers, parameters};
@@ -120,9 +121,9 @@ pub(super) fn verify<T: Task>(job: &Job, mut task: T, seed: u64, steps: u64) -> 
     let parity = Parity { task, device, seed, steps };
     let alone = job.group.split(Some(job.group.rank() as u32), 0)?;
     let alone = alone.context("a rank is in the group of its colour")?;
-    let num_replicas = job.agree(Parallelism::of(&job.group, &keys))?.place(0).num_replicas;
-    let one = job.agree(parity.whole_batch(num_replicas, &alone))?;
-    let all = parity.share(&job.group)?;
+    let parallelism = job.agree(Parallelism::of(&job.group, &keys))?;
+    let one = job.agree(parity.whole_batch(parallelism.place(0).num_replicas, &alone))?;
+    let all = parity.share(&job.group, &parallelism)?;
     if had_dropout {
         job.say("note: dropout is off here, as each rank draws its own dropout mask");
     }
@@ -145,27 +146,22 @@ struct Parity<'t, T> {
 }
 
 impl<T: Task> Parity<'_, T> {
-    /// Runs on one rank with the batches of all `ranks`.
-    fn whole_batch(&self, ranks: usize, alone: &ProcessGroup) -> anyhow::Result<Ran> {
+    /// Runs on one rank with the batches of all replicas.
+    fn whole_batch(&self, num_replicas: usize, alone: &ProcessGroup) -> anyhow::Result<Ran> {
         let data = self.task.train_data(self.device)?.train;
-        let sampler = |rank| self.task.sampler(&data, Place { rank, num_replicas: ranks }, self.seed);
-        let samplers = (0..ranks).map(sampler).collect::<anyhow::Result<Vec<_>>>()?;
+        let sampler = |rank| self.task.sampler(&data, Place { rank, num_replicas }, self.seed);
+        let samplers = (0..num_replicas).map(sampler).collect::<anyhow::Result<Vec<_>>>()?;
         let sampler = WholeBatch::new(samplers, shared(self.task).train.batch_size, T::DROP_LAST);
         let batches = Batches { data, sampler: Box::new(sampler), seed: self.seed };
         self.run(alone, &Parallelism::alone(alone)?, batches)
     }
 
     /// Runs on all ranks, each with its own batches.
-    fn share(&self, group: &ProcessGroup) -> anyhow::Result<Ran> {
-        let data = drumline::comm::agree_on(group, self.task.train_data(self.device))?.train;
-        let sampler = self.task.sampler(
-            &data,
-            Parallelism::of(group, &shared(self.task))?.place(group.rank()),
-            self.seed,
-        );
-        let sampler = drumline::comm::agree_on(group, sampler)?;
-        let parallelism = Parallelism::of(group, &shared(self.task))?;
-        self.run(group, &parallelism, Batches { data, sampler, seed: self.seed })
+    fn share(&self, group: &ProcessGroup, parallelism: &Parallelism) -> anyhow::Result<Ran> {
+        let data = agree_on(group, self.task.train_data(self.device))?.train;
+        let sampler = self.task.sampler(&data, parallelism.place(group.rank()), self.seed);
+        let sampler = agree_on(group, sampler)?;
+        self.run(group, parallelism, Batches { data, sampler, seed: self.seed })
     }
 
     fn run(

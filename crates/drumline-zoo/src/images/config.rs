@@ -215,7 +215,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::config::Entry;
+    use crate::config::table::assert_in_guide;
 
     fn said(pairs: &[&str]) -> String {
         ImageConfig::load(None, pairs).unwrap_err().to_string()
@@ -342,15 +342,7 @@ mod tests {
 
     #[test]
     fn the_guide_has_every_key_with_its_default() {
-        let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/training.md");
-        let guide = std::fs::read_to_string(guide).unwrap();
-        let row = |entry: Entry| {
-            format!("| `{}` | `{}` | {} | {} |", entry.key, entry.value, entry.expects, entry.about)
-        };
-        let rows: Vec<_> = ImageConfig::default().entries().into_iter().map(row).collect();
-        let table = guide.lines().skip_while(|line| !line.starts_with("| key | default |")).skip(2);
-        let listed: Vec<_> = table.take_while(|line| line.starts_with('|')).collect();
-        assert_eq!(listed, rows, "the table of docs/training.md should be:\n{}", rows.join("\n"));
+        assert_in_guide::<ImageConfig>("docs/training.md");
     }
 
     #[test]

@@ -21,17 +21,13 @@ pub(super) fn listed(entries: &[Entry]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::images::ImageConfig;
-    use crate::nmt::NmtConfig;
-    use crate::text::TextConfig;
+    use crate::program::Kind;
+    use clap::ValueEnum;
 
     #[test]
     fn columns_are_aligned() {
-        for entries in [
-            ImageConfig::default().entries(),
-            TextConfig::default().entries(),
-            NmtConfig::default().entries(),
-        ] {
+        for kind in Kind::value_variants() {
+            let entries = kind.entries();
             let text = listed(&entries);
             let place = |(line, entry): (&str, &Entry)| {
                 let about = line.find(&format!("  {} (", entry.about)).unwrap_or_else(|| panic!("{line}"));

@@ -48,7 +48,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Step<'_, '_, M, B> {
         // The work on the GPU has finished, or was aborted.
         nccl::check()?;
         let waits = self.learner.waits.clone();
-        self.learn_sums(&computed, agreed)?;
+        self.reduce_loss_and_metrics(&computed, agreed)?;
         let unscaled = waits.over(|| self.learner.unscale(self.context, &computed))?;
         self.learner.clip(self.context, &computed);
         self.set_lr();
@@ -93,7 +93,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Step<'_, '_, M, B> {
     }
 
     /// The loss and the metrics of the step, over all ranks.
-    fn learn_sums(&mut self, computed: &Computed, agreed: &Agreed) -> Result<(), TrainerError> {
+    fn reduce_loss_and_metrics(&mut self, computed: &Computed, agreed: &Agreed) -> Result<(), TrainerError> {
         let scores = &self.learner.scores;
         let own = [&[computed.sum], &scores.sums()[..]].concat();
         let losses = self.learner.engine.mesh().losses();

@@ -65,8 +65,8 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
     }
 
     /// Evaluates the model's weights on all of `dev_data`, each sample once, with the loss and the metrics, in the
-    /// trainer's precision. All ranks call it, and get the same result; `None` if a signal asked for the end meanwhile.
-    /// Of the callbacks only `on_valid_batch_end` is called.
+    /// trainer's precision. All ranks call it, and get the same result: `None` if a signal has stopped the evaluation. The
+    /// only callback that is called is `on_valid_batch_end`.
     #[track_caller]
     pub fn evaluate(self) -> Result<Option<Evaluation>, TrainerError> {
         self.evaluate_with(|_, _| Ok(()))

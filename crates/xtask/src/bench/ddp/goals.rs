@@ -5,28 +5,30 @@ use super::training::{
     Training,
 };
 use crate::bench::contender::Contender;
-use crate::bench::contest::{TallyOf, Unit};
+use crate::bench::contest::TallyOf;
 use crate::bench::need::Need;
 use crate::bench::report::{self, row};
+use crate::bench::step_goal::StepGoal;
 
-/// `AtLeast`: the other's step takes this many times ours. `AtMost`: ours takes this many times the other's.
 struct Goal {
-    ours: Contender<How>,
-    other: Contender<How>,
+    steps: StepGoal<How>,
     /// The only batch that it is for.
     batch: Option<usize>,
-    need: Need,
+}
+
+const fn goal(ours: Contender<How>, other: Contender<How>, batch: Option<usize>, need: Need) -> Goal {
+    Goal { steps: StepGoal { ours, other, need }, batch }
 }
 
 const GOALS: [Goal; 8] = [
-    Goal { ours: OURS, other: TORCH, batch: Some(32), need: Need::AtLeast(1.25) },
-    Goal { ours: OURS, other: TORCH_TUNED, batch: Some(32), need: Need::Shown },
-    Goal { ours: OURS, other: TORCH, batch: Some(16), need: Need::AtLeast(1.4) },
-    Goal { ours: OURS, other: TORCH_TUNED, batch: Some(16), need: Need::Shown },
-    Goal { ours: OURS, other: OURS_INDEPENDENT, batch: None, need: Need::AtMost(1.05) },
-    Goal { ours: OURS_ALONE, other: TORCH_ALONE, batch: None, need: Need::AtLeast(1.05) },
-    Goal { ours: OURS_ALONE, other: TORCH_ALONE_TUNED, batch: None, need: Need::Shown },
-    Goal { ours: TORCH, other: TORCH_TUNED, batch: None, need: Need::Shown },
+    goal(OURS, TORCH, Some(32), Need::AtLeast(1.25)),
+    goal(OURS, TORCH_TUNED, Some(32), Need::Shown),
+    goal(OURS, TORCH, Some(16), Need::AtLeast(1.4)),
+    goal(OURS, TORCH_TUNED, Some(16), Need::Shown),
+    goal(OURS, OURS_INDEPENDENT, None, Need::AtMost(1.05)),
+    goal(OURS_ALONE, TORCH_ALONE, None, Need::AtLeast(1.05)),
+    goal(OURS_ALONE, TORCH_ALONE_TUNED, None, Need::Shown),
+    goal(TORCH, TORCH_TUNED, None, Need::Shown),
 ];
 
 /// The section on goals.
@@ -34,31 +36,17 @@ pub(crate) fn section(tally: &TallyOf<Training>, batches: &[usize]) -> String {
     let mut rows = vec![row!["", "what", "batch", "goal", "median of blocks"]];
     for goal in &GOALS {
         for &batch in batches.iter().filter(|batch| goal.batch.is_none_or(|only| only == **batch)) {
-            rows.push(goal.judge(tally, batch));
+            rows.push(goal.steps.judge::<Training>(tally, Batch(batch), |figures| figures.step_ms));
         }
     }
     report::goals(&rows)
-}
-
-impl Goal {
-    fn judge(&self, tally: &TallyOf<Training>, batch: usize) -> Vec<String> {
-        let [ours, other] = [self.ours, self.other].map(|contender| Unit { case: Batch(batch), contender });
-        let is_limit = matches!(self.need, Need::AtMost(_));
-        let ratio = tally.ratio(ours, other, |ours, other| {
-            let ratio = other.step_ms / ours.step_ms;
-            Some(if is_limit { 1.0 / ratio } else { ratio })
-        });
-        let goal = self.need.shown(if is_limit { "x the time" } else { "x as fast" });
-        let word = self.need.word(ratio.map(|ratio| ratio.median));
-        let measured = ratio.map_or("not measured".to_owned(), |ratio| ratio.shown(3));
-        row![word, format!("{} against {}", self.ours, self.other), batch, goal, measured]
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::training::Figures;
     use super::*;
+    use crate::bench::contest::Unit;
     use crate::bench::tally::{Tally, Turn};
 
     #[test]

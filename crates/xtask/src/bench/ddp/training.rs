@@ -4,16 +4,14 @@ use crate::bench::child;
 use crate::bench::contender::Contender;
 use crate::bench::contest::{Contest, TallyOf, UnitOf};
 use crate::bench::json_line::JsonLine;
+use crate::bench::losses::SameLosses;
 use crate::bench::sides::{Side, Sides};
-use anyhow::{Context, bail};
+use anyhow::Context;
 use std::fmt;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(300);
-/// How much losses of the same step may differ, of the larger one; later steps add up what rounding did before.
-const SAME_LOSS: f64 = 2e-3;
-/// How many steps are compared.
-const COMPARED: usize = 10;
+const SAME: SameLosses = SameLosses { tolerance: 2e-3, steps: 10 };
 
 /// How a contender trains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,25 +92,12 @@ impl Contest for Training {
             (other.case, ranks(other)) == (unit.case, ranks(unit)) && other.contender != OURS_INDEPENDENT
         };
         match tally.all().find(|turn| same_data(&turn.unit)) {
-            Some(reference) if unit.contender != OURS_INDEPENDENT => compare(figures, &reference.figures),
+            Some(turn) if unit.contender != OURS_INDEPENDENT => {
+                SAME.check(&figures.losses, &turn.figures.losses)
+            }
             _ => Ok(()),
         }
     }
-}
-
-/// Returns an error if one of the first losses differs.
-fn compare(ours: &Figures, reference: &Figures) -> anyhow::Result<()> {
-    if ours.losses.len() != reference.losses.len() {
-        bail!("{} losses, others have {}", ours.losses.len(), reference.losses.len());
-    }
-    let differs =
-        |a: f64, b: f64| a.is_nan() || b.is_nan() || (a - b).abs() > SAME_LOSS * a.abs().max(b.abs());
-    for (step, (a, b)) in ours.losses.iter().zip(&reference.losses).take(COMPARED).enumerate() {
-        if differs(*a, *b) {
-            bail!("loss of step {step} is {a}, of others {b}");
-        }
-    }
-    Ok(())
 }
 
 fn parse(stdout: &str) -> anyhow::Result<Figures> {
@@ -155,14 +140,5 @@ mod tests {
         }
         let is_same = |contender| contest.check(&unit(contender), &with(&[3.0, 3.0]), &tally).is_ok();
         assert_eq!([OURS, OURS_INDEPENDENT, OURS_ALONE].map(is_same), [false, true, true]);
-    }
-
-    #[test]
-    fn losses_are_compared_step_by_step() {
-        let error = |losses: &[f64]| compare(&with(losses), &with(&[2.0, 1.0])).unwrap_err().to_string();
-        assert!(compare(&with(&[2.0001, 1.0]), &with(&[2.0, 1.0])).is_ok());
-        assert_eq!(error(&[2.0, 1.5]), "loss of step 1 is 1.5, of others 1");
-        assert_eq!(error(&[2.0, f64::NAN]), "loss of step 1 is NaN, of others 1");
-        assert_eq!(error(&[2.0]), "1 losses, others have 2");
     }
 }

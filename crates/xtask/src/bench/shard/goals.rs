@@ -8,51 +8,30 @@ use crate::bench::contender::Contender;
 use crate::bench::contest::{TallyOf, Unit};
 use crate::bench::need::Need;
 use crate::bench::report::{self, row};
+use crate::bench::step_goal::StepGoal;
 
 /// The elements of the largest unit of `gpt2` that is not a table: a block.
 const BLOCK: f64 = 7_087_872.0;
 
-/// A comparison of two contenders' steps.
-struct Goal {
-    ours: Contender<How>,
-    other: Contender<How>,
-    need: Need,
-}
-
-const GOALS: [Goal; 5] = [
-    Goal { ours: ZERO_3, other: DDP, need: Need::AtMost(1.0) },
-    Goal { ours: ZERO_3, other: FSDP, need: Need::AtLeast(2.0) },
-    Goal { ours: ZERO_3, other: FSDP_TUNED, need: Need::AtLeast(2.0) },
-    Goal { ours: ZERO_3, other: TORCH_DDP, need: Need::Shown },
-    Goal { ours: ZERO_3, other: OURS_ALONE, need: Need::Shown },
+const GOALS: [StepGoal<How>; 5] = [
+    StepGoal { ours: ZERO_3, other: DDP, need: Need::AtMost(1.0) },
+    StepGoal { ours: ZERO_3, other: FSDP, need: Need::AtLeast(2.0) },
+    StepGoal { ours: ZERO_3, other: FSDP_TUNED, need: Need::AtLeast(2.0) },
+    StepGoal { ours: ZERO_3, other: TORCH_DDP, need: Need::Shown },
+    StepGoal { ours: ZERO_3, other: OURS_ALONE, need: Need::Shown },
 ];
 
 /// The section on goals.
 pub(crate) fn section(tally: &TallyOf<Training>, cases: &[Case]) -> String {
     let mut rows = vec![row!["", "what", "case", "goal", "median of blocks"]];
     for case in cases.iter().filter(|case| !case.is_weighed) {
-        rows.extend(GOALS.iter().map(|goal| goal.judge(tally, *case)));
+        rows.extend(GOALS.iter().map(|goal| goal.judge::<Training>(tally, *case, |figures| figures.step_ms)));
         rows.push(communication(tally, *case));
     }
     for case in cases.iter().filter(|case| case.is_weighed) {
         rows.extend([DDP, ZERO_1, ZERO_2, ZERO_3].map(|stage| memory(tally, *case, stage)));
     }
     report::goals(&rows)
-}
-
-impl Goal {
-    fn judge(&self, tally: &TallyOf<Training>, case: Case) -> Vec<String> {
-        let [ours, other] = [self.ours, self.other].map(|contender| Unit { case, contender });
-        let is_limit = matches!(self.need, Need::AtMost(_));
-        let ratio = tally.ratio(ours, other, |ours, other| {
-            let ratio = other.step_ms / ours.step_ms;
-            Some(if is_limit { 1.0 / ratio } else { ratio })
-        });
-        let goal = self.need.shown(if is_limit { "x the time" } else { "x as fast" });
-        let word = self.need.word(ratio.map(|ratio| ratio.median));
-        let measured = ratio.map_or("not measured".to_owned(), |ratio| ratio.shown(3));
-        row![word, format!("{} against {}", self.ours, self.other), case, goal, measured]
-    }
 }
 
 /// What communication adds to a step, FSDP2's against ours.
