@@ -156,7 +156,7 @@ impl Task for ImageTask {
     /// Without `TRAIN.LOAD_OPT`, the optimizer and the random numbers start as in a new run.
     fn resumed(&self, mut found: Loaded, store: &VarStore) -> anyhow::Result<Loaded> {
         if !self.config.train.load_opt {
-            found.state.optimizer = Sgd::new(parameters(store), sgd_options(&self.config))?.state();
+            found.set_optimizer(Sgd::new(parameters(store), sgd_options(&self.config))?.state());
             found.state.rng = RngState::capture()?;
         }
         Ok(found)

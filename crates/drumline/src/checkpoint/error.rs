@@ -59,6 +59,21 @@ pub enum CheckpointError {
         /// The rank that writes to it.
         rank: usize,
     },
+    /// A rank cannot read a file of a checkpoint that rank 0 has found.
+    #[error(
+        "cannot load the checkpoint {}: on rank {rank}, {reason}; nothing was changed; \
+         try a folder on a disk that all ranks share",
+        path.display()
+    )]
+    NotSeen {
+        /// Its folder.
+        path: PathBuf,
+        /// The rank.
+        rank: usize,
+        /// Why.
+        #[source]
+        reason: Refusal,
+    },
     /// The ranks have different states.
     #[error("ranks disagree on what to save:{}; try saving at the same step on all ranks", list(differences))]
     Disagreement {
