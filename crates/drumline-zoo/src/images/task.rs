@@ -19,7 +19,7 @@ use super::placing::Placing;
 use super::schedule::{schedule, sgd_options};
 use super::sets::{test_images, train_images};
 use crate::data::{Images, Split};
-use crate::driver::check_file;
+use crate::driver::check_weights;
 use crate::models::{self, Model, ModelOptions, Norm, build};
 use crate::optimizer::OptimizerOptions;
 use crate::percent::Percent;
@@ -67,7 +67,7 @@ impl Task for ImageTask {
         models::check_name(&config.model.arch)?;
         let test = find(&config, Split::Test)?;
         if let Some(file) = &config.model.weights {
-            check_file("MODEL.WEIGHTS", file, "the path of a .safetensors file")?;
+            check_weights(file)?;
         }
         Ok(Self { config, train, test })
     }

@@ -227,12 +227,6 @@ pub enum Refusal {
         /// What libtorch said.
         cause: String,
     },
-    /// Its weights are in the files of several ranks, where one file was requested.
-    #[error("its weights are in {num_files} files of several ranks, and not in model.safetensors")]
-    Sharded {
-        /// How many.
-        num_files: usize,
-    },
     /// A file has changed since it was written.
     #[error("{file} is damaged: {what}")]
     Damaged {
@@ -254,7 +248,7 @@ impl Refusal {
     pub fn is_damage(&self) -> bool {
         match self {
             Self::Damaged { .. } => true,
-            Self::Version { .. } | Self::Tensors { .. } | Self::Sharded { .. } => false,
+            Self::Version { .. } | Self::Tensors { .. } => false,
             Self::Unreadable { source, .. } => matches!(
                 source.kind(),
                 io::ErrorKind::NotFound
@@ -276,9 +270,6 @@ impl Refusal {
                 _ => "try again; to resume from an older one, rename its folder",
             },
             Self::Tensors { .. } => MORE_MEMORY,
-            Self::Sharded { .. } => {
-                "try resuming from the folder, or `ShardReader`, which read any number of files"
-            }
             _ => "try the version of Drumline that saved it; to resume from an older one, rename its folder",
         }
     }

@@ -1,15 +1,15 @@
 //! Finding a checkpoint that ranks will read in parts: nobody reads more than its share.
 //!
 //! ```text
-//!   rank 0      manifest of the newest one ─broadcast─┐                                         ┌─▶ undamaged: take it
-//!   all ranks                                         └─▶ 1/N of the bytes of each file, CRC-32 ─┴─▶ else the one before
+//!   rank 0      manifest of the newest ─broadcast─┐                                ┌─▶ undamaged: take it
+//!   all ranks                                     └─▶ 1/N of each file ─▶ CRC-32s ─┴─▶ else the one before
 //! ```
 //! All N ranks check the files together: rank r reads the r-th of N equal ranges of each file, and the checksum of a
 //! file follows from those of its ranges (`read_sums`). So each byte is read once for its checksum, whatever the number
 //! of ranks, and nothing of it is kept. Then each rank reads the parts that it needs (`unread`).
 //!
-//! In: a folder that all ranks see. Out: everything but the tensors. Not here: loading whole tensors (`load`), for which
-//! only rank 0 reads.
+//! In: a folder that all ranks see. Out: everything but the tensors. Not here: loading whole tensors (`load`), for
+//! which only rank 0 reads.
 
 use std::fs::File;
 use std::ops::Range;

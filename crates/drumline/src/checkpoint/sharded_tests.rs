@@ -332,14 +332,10 @@ fn ranks_that_read_pieces_find_a_changed_byte_together() {
 }
 
 #[test]
-fn model_file_refuses_weights_in_several_files() {
+fn weights_in_several_files_are_a_folder() {
     let dir = tempfile::tempdir().unwrap();
-    save(dir.path(), 3, 2);
-    let message = Checkpoints::new(dir.path()).model_file().unwrap_err().to_string();
-    assert!(
-        message.contains("its weights are in 2 files of several ranks, and not in model.safetensors"),
-        "{message}"
-    );
+    let folder = save(dir.path(), 3, 2);
+    assert_eq!(Checkpoints::new(dir.path()).model_file().unwrap(), Some(folder));
 }
 
 #[test]

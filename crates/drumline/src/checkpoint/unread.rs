@@ -42,9 +42,9 @@ struct Parts {
 }
 
 impl Loaded {
-    /// Reads the tensors of a checkpoint that [`find_latest`](super::Checkpoints::find_latest) has found: the parts that
-    /// this rank holds by `layout`, or whole tensors without one. All ranks call it. If the tensors are already there,
-    /// it does nothing.
+    /// Reads the tensors of a checkpoint that [`find_latest`](super::Checkpoints::find_latest) has found: the parts
+    /// that this rank holds by `layout`, or whole tensors without one. All ranks call it. If the tensors are already
+    /// there, it does nothing.
     ///
     /// If the checkpoint is of another model, nothing is read, and all ranks get an error with all differences.
     #[track_caller]
