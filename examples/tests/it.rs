@@ -13,4 +13,5 @@ mod it {
     mod spawn;
     mod started;
     mod training;
+    mod zero;
 }

@@ -27,5 +27,9 @@ mod power_sgd;
 mod pytorch_cases;
 #[path = "it/shard.rs"]
 mod shard;
+#[path = "it/shard_cases.rs"]
+mod shard_cases;
+#[path = "it/shard_golden.rs"]
+mod shard_golden;
 #[path = "it/uneven.rs"]
 mod uneven;

@@ -21,7 +21,7 @@ mod train;
 mod whole_batch;
 
 pub(crate) use check::{check_test, check_training};
-pub(crate) use host::{check_device, check_file, check_writable, checksum, device};
+pub(crate) use host::{check_device, check_file, check_weights, check_writable, checksum, device};
 pub(crate) use job::{Job, Stopped, host, say};
 pub(crate) use parallelism::Parallelism;
 pub use report::Report;

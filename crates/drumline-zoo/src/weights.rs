@@ -13,6 +13,7 @@ use std::io;
 use std::path::Path;
 
 use drumline::checkpoint::safetensors::{self, SafetensorsError};
+use drumline::checkpoint::{CheckpointError, Section, ShardReader};
 use drumline_torch::{Named, bytes, parameters};
 use tch::nn::VarStore;
 use tch::{Tensor, no_grad};
@@ -84,8 +85,12 @@ fn load_except(store: &VarStore, path: &Path, skipped: &[String]) -> Result<(), 
 /// Tensors by name.
 pub(crate) type Tensors = BTreeMap<String, Tensor>;
 
-/// Reads all tensors of a file.
+/// Reads all tensors of a file, or of a folder to which several ranks have written their parts.
 pub(crate) fn read(path: &Path) -> Result<Tensors, ZooError> {
+    if path.is_dir() {
+        return read_shards(path)
+            .map_err(|error| ZooError::ReadFile { path: path.to_owned(), source: io::Error::other(error) });
+    }
     let path = path.to_owned();
     safetensors::read(&path).map_err(|error| match error {
         SafetensorsError::NoKind { ref name, .. } => {
@@ -97,6 +102,14 @@ pub(crate) fn read(path: &Path) -> Result<Tensors, ZooError> {
         source if source.is_malformed() => ZooError::NotSafetensors { path, source: Box::new(source) },
         error => ZooError::ReadFile { path, source: io::Error::other(error) },
     })
+}
+
+/// Reads the model of a checkpoint, or all tensors of a folder without a manifest, such as one that FSDP2 has written.
+fn read_shards(folder: &Path) -> Result<Tensors, CheckpointError> {
+    let is_ours = folder.join("manifest.json").is_file();
+    let reader =
+        if is_ours { ShardReader::open_section(folder, Section::Model)? } else { ShardReader::open(folder)? };
+    reader.names().map(|name| Ok((name.to_owned(), reader.read_whole(name)?))).collect()
 }
 
 /// Removes the tensor `tied` from the tensors of a Hugging Face file; the model has it only as `to`. Returns an error

@@ -1,4 +1,4 @@
-//! Finds the weights file that a path refers to.
+//! Finds the weights that a path refers to.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,8 @@ use anyhow::bail;
 use drumline::checkpoint::Checkpoints;
 
 /// The weights file of a path. The path may be a file, a checkpoint, a folder of checkpoints (the best is used, or the
-/// last if the run has evaluated none), or the run's folder above it.
+/// last if the run has evaluated none), or the run's folder above it. If several ranks wrote the weights, each its own
+/// file, the folder of these files is returned.
 pub(crate) fn weights_file(path: &Path) -> anyhow::Result<PathBuf> {
     if let Some(file) = weights_in(path)? {
         return Ok(file);
@@ -36,8 +37,16 @@ fn weights_in(path: &Path) -> anyhow::Result<Option<PathBuf>> {
     let places = [path.to_owned(), path.join("model.safetensors")];
     match places.into_iter().find(|place| place.is_file()) {
         Some(file) => Ok(Some(file)),
+        None if has_shards(path) => Ok(Some(path.to_owned())),
         None => Ok(Checkpoints::new(path).read_only().model_file()?),
     }
+}
+
+/// Whether a folder has the files of several ranks, with the names that PyTorch's distributed checkpoints give them.
+pub(crate) fn has_shards(folder: &Path) -> bool {
+    let is_shard = |name: &str| name.starts_with("shard-") && name.ends_with(".safetensors");
+    let mut entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.any(|entry| entry.file_name().to_str().is_some_and(is_shard))
 }
 
 #[cfg(test)]

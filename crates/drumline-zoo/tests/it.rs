@@ -19,4 +19,5 @@ mod it {
     mod running;
     mod text_nets;
     mod texts;
+    mod zero_runs;
 }

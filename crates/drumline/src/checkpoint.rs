@@ -13,14 +13,17 @@
 //!
 //!   save: all ranks' parts ─gather─▶ rank 0 ─▶ DIR/.tmp-… ─fsync, rename, fsync─▶ `latest`, `best` ─▶ delete old ones
 //!   load: rank 0 ─▶ `latest`, or the fallback before it ─checked, broadcast─▶ every rank
+//!   find: all ranks check it together, and then each reads the parts that it holds (sharded training)
 //! ```
 //!
 //! The files know global tensors, not ranks: a file holds parts of tensors with the offsets at which they begin, in the
-//! form of PyTorch's distributed checkpoints. Today rank 0 writes one file for each section. [`ShardWriter`] and
-//! [`ShardReader`] write and read parts: any number of ranks reads what any other number wrote.
+//! form of PyTorch's distributed checkpoints. Rank 0 writes one file for each section; in sharded training each rank
+//! writes its own. [`ShardWriter`] and [`ShardReader`] write and read parts: any number of ranks reads what any other
+//! number wrote.
 //!
-//! One [`Checkpoints`] owns the folder of a run: it finds, loads, saves, and decides what is deleted. Only rank 0
-//! touches the disk, so the other ranks need not see the folder. An error of rank 0 is returned on all ranks.
+//! One [`Checkpoints`] owns the folder of a run: it finds, loads, saves, and decides what is deleted. Except in sharded
+//! training, only rank 0 touches the disk, so the other ranks need not see the folder. An error of a rank is returned
+//! on all ranks.
 //!
 //! ```no_run
 //! use drumline::checkpoint::{Checkpoints, Mark, RngState, RunState, named, restore};
@@ -46,6 +49,7 @@
 
 mod broadcast;
 mod error;
+mod find;
 mod finite;
 mod folder;
 mod index;
@@ -70,6 +74,7 @@ mod shard_writer;
 mod sharded_tests;
 mod shards;
 mod state;
+mod unread;
 mod whole_files;
 
 use std::collections::BTreeSet;

@@ -9,11 +9,24 @@ use drumline_torch::cuda;
 use tch::Device;
 
 use crate::config::DeviceKind;
+use crate::weights_file::has_shards;
 
 /// Returns an error if the file that a key names does not exist.
 pub(crate) fn check_file(key: &str, path: &Path, advice: &str) -> anyhow::Result<()> {
     ensure!(path.is_file(), "{key}: no file {}; try {advice}", path.display());
     Ok(())
+}
+
+/// Returns an error unless `MODEL.WEIGHTS` is a file, or a folder to which several ranks have written theirs.
+pub(crate) fn check_weights(path: &Path) -> anyhow::Result<()> {
+    if has_shards(path) {
+        return Ok(());
+    }
+    check_file(
+        "MODEL.WEIGHTS",
+        path,
+        "the path of a .safetensors file, or of a folder with the files of several ranks",
+    )
 }
 
 /// The device of a rank: the GPU with its local rank's number, or the CPU.
@@ -54,6 +67,9 @@ fn trial_file(folder: &Path) -> std::io::Result<()> {
 
 /// The checksum of a file's bytes, which ranks compare.
 pub(crate) fn checksum(file: &Path) -> anyhow::Result<u32> {
+    if file.is_dir() {
+        return checksum_of_folder(file);
+    }
     let read = || -> std::io::Result<u32> {
         let (mut file, mut crc) = (std::fs::File::open(file)?, crc32fast::Hasher::new());
         let mut some = vec![0; 1 << 20];
@@ -65,4 +81,17 @@ pub(crate) fn checksum(file: &Path) -> anyhow::Result<u32> {
         }
     };
     read().with_context(|| format!("cannot read {}", file.display()))
+}
+
+/// The checksum of all files of tensors in a folder.
+fn checksum_of_folder(folder: &Path) -> anyhow::Result<u32> {
+    let entries = std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    let mut files = entries.map(|entry| Ok(entry?.path())).collect::<anyhow::Result<Vec<_>>>()?;
+    files.retain(|file| file.extension().is_some_and(|ending| ending == "safetensors"));
+    files.sort();
+    let mut crc = crc32fast::Hasher::new();
+    for file in files {
+        crc.update(&checksum(&file)?.to_le_bytes());
+    }
+    Ok(crc.finalize())
 }

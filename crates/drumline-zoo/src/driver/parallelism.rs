@@ -1,7 +1,7 @@
 //! How the ranks of a job train one model together: the one place where a program chooses its engine.
 
 use drumline::ProcessGroup;
-use drumline::comm::MeshShape;
+use drumline::comm::{Axis, MeshShape};
 use drumline::engine::{DdpOptions, EngineOptions, ShardOptions, SyncGroup};
 
 use crate::config::{Parallel, SharedKeys};
@@ -35,6 +35,11 @@ impl Parallelism {
     /// A rank's place among those that split the data.
     pub(crate) fn place(&self, rank: usize) -> Place {
         Place::on(&self.shape, rank)
+    }
+
+    /// Whether ranks divide the training's state among them.
+    pub(super) fn is_divided(&self) -> bool {
+        self.shape.num_ranks() > self.shape.size(Axis::Dp)
     }
 
     /// The options of the engine of a model whose synchronised norms have this group.

@@ -9,6 +9,7 @@ use serde_json::Value as Json;
 
 use super::host::check_writable;
 use super::job::Job;
+use super::parallelism::Parallelism;
 use crate::config::table;
 use crate::task::{Folders, ResumeMode, Start, Task, is_at, shared};
 
@@ -50,7 +51,7 @@ pub(super) fn begin<T: Task>(job: &Job, task: &T, seed: u64) -> anyhow::Result<O
         job.agree(progress.with_context(|| format!("cannot write the log in {}", log.display())))?;
     let to_log = progress.clone();
     let checkpoints = Checkpoints::new(checkpoints).on_warning(move |line| to_log.note(line));
-    let found = if is_resumed { checkpoints.load_latest(&job.group)? } else { None };
+    let found = if is_resumed { find(job, task, &checkpoints)? } else { None };
     if let Some(found) = &found {
         model_changes(task, found).iter().for_each(|line| progress.say(line));
         if is_over(task, found) {
@@ -60,6 +61,16 @@ pub(super) fn begin<T: Task>(job: &Job, task: &T, seed: u64) -> anyhow::Result<O
     }
     let seed = seed_of(task, seed, found.as_ref());
     Ok(Some(Begin { found, checkpoints, progress, seed }))
+}
+
+/// The latest checkpoint. Ranks that divide the training's state among them read their parts of it later.
+fn find<T: Task>(job: &Job, task: &T, checkpoints: &Checkpoints) -> anyhow::Result<Option<Loaded>> {
+    let parallelism = job.agree(Parallelism::of(&job.group, &shared(task)))?;
+    Ok(if parallelism.is_divided() {
+        checkpoints.find_latest(&job.group)?
+    } else {
+        checkpoints.load_latest(&job.group)?
+    })
 }
 
 fn check_unused(checkpoints: &Checkpoints, key: &str) -> anyhow::Result<()> {

@@ -15,7 +15,7 @@ use super::data::{Begin, TokenData};
 use super::figures::{PerToken, Perplexity, TokensPerSecond};
 use super::found::{BYTES, check_beside};
 use super::weights;
-use crate::driver::{Job, Parallelism, check_file};
+use crate::driver::{Job, Parallelism, check_file, check_weights};
 use crate::models::gpt::Gpt;
 use crate::optimizer::{OptimizerOptions, warmup};
 use crate::task::{Built, DataSets, Evaluated, Place, Purpose, ReportStyle, Start, Task, TestData, Trainer};
@@ -145,7 +145,7 @@ impl Task for GptTask {
 
     fn new(config: GptConfig, purpose: Purpose) -> anyhow::Result<Self> {
         if let Some(file) = &config.model.weights {
-            check_file("MODEL.WEIGHTS", file, "the path of a .safetensors file")?;
+            check_weights(file)?;
             check_beside(file, config.model.n_head)?;
         }
         let tokenizer = tokenizer(&config)?;

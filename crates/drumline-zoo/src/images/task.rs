@@ -19,7 +19,7 @@ use super::placing::Placing;
 use super::schedule::{schedule, sgd_options};
 use super::sets::{test_images, train_images};
 use crate::data::{Images, Split};
-use crate::driver::check_file;
+use crate::driver::check_weights;
 use crate::models::{self, Model, ModelOptions, Norm, build};
 use crate::optimizer::OptimizerOptions;
 use crate::percent::Percent;
@@ -67,7 +67,7 @@ impl Task for ImageTask {
         models::check_name(&config.model.arch)?;
         let test = find(&config, Split::Test)?;
         if let Some(file) = &config.model.weights {
-            check_file("MODEL.WEIGHTS", file, "the path of a .safetensors file")?;
+            check_weights(file)?;
         }
         Ok(Self { config, train, test })
     }
@@ -156,7 +156,7 @@ impl Task for ImageTask {
     /// Without `TRAIN.LOAD_OPT`, the optimizer and the random numbers start as in a new run.
     fn resumed(&self, mut found: Loaded, store: &VarStore) -> anyhow::Result<Loaded> {
         if !self.config.train.load_opt {
-            found.state.optimizer = Sgd::new(parameters(store), sgd_options(&self.config))?.state();
+            found.set_optimizer(Sgd::new(parameters(store), sgd_options(&self.config))?.state());
             found.state.rng = RngState::capture()?;
         }
         Ok(found)

@@ -21,6 +21,7 @@ pub use masked::MaskedBatch;
 use super::options::{check_dropout, check_heads, check_sizes};
 use crate::config::section::section;
 use crate::error::ZooError;
+use crate::models::draw::drawn;
 use crate::models::dropout::dropout;
 use crate::models::transformer::{
     Embedding, EmbeddingShape, LayerNorm, Linear, Mask, Rows, hidden, padding_mask,
@@ -106,7 +107,7 @@ impl Bert {
         let size = options.hidden_size as i64;
         let (embeddings, head) = (path / "bert" / "embeddings", path / "cls" / "predictions");
         let transform = &head / "transform";
-        let table = |name: &str, rows| (&embeddings / name).var("weight", &[rows, size], init());
+        let table = |name: &str, rows| drawn(&embeddings / name, "weight", &[rows, size], init());
         let shape = EmbeddingShape { vocab: vocab_size, size, pad: PAD };
         let layer = |place| Layer::new(&(path / "bert" / "encoder" / "layer" / place), options);
         Ok(Self {

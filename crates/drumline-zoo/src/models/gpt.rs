@@ -29,6 +29,7 @@ use block::{Block, Normed};
 use head::Head;
 
 use crate::error::ZooError;
+use crate::models::draw::drawn;
 use crate::models::dropout::dropout;
 use crate::models::options::{check_dropout, check_heads, check_sizes};
 use crate::models::transformer::LayerNorm;
@@ -128,7 +129,7 @@ impl Gpt {
         let &GptOptions { n_layer, n_embd, n_positions, vocab_size, .. } = options;
         let table = |name: &str, rows| {
             let init = Init::Randn { mean: 0.0, stdev: STDEV };
-            (path / name).var("weight", &[rows, n_embd], init)
+            drawn(path / name, "weight", &[rows, n_embd], init)
         };
         let wte = table("wte", options.padded_vocab());
         let wpe = table("wpe", n_positions);

@@ -8,9 +8,10 @@ use std::borrow::Borrow;
 use std::cell::RefCell;
 
 use drumline_torch::{Conv2d, TorchError, conv_stem_cuda};
+use tch::Tensor;
 use tch::nn::{Init, Path};
-use tch::{Tensor, no_grad};
 
+use super::draw::{draw_normal_again, drawn};
 use super::norm::{Norm, NormLayer};
 
 /// A convolution without bias, as in ResNet.
@@ -90,16 +91,16 @@ impl<'a> Builder<'a> {
         let ConvShape { inputs, outputs, kernel, groups, .. } = shape;
         let inputs = inputs / groups;
         let size = [outputs, inputs, kernel, kernel];
-        let weight = path.var("weight", &size, first_draw(inputs * kernel * kernel));
+        let weight = drawn(path, "weight", &size, first_draw(inputs * kernel * kernel));
         self.convs.borrow_mut().push(weight.shallow_clone());
         Conv { weight, shape }
     }
 
     pub(super) fn linear<'p>(&self, path: impl Borrow<Path<'p>>, inputs: i64, outputs: i64) -> Linear {
         let path = path.borrow();
-        let weight = path.var("weight", &[outputs, inputs], first_draw(inputs));
+        let weight = drawn(path, "weight", &[outputs, inputs], first_draw(inputs));
         let bound = 1.0 / (inputs as f64).sqrt();
-        let bias = path.var("bias", &[outputs], Init::Uniform { lo: -bound, up: bound });
+        let bias = drawn(path, "bias", &[outputs], Init::Uniform { lo: -bound, up: bound });
         Linear { weight, bias }
     }
 
@@ -113,7 +114,7 @@ impl<'a> Builder<'a> {
             let size = weight.size();
             let fan_out = size[0] * size[2] * size[3];
             let std = 2f64.sqrt() / (fan_out as f64).sqrt();
-            let _ = no_grad(|| weight.normal_(0.0, std));
+            draw_normal_again(&mut weight, std);
         }
     }
 }

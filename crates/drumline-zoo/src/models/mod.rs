@@ -18,6 +18,7 @@
 //! ```
 
 pub mod bert;
+mod draw;
 mod dropout;
 pub mod gpt;
 mod layers;

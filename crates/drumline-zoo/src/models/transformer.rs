@@ -39,6 +39,7 @@ pub(crate) use stack::{DecoderStack, Encoder};
 use stack::Encoded;
 
 use crate::error::ZooError;
+use crate::models::draw::drawn;
 use crate::models::options::{check_dropout, check_heads, check_sizes};
 
 /// The sizes of a Transformer, with NJUNMT's names. The default is the base model.
@@ -182,7 +183,7 @@ impl Transformer {
             tgt_embed.weight.shallow_clone()
         } else {
             let init = Linear::xavier(d_model, tgt_vocab);
-            (path / "generator").var("weight", &[tgt_vocab, d_model], init)
+            drawn(path / "generator", "weight", &[tgt_vocab, d_model], init)
         };
         Ok(Self { src_embed, tgt_embed, encoder, decoder, generator, options: options.clone() })
     }

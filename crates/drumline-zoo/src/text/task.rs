@@ -18,7 +18,7 @@ use super::lexicon::Lexicon;
 use super::net::build;
 use super::texts::Texts;
 use crate::config::{Test, Train};
-use crate::driver::{Job, check_file};
+use crate::driver::{Job, check_file, check_weights};
 use crate::optimizer::{OptimizerOptions, warmup};
 use crate::percent::Percent;
 use crate::task::{Built, DataSets, Evaluated, Place, Purpose, ReportStyle, Start, Task, TestData, Trainer};
@@ -126,7 +126,7 @@ pub(crate) fn check_alike<D: Dataset>(job: &Job, data: &D, dev: Option<&D>) -> a
 /// Returns an error if the initial weights or the texts that are needed do not exist.
 pub(crate) fn check_files(keys: &Text, weights: Option<&Path>, purpose: Purpose) -> anyhow::Result<()> {
     if let Some(file) = weights {
-        check_file("MODEL.WEIGHTS", file, "the path of a .safetensors file")?;
+        check_weights(file)?;
     }
     let check = |key: &str, path: &Path| {
         let advice = format!("another {key}, or drumline data synth-text --out data/text");

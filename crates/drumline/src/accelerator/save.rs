@@ -189,6 +189,12 @@ impl Accelerator {
         Ok(Some(layout))
     }
 
+    /// The layout when each optimizer knows the rows that it steps.
+    fn adopted_layout(&self) -> std::result::Result<Option<StateLayout>, Cause> {
+        self.optimizers.borrow().iter().try_for_each(|handle| handle.adopt(&self.shared))?;
+        Ok(self.layout()?)
+    }
+
     /// Copies a checkpoint's tensors into those that this rank holds. All ranks call it.
     fn restore_held(&self, saved: &[Named]) -> Result {
         let models = self.shared.models.borrow();
@@ -214,7 +220,12 @@ impl Accelerator {
         agree::<_, AcceleratorError>(self.group(), self.check_prepared())?;
         let folder = folder.as_ref();
         let checkpoints = self.checkpoints(folder).read_only();
-        let Some(found) = checkpoints.load_latest(self.group())? else {
+        let found = if self.shared.is_divided() {
+            checkpoints.find_latest(self.group())?
+        } else {
+            checkpoints.load_latest(self.group())?
+        };
+        let Some(mut found) = found else {
             self.on_main_process(|| {
                 tracing::info!("no checkpoint in {}: this is a new run", folder.display())
             });
@@ -225,6 +236,10 @@ impl Accelerator {
         }
         let context = format!("cannot resume from {}", found.path.display());
         let failed = |cause: Cause| LocalFailure::from(cause).within(&context);
+        let layout = self.adopted_layout().map_err(failed);
+        let layout = agree::<_, AcceleratorError>(self.group(), layout)?;
+        let read = found.read_parts(layout.as_ref(), self.group()).map_err(|error| failed(error.into()));
+        agree::<_, AcceleratorError>(self.group(), read)?;
         let checked = self.check(&found.state).map_err(failed);
         let checked = agree::<_, AcceleratorError>(self.group(), checked)?;
         self.restore_held(&checked.state.model)?;
@@ -239,8 +254,7 @@ impl Accelerator {
         let resumed = self.shared.first_loader.get().zip(position);
         let resumed =
             resumed.map(|(loader, position)| loader.checked(position, self.new_data)).transpose()?;
-        self.optimizers.borrow().iter().try_for_each(|handle| handle.adopt(&self.shared))?;
-        let state = match self.layout()? {
+        let state = match self.adopted_layout()? {
             Some(layout) => layout.part_of(saved)?,
             None => saved.clone(),
         };

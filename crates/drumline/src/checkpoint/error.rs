@@ -59,6 +59,21 @@ pub enum CheckpointError {
         /// The rank that writes to it.
         rank: usize,
     },
+    /// A rank cannot read a file of a checkpoint that rank 0 has found.
+    #[error(
+        "cannot load the checkpoint {}: on rank {rank}, {reason}; nothing was changed; \
+         try a folder on a disk that all ranks share",
+        path.display()
+    )]
+    NotSeen {
+        /// Its folder.
+        path: PathBuf,
+        /// The rank.
+        rank: usize,
+        /// Why.
+        #[source]
+        reason: Refusal,
+    },
     /// The ranks have different states.
     #[error("ranks disagree on what to save:{}; try saving at the same step on all ranks", list(differences))]
     Disagreement {
@@ -212,12 +227,6 @@ pub enum Refusal {
         /// What libtorch said.
         cause: String,
     },
-    /// Its weights are in the files of several ranks, where one file was requested.
-    #[error("its weights are in {num_files} files of several ranks, and not in model.safetensors")]
-    Sharded {
-        /// How many.
-        num_files: usize,
-    },
     /// A file has changed since it was written.
     #[error("{file} is damaged: {what}")]
     Damaged {
@@ -239,7 +248,7 @@ impl Refusal {
     pub fn is_damage(&self) -> bool {
         match self {
             Self::Damaged { .. } => true,
-            Self::Version { .. } | Self::Tensors { .. } | Self::Sharded { .. } => false,
+            Self::Version { .. } | Self::Tensors { .. } => false,
             Self::Unreadable { source, .. } => matches!(
                 source.kind(),
                 io::ErrorKind::NotFound
@@ -261,9 +270,6 @@ impl Refusal {
                 _ => "try again; to resume from an older one, rename its folder",
             },
             Self::Tensors { .. } => MORE_MEMORY,
-            Self::Sharded { .. } => {
-                "try resuming from the folder, or `ShardReader`, which read any number of files"
-            }
             _ => "try the version of Drumline that saved it; to resume from an older one, rename its folder",
         }
     }

@@ -21,6 +21,7 @@ use tch::nn::VarStore;
 use super::error::CheckpointError;
 use super::region::Region;
 use super::restore::named;
+use super::section::plain_name;
 use super::shard_writer::TensorPart;
 use super::state::RunState;
 
@@ -111,6 +112,41 @@ impl StateLayout {
             held.is_first().then(|| TensorPart::whole(named))
         };
         held.iter().filter_map(saved).collect()
+    }
+
+    /// The region of a tensor of the model that this rank holds; `None` if it holds nothing of it. Trained parameters
+    /// have the names that they have in files.
+    pub(super) fn wanted_of_model(&self, name: &str, shape: &[usize]) -> Option<Region> {
+        let Some(tensor) = self.model.get(plain_name(name)) else { return Some(Region::whole(shape)) };
+        tensor.held.as_ref().map(|held| held.region.clone())
+    }
+
+    /// The same of an optimizer's tensor.
+    pub(super) fn wanted_of_optimizer(&self, name: &str, shape: &[usize]) -> Option<Region> {
+        let Some(parameter) = self.optimizer.get(parameter_of(name)) else {
+            return Some(Region::whole(shape));
+        };
+        let held = parameter.held.as_ref()?;
+        Some(if shape == parameter.shape { held.region.clone() } else { Region::whole(shape) })
+    }
+
+    /// Returns an error with all differences unless a checkpoint has the names and shapes of the model's tensors.
+    pub(super) fn check_names<'a>(
+        &self,
+        saved: impl Iterator<Item = (&'a str, &'a [usize])>,
+    ) -> Result<(), CheckpointError> {
+        let saved: BTreeMap<_, _> = saved.collect();
+        let missing = self.model.keys().filter(|name| !saved.contains_key(name.as_str()));
+        let unexpected = saved.keys().filter(|name| !self.model.contains_key(**name));
+        let mut differences: Vec<_> =
+            missing.map(|name| format!("`{name}` is not in the checkpoint")).collect();
+        differences.extend(unexpected.map(|name| format!("`{name}` is not in the model")));
+        let both =
+            saved.iter().filter_map(|(name, found)| Some((name, *found, &self.model.get(*name)?.shape)));
+        differences.extend(both.filter(|(_, found, wanted)| found != wanted).map(|(name, found, wanted)| {
+            format!("`{name}` has shape {found:?} in the checkpoint and {wanted:?} in the model")
+        }));
+        if differences.is_empty() { Ok(()) } else { Err(CheckpointError::Mismatch { differences }) }
     }
 
     /// This rank's parts of a loaded state, whose tensors may be whole or be these parts already.

@@ -5,6 +5,8 @@
 //! checkpoint whose bytes are missing or wrong is refused with the reason, and the next one is the fallback. If all are
 //! refused, that is an error and not a new run. A checkpoint that cannot be read for another reason may be undamaged:
 //! that is an error, too, without a fallback.
+//!
+//! Not here: ranks that divide the state among them, and read only their own parts (`find`, `unread`).
 
 use std::cmp::{Ordering, Reverse};
 use std::path::{Path, PathBuf};
@@ -23,11 +25,12 @@ use super::rng::{self, Origin};
 use super::scalar::to_values;
 use super::section::{Section, without_suffix};
 use super::state::RunState;
+use super::unread::Unread;
 use super::whole_files;
 use super::{Checkpoints, Role};
 
 /// How often a reader starts again when the run has deleted what it was reading.
-const ATTEMPTS: usize = 5;
+pub(super) const ATTEMPTS: usize = 5;
 
 /// A checkpoint that was loaded.
 #[derive(Debug)]
@@ -49,9 +52,40 @@ pub struct Loaded {
     /// If best checkpoints were lost, by damage or otherwise: the best ones that are left. Only the owner of the folder
     /// looks for them.
     pub best_left: Option<Vec<BestSaved>>,
+    /// The tensors, if they have not been read ([`read_parts`](Self::read_parts)): `state` does not have them then.
+    pub(super) unread: Option<Unread>,
+    pub(super) num_bytes_read: u64,
 }
 
 impl Loaded {
+    /// A checkpoint without the tensors of model and optimizer. `rng` are the generators of all ranks.
+    pub(super) fn new(
+        path: PathBuf,
+        manifest: Manifest,
+        head: Head,
+        rng: &[Named],
+        rank: usize,
+    ) -> Result<Self, CheckpointError> {
+        let mesh = manifest.mesh().expect("rank 0 has read it");
+        let (rng, origin) = rng::for_rank(rng, rank)?;
+        Ok(Self {
+            path,
+            world_size: mesh.num_ranks(),
+            mesh,
+            has_new_rng: origin == Origin::Derived,
+            refused: head.refused,
+            best_left: head.best_left.map(|left| left.into_iter().map(Into::into).collect()),
+            unread: None,
+            num_bytes_read: 0,
+            state: state_of(manifest, rng),
+        })
+    }
+
+    /// How many bytes of tensors this rank has read from files in [`read_parts`](Self::read_parts).
+    pub fn num_bytes_read(&self) -> u64 {
+        self.num_bytes_read
+    }
+
     /// The metric of the best checkpoint that exists.
     pub fn best_metric(&self) -> Option<f64> {
         match &self.best_left {
@@ -96,6 +130,7 @@ pub struct Refused {
 
 /// A checkpoint that was read and checked, in rank 0's memory.
 struct Found {
+    path: String,
     head: Head,
     manifest: Manifest,
     /// The tensors of each section.
@@ -107,17 +142,23 @@ pub(super) struct First<T> {
     pub(super) name: Name,
     pub(super) read: T,
     /// The refused ones before it.
-    refused: Vec<Refused>,
+    pub(super) refused: Vec<Refused>,
+}
+
+/// What rank 0 has found out about the other checkpoints of a folder.
+#[derive(Default, Serialize, Deserialize)]
+pub(super) struct Head {
+    pub(super) refused: Vec<Refused>,
+    pub(super) best_left: Option<Vec<BestEntry>>,
 }
 
 /// What rank 0 sends to the others, besides the tensors.
 #[derive(Serialize, Deserialize)]
-struct Head {
+struct Sent {
     path: String,
     /// As JSON text, which keeps the bits of every number.
     manifest: String,
-    refused: Vec<Refused>,
-    best_left: Option<Vec<BestEntry>>,
+    head: Head,
 }
 
 impl Checkpoints {
@@ -202,7 +243,7 @@ impl Checkpoints {
         Err(CheckpointError::NoneUsable { dir: self.dir.clone(), refused })
     }
 
-    fn warn_of_nan(&self, name: Name) {
+    pub(super) fn warn_of_nan(&self, name: Name) {
         let names = folder::checkpoints(&self.dir).unwrap_or_default();
         let before = match self.last_finite(&names, name, &self.damaged().clone()) {
             Some(finite) => format!("; try {finite}, the last with finite ones: rename the newer folders"),
@@ -271,48 +312,38 @@ fn read(path: &Path) -> Result<Found, Refusal> {
         let index = manifest.index(path, section)?;
         *tensors = whole_files::read(path, &manifest.files_of(section), &index)?;
     }
-    let manifest = manifest.without_tensors();
-    let text = serde_json::to_string(&manifest).expect("a manifest that was read can be written");
-    let path = path.display().to_string();
-    let head = Head { path, manifest: text, refused: Vec::new(), best_left: None };
-    Ok(Found { head, manifest, tensors })
+    let (path, manifest) = (path.display().to_string(), manifest.without_tensors());
+    Ok(Found { path, head: Head::default(), manifest, tensors })
 }
 
 /// Sends what rank 0 has found to all ranks.
 #[track_caller]
 fn share(found: Option<Option<Found>>, group: &ProcessGroup) -> Result<Option<Loaded>, CheckpointError> {
-    let (head, tensors) = match found.flatten() {
-        Some(Found { head, tensors, .. }) => (Some(head), tensors.map(Some)),
+    let (sent, tensors) = match found.flatten() {
+        Some(Found { path, head, manifest, tensors }) => {
+            let manifest = serde_json::to_string(&manifest).expect("a manifest that was read can be written");
+            (Some(Sent { path, manifest, head }), tensors.map(Some))
+        }
         None => (None, Section::ALL.map(|_| None)),
     };
     let is_root = group.rank() == 0;
-    let Some(head) = group.broadcast_object(is_root.then_some(&head), 0)? else { return Ok(None) };
+    let Some(sent) = group.broadcast_object(is_root.then_some(&sent), 0)? else { return Ok(None) };
     let [model, trained, optimizer, rng] = tensors.map(|tensors| broadcast(tensors, group));
-    let manifest: Manifest = serde_json::from_str(&head.manifest).expect("rank 0 has read and written it");
-    let mesh = manifest.mesh().expect("rank 0 has read it");
-    let (rng, origin) = rng::for_rank(&rng?, group.rank())?;
-    Ok(Some(Loaded {
-        path: head.path.into(),
-        world_size: mesh.num_ranks(),
-        mesh,
-        has_new_rng: origin == Origin::Derived,
-        refused: head.refused,
-        best_left: head.best_left.map(|left| left.into_iter().map(Into::into).collect()),
-        state: RunState {
-            model: model?,
-            trained: without_suffix(trained?),
-            ..state_of(manifest, optimizer?, rng)
-        },
-    }))
+    let manifest = serde_json::from_str(&sent.manifest).expect("rank 0 has read and written it");
+    let mut loaded = Loaded::new(sent.path.into(), manifest, sent.head, &rng?, group.rank())?;
+    loaded.state.model = model?;
+    loaded.state.trained = without_suffix(trained?);
+    loaded.state.optimizer.tensors = optimizer?;
+    Ok(Some(loaded))
 }
 
-/// The state without the model's tensors.
-fn state_of(manifest: Manifest, optimizer: Vec<Named>, rng: RngState) -> RunState {
+/// The state without the tensors of model and optimizer.
+fn state_of(manifest: Manifest, rng: RngState) -> RunState {
     let OptimizerEntry { kind, scalars, .. } = manifest.optimizer;
     RunState {
         model: Vec::new(),
         trained: Vec::new(),
-        optimizer: OptimizerState { kind, scalars: to_values(scalars), tensors: optimizer },
+        optimizer: OptimizerState { kind, scalars: to_values(scalars), tensors: Vec::new() },
         layout: None,
         mesh: None,
         epoch: manifest.epoch,

@@ -60,11 +60,13 @@ pub(super) fn with_suffix(name: &str) -> String {
     format!("{name}{TRAINED}")
 }
 
+/// The name in the model of a parameter or trained parameter.
+pub(super) fn plain_name(name: &str) -> &str {
+    name.strip_suffix(TRAINED).unwrap_or(name)
+}
+
 /// The trained parameters under the model's names. Format 1 had these names in its files.
 pub(super) fn without_suffix(trained: Vec<Named>) -> Vec<Named> {
-    let named = |named: Named| match named.name.strip_suffix(TRAINED) {
-        Some(name) => Named { name: name.to_owned(), ..named },
-        None => named,
-    };
+    let named = |named: Named| Named { name: plain_name(&named.name).to_owned(), ..named };
     trained.into_iter().map(named).collect()
 }

@@ -56,7 +56,8 @@ impl ShardReader {
         Self::new(checkpoint, index.map_err(|reason| unusable(checkpoint.to_owned(), reason))?)
     }
 
-    fn new(folder: &Path, index: Index) -> Result<Self, CheckpointError> {
+    /// Opens the tensors of an index, which must be complete.
+    pub(super) fn new(folder: &Path, index: Index) -> Result<Self, CheckpointError> {
         index.check()?;
         let (files, num_bytes_read, sums) = (RefCell::default(), Cell::new(0), RefCell::default());
         Ok(Self { folder: folder.to_owned(), index, files, num_bytes_read, sums })

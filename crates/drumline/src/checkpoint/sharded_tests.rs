@@ -6,16 +6,19 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use drumline_comm::{Axis, LocalGroup, MeshShape, ProcessGroup};
+use drumline_parallel::Placed;
 use drumline_torch::{Named, RngState, bytes};
 use tch::{Device, Kind, Tensor};
 
 use super::load::check;
 use super::manifest::Manifest;
 use super::{CheckpointError, Checkpoints, Mark, ReadSums, Region, Section, Shard, ShardReader, ShardWriter};
-use super::{Loaded, RunState, TensorPart, restore, rng};
+use super::{Loaded, RunState, StateLayout, TensorPart, restore, rng};
+
+type Tested = (Section, &'static str, &'static [usize], Option<usize>);
 
 /// Tensors, and the dim along which ranks have cut them.
-const TENSORS: [(Section, &str, &[usize], Option<usize>); 5] = [
+const TENSORS: [Tested; 5] = [
     (Section::Model, "rows", &[5, 3], Some(0)),
     (Section::Model, "columns", &[2, 4], Some(1)),
     (Section::Model, "number", &[], None),
@@ -37,6 +40,13 @@ fn region(shape: &[usize], cut: Option<usize>, rank: usize, num_ranks: usize) ->
     Some(Region::new(&offsets, &sizes, shape).unwrap())
 }
 
+fn narrowed(tensor: &Tensor, region: &Region) -> Tensor {
+    let dims = region.offsets().iter().zip(region.shape()).enumerate();
+    dims.fold(tensor.shallow_clone(), |tensor, (dim, (offset, size))| {
+        tensor.narrow(dim as i64, *offset as i64, *size as i64)
+    })
+}
+
 /// The files that a rank writes.
 fn write_rank(folder: &Path, step: u64, rank: usize, num_ranks: usize) -> Vec<Shard> {
     let mut shards = Vec::new();
@@ -44,10 +54,7 @@ fn write_rank(folder: &Path, step: u64, rank: usize, num_ranks: usize) -> Vec<Sh
         let mut writer = ShardWriter::new(section);
         for (_, name, shape, cut) in TENSORS.into_iter().filter(|tensor| tensor.0 == section) {
             let Some(region) = region(shape, cut, rank, num_ranks) else { continue };
-            let mut tensor = filled(step, name, shape);
-            for (dim, (offset, size)) in region.offsets().iter().zip(region.shape()).enumerate() {
-                tensor = tensor.narrow(dim as i64, *offset as i64, *size as i64);
-            }
+            let tensor = narrowed(&filled(step, name, shape), &region);
             let (offsets, global_shape) = (region.offsets().to_vec(), shape.to_vec());
             writer.add(TensorPart { name: name.into(), global_shape, offsets, tensor }).unwrap();
         }
@@ -111,6 +118,82 @@ fn any_number_of_ranks_reads_what_any_number_wrote() {
     }
 }
 
+/// The layout of a rank that holds the parts that it would write. Numbers that are whole are on all ranks.
+fn layout(rank: usize, num_ranks: usize) -> StateLayout {
+    let whole = |(_, name, shape, _): Tested| Named { name: name.into(), tensor: filled(0, name, shape) };
+    let model = TENSORS.into_iter().filter(|tensor| tensor.0 == Section::Model);
+    let held = model.clone().map(|(_, name, shape, cut)| {
+        let region =
+            cut.map_or_else(|| Region::whole(shape), |_| region(shape, cut, rank, num_ranks).unwrap());
+        Placed {
+            name: name.into(),
+            tensor: narrowed(&filled(0, name, shape), &region),
+            whole: shape.iter().map(|size| *size as i64).collect(),
+            offsets: region.offsets().iter().map(|offset| *offset as i64).collect(),
+            is_saved_here: cut.is_some() || rank == 0,
+        }
+    });
+    StateLayout::new(&model.clone().map(whole).collect::<Vec<_>>(), &held.collect::<Vec<_>>()).unwrap()
+}
+
+#[test]
+fn each_rank_reads_only_what_it_holds_whatever_the_ranks_that_wrote() {
+    for num_writers in 1..5 {
+        let dir = tempfile::tempdir().unwrap();
+        save(dir.path(), 3, num_writers);
+        for num_readers in 1..5 {
+            LocalGroup::run(num_readers, |group| {
+                let checkpoints = Checkpoints::new(dir.path()).read_only();
+                let mut found = checkpoints.find_latest(&group).unwrap().unwrap();
+                assert!(found.state.model.is_empty() && found.state.optimizer.tensors.is_empty());
+                assert_eq!((found.state.step, found.world_size, found.num_bytes_read()), (3, num_writers, 0));
+                found.read_parts(Some(&layout(group.rank(), num_readers)), &group).unwrap();
+                let read: Vec<_> = found.state.model.iter().chain(&found.state.optimizer.tensors).collect();
+                let mut needed = 0;
+                for (_, name, shape, cut) in TENSORS {
+                    let region = cut.map_or(Region::whole(shape), |_| {
+                        region(shape, cut, group.rank(), num_readers).unwrap()
+                    });
+                    let found = read.iter().find(|named| named.name == name).unwrap();
+                    let expected = narrowed(&filled(3, name, shape), &region).contiguous();
+                    assert_eq!(found.tensor.size(), expected.size(), "{name}");
+                    assert_eq!(bytes(&found.tensor).unwrap(), bytes(&expected).unwrap(), "{name}");
+                    needed += 4 * region.num_elements() as u64;
+                }
+                assert_eq!((read.len(), found.num_bytes_read()), (TENSORS.len(), needed));
+                Ok(())
+            })
+            .unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_layout_of_another_model_is_an_error_with_all_differences_before_anything_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    save(dir.path(), 3, 2);
+    let messages = LocalGroup::run(2, |group| {
+        let mut found = Checkpoints::new(dir.path()).read_only().find_latest(&group).unwrap().unwrap();
+        let other = [("rows", vec![6, 3]), ("bias", vec![2])].map(|(name, shape)| Named {
+            name: name.into(),
+            tensor: Tensor::zeros(&shape[..], (Kind::Float, Device::Cpu)),
+        });
+        let layout = StateLayout::new(&other, &[]).unwrap();
+        let message = found.read_parts(Some(&layout), &group).unwrap_err().to_string();
+        assert_eq!(found.num_bytes_read(), 0);
+        Ok(message)
+    })
+    .unwrap();
+    assert_eq!(messages[0], messages[1]);
+    for part in [
+        "`bias` is not in the checkpoint",
+        "`columns` is not in the model",
+        "`rows` has shape [5, 3] in the checkpoint and [6, 3] in the model",
+    ] {
+        assert!(messages[0].contains(part), "{}", messages[0]);
+    }
+}
+
 #[test]
 fn a_changed_byte_anywhere_in_any_file_is_found() {
     let dir = tempfile::tempdir().unwrap();
@@ -152,7 +235,7 @@ fn a_missing_short_or_changed_file_is_named_and_the_checkpoint_before_is_the_fal
             "shard-00002-model-00001-of-00001.safetensors is damaged: its checksum is",
         ),
     ];
-    for (damage, expected_text) in damage {
+    for (damage, expected_text) in &damage {
         let dir = tempfile::tempdir().unwrap();
         save(dir.path(), 1, 2);
         let newest = save(dir.path(), 2, 3);
@@ -161,11 +244,34 @@ fn a_missing_short_or_changed_file_is_named_and_the_checkpoint_before_is_the_fal
             let loaded = Checkpoints::new(dir.path()).load_latest(&group).unwrap().unwrap();
             assert_whole(&loaded);
             assert_eq!(loaded.state.step, 1);
-            assert!(loaded.refused[0].reason.contains(expected_text), "{}", loaded.refused[0]);
+            assert!(loaded.refused[0].reason.contains(*expected_text), "{}", loaded.refused[0]);
             Ok(())
         })
         .unwrap();
         assert!(dir.path().join("bad-step-00000002").exists());
+    }
+    for ((damage, expected_text), num_readers) in damage.into_iter().zip([1, 2, 3]) {
+        let dir = tempfile::tempdir().unwrap();
+        save(dir.path(), 1, 2);
+        let newest = save(dir.path(), 2, 3);
+        damage(&newest.join(Section::Model.shard_file(1)));
+        LocalGroup::run(num_readers, |group| {
+            let mut found = Checkpoints::new(dir.path()).find_latest(&group).unwrap().unwrap();
+            found.read_parts(None, &group).unwrap();
+            assert_whole(&found);
+            assert_eq!(found.state.step, 1);
+            assert!(found.refused[0].reason.contains(expected_text), "{}", found.refused[0]);
+            Ok(())
+        })
+        .unwrap();
+        assert!(dir.path().join("bad-step-00000002").exists());
+        damage(&dir.path().join("step-00000001").join(Section::Model.shard_file(1)));
+        let messages = LocalGroup::run(num_readers, |group| {
+            Ok(Checkpoints::new(dir.path()).find_latest(&group).unwrap_err().to_string())
+        })
+        .unwrap();
+        assert!(messages.iter().all(|message| message.contains("can be used:")), "{messages:?}");
+        assert!(messages[0].contains(expected_text) && messages[0].contains("it was found damaged before"));
     }
 }
 
@@ -226,14 +332,10 @@ fn ranks_that_read_pieces_find_a_changed_byte_together() {
 }
 
 #[test]
-fn model_file_refuses_weights_in_several_files() {
+fn weights_in_several_files_are_a_folder() {
     let dir = tempfile::tempdir().unwrap();
-    save(dir.path(), 3, 2);
-    let message = Checkpoints::new(dir.path()).model_file().unwrap_err().to_string();
-    assert!(
-        message.contains("its weights are in 2 files of several ranks, and not in model.safetensors"),
-        "{message}"
-    );
+    let folder = save(dir.path(), 3, 2);
+    assert_eq!(Checkpoints::new(dir.path()).model_file().unwrap(), Some(folder));
 }
 
 #[test]

@@ -170,7 +170,10 @@ fn write_shard(
 }
 
 /// The same error on all ranks, if a rank has failed.
-fn agree<T>(group: &ProcessGroup, outcome: Result<T, CheckpointError>) -> Result<T, CheckpointError> {
+pub(super) fn agree<T>(
+    group: &ProcessGroup,
+    outcome: Result<T, CheckpointError>,
+) -> Result<T, CheckpointError> {
     let causes = group.all_gather_object(&outcome.as_ref().err().map(ToString::to_string))?;
     let first = causes.into_iter().enumerate().find_map(|(rank, cause)| Some((rank, cause?)));
     match first {

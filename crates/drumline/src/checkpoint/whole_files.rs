@@ -105,7 +105,12 @@ impl<'a> Whole<'a> {
         if found == entry.crc32 {
             return Ok(());
         }
-        let what = format!("its checksum is {found}, expected {}", entry.crc32);
-        Err(Refusal::damaged(self.name, &what))
+        Err(wrong_checksum(self.name, Some(found), entry))
     }
+}
+
+/// The reason for a file whose checksum is another one, or unknown because bytes of it were not read.
+pub(super) fn wrong_checksum(file: &str, found: Option<String>, entry: &FileEntry) -> Refusal {
+    let found = found.unwrap_or_else(|| "unknown".to_owned());
+    Refusal::damaged(file, &format!("its checksum is {found}, expected {}", entry.crc32))
 }

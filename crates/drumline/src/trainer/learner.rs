@@ -28,7 +28,7 @@ use super::metric::Scores;
 use super::model::{Mode, Model};
 use super::settings::Precision;
 use super::waits::Waits;
-use crate::checkpoint::{CheckpointError, StateLayout};
+use crate::checkpoint::{CheckpointError, StateLayout, is_divided};
 use crate::comm::shared_failure::guarded;
 use crate::schedule::Schedule;
 
@@ -80,6 +80,11 @@ pub(super) struct Rescaled {
 impl<M: Model<B> + ?Sized, B: Batch> Learner<'_, M, B> {
     pub(super) fn device(&self) -> Device {
         self.store.device()
+    }
+
+    /// Whether ranks divide the training's state among them; the same on all ranks.
+    pub(super) fn is_divided(&self) -> bool {
+        is_divided(self.engine.mesh().shape())
     }
 
     /// How ranks divide the training's state; `None` if each rank has all of it.

@@ -1,4 +1,8 @@
 //! Loads checkpoints of a training: to resume, and for the best model at the end.
+//!
+//! Ranks that divide the state among them read only their own parts; otherwise rank 0 reads everything for all ranks.
+
+use drumline_comm::ProcessGroup;
 
 use super::batch::Batch;
 use super::context::Context;
@@ -47,10 +51,19 @@ impl<M: Model<B> + ?Sized, B: Batch> Resume<'_, '_, M, B> {
     pub(super) fn run(mut self, loaded: Option<Loaded>) -> Result<bool, TrainerError> {
         let group = self.context.state.group.clone();
         let found = match (loaded, self.context.settings.resume_from.clone()) {
-            (None, Some(folder)) => self.saver.checkpoints_in(&folder).load_latest(&group)?,
+            (None, Some(folder)) => {
+                let checkpoints = self.saver.checkpoints_in(&folder);
+                if self.learner.is_divided() {
+                    checkpoints.find_latest(&group)?
+                } else {
+                    checkpoints.load_latest(&group)?
+                }
+            }
             (loaded, _) => loaded,
         };
-        let Some(found) = found else { return Ok(false) };
+        let Some(mut found) = found else { return Ok(false) };
+        let read = read_parts(self.learner, &mut found, &group).map_err(|cause| failed(cause.into(), &found));
+        agree::<_, TrainerError>(&group, read)?;
         self.warn(found.rank_change_warning(&group));
         let checked = self.check(&found.state).map_err(|cause| failed(cause, &found));
         let checked = agree::<_, TrainerError>(&group, checked)?;
@@ -168,8 +181,16 @@ pub(super) fn load_best<M: Model<B> + ?Sized, B: Batch>(
     // The best model may be older than the checkpoint that was resumed, and then be in its folder.
     let others = saver.resumed_from.as_ref().map(|folder| saver.checkpoints_in(folder));
     for checkpoints in saver.checkpoints.clone().into_iter().chain(others) {
-        let found = checkpoints.load_best(&context.state.group)?;
-        if let Some(found) = found.filter(|found| found.state.step == best.step) {
+        let group = &context.state.group;
+        let found = if learner.is_divided() {
+            checkpoints.find_best(group)?
+        } else {
+            checkpoints.load_best(group)?
+        };
+        if let Some(mut found) = found.filter(|found| found.state.step == best.step) {
+            found.set_optimizer(Default::default());
+            let read = read_parts(learner, &mut found, group).map_err(LocalFailure::from);
+            agree::<_, TrainerError>(group, read)?;
             let held = held_parts(learner, &found.state).map_err(LocalFailure::from);
             let held = agree::<_, TrainerError>(&context.state.group, held)?;
             return restore_held(&*learner.engine, &held.model);
@@ -181,6 +202,15 @@ pub(super) fn load_best<M: Model<B> + ?Sized, B: Batch>(
         best.step
     ))
     .into())
+}
+
+/// Reads what this rank holds of a checkpoint, if its tensors have not been read.
+fn read_parts<M: Model<B> + ?Sized, B: Batch>(
+    learner: &Learner<'_, M, B>,
+    found: &mut Loaded,
+    group: &ProcessGroup,
+) -> Result<(), CheckpointError> {
+    found.read_parts(learner.layout()?.as_ref(), group)
 }
 
 /// What this rank holds of a checkpoint, whose model must be that of the training.

@@ -11,6 +11,7 @@ mod not_finite;
 mod python;
 mod ranks;
 mod torch_dcp;
+mod torch_fsdp;
 mod unreadable;
 
 use std::collections::BTreeMap;

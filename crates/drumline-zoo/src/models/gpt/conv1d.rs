@@ -5,6 +5,8 @@ use std::borrow::Borrow;
 use tch::Tensor;
 use tch::nn::{Init, Path};
 
+use crate::models::draw::drawn;
+
 #[derive(Debug)]
 pub(super) struct Conv1d {
     weight: Tensor,
@@ -15,7 +17,7 @@ impl Conv1d {
     /// Creates the layer. Weights are normal with standard deviation `stdev`, biases zero.
     pub(super) fn new<'a>(path: impl Borrow<Path<'a>>, inputs: i64, outputs: i64, stdev: f64) -> Self {
         let path = path.borrow();
-        let weight = path.var("weight", &[inputs, outputs], Init::Randn { mean: 0.0, stdev });
+        let weight = drawn(path, "weight", &[inputs, outputs], Init::Randn { mean: 0.0, stdev });
         Self { weight, bias: path.zeros("bias", &[outputs]) }
     }
 

@@ -8,6 +8,8 @@ use drumline_torch::no_autocast;
 use tch::nn::{Init, Path};
 use tch::{Device, Kind, Tensor};
 
+use crate::models::draw::drawn;
+
 #[derive(Debug)]
 pub(super) struct BiLstm {
     /// For each layer and direction: the input and hidden weights, and their biases.
@@ -32,7 +34,8 @@ impl BiLstm {
         let mut params = Vec::new();
         for (layer, direction) in (0..n_layers).flat_map(|layer| [(layer, ""), (layer, "_reverse")]) {
             let inputs = if layer == 0 { inputs } else { 2 * d_hidden };
-            let var = |name: &str, size: &[i64]| path.var(&format!("{name}_l{layer}{direction}"), size, init);
+            let var =
+                |name: &str, size: &[i64]| drawn(path, &format!("{name}_l{layer}{direction}"), size, init);
             params.push(var("weight_ih", &[4 * d_hidden, inputs]));
             params.push(var("weight_hh", &[4 * d_hidden, d_hidden]));
             params.push(var("bias_ih", &[4 * d_hidden]));

@@ -13,6 +13,7 @@ use tch::{Kind, Tensor};
 
 use super::linear::Linear;
 use super::rows::Rows;
+use crate::models::draw::drawn;
 use crate::models::dropout::dropout;
 
 /// Which keys a query attends to.
@@ -77,7 +78,12 @@ impl Attention {
     pub(crate) fn new<'a>(path: impl Borrow<Path<'a>>, d_model: i64, n_head: i64) -> Self {
         let path = path.borrow();
         let in_proj = Linear {
-            weight: path.var("in_proj_weight", &[3 * d_model, d_model], Linear::xavier(d_model, 3 * d_model)),
+            weight: drawn(
+                path,
+                "in_proj_weight",
+                &[3 * d_model, d_model],
+                Linear::xavier(d_model, 3 * d_model),
+            ),
             bias: path.zeros("in_proj_bias", &[3 * d_model]),
         };
         Self { in_proj, out_proj: Linear::new(path / "out_proj", d_model, d_model), n_head }

@@ -5,6 +5,7 @@ use std::borrow::Borrow;
 use tch::nn::{Init, Path};
 use tch::{Kind, Tensor, no_grad};
 
+use crate::models::draw::drawn;
 use crate::models::dropout::dropout;
 
 /// An embedding table. The row of padding is initialised to zero and gets no gradient.
@@ -27,7 +28,7 @@ impl Embedding {
     pub(crate) fn new<'a>(path: impl Borrow<Path<'a>>, shape: EmbeddingShape, stdev: f64) -> Self {
         let path = path.borrow();
         let EmbeddingShape { vocab, size, pad } = shape;
-        let weight = path.var("weight", &[vocab, size], Init::Randn { mean: 0.0, stdev });
+        let weight = drawn(path, "weight", &[vocab, size], Init::Randn { mean: 0.0, stdev });
         let _ = no_grad(|| weight.get(pad).zero_());
         Self { weight, pad }
     }

@@ -7,6 +7,8 @@ use drumline_torch::LayerNormLayer;
 use tch::Tensor;
 use tch::nn::{Init, Path};
 
+use crate::models::draw::drawn;
+
 #[derive(Debug)]
 pub(crate) struct Linear {
     pub(crate) weight: Tensor,
@@ -20,7 +22,7 @@ impl Linear {
 
     pub(crate) fn with_init<'a>(path: impl Borrow<Path<'a>>, inputs: i64, outputs: i64, init: Init) -> Self {
         let path = path.borrow();
-        let weight = path.var("weight", &[outputs, inputs], init);
+        let weight = drawn(path, "weight", &[outputs, inputs], init);
         Self { weight, bias: path.zeros("bias", &[outputs]) }
     }
 

@@ -7,9 +7,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use drumline::checkpoint::{CheckpointError, Checkpoints, Mark};
+use drumline::checkpoint::{CheckpointError, Checkpoints, Mark, RunState, StateLayout};
+use drumline::comm::{Axis, LocalGroup, MeshShape};
+use drumline::engine::Placed;
+use drumline::optim::Named;
 use rank_test::skipped;
 use rustix::fs::statvfs;
+use tch::{Device, Kind, Tensor};
 
 use super::{alone, listing, load, save, state_of, whole_step};
 
@@ -116,6 +120,72 @@ fn no_room_for_names_at_each_point() {
             "rng.safetensors",
         ];
         assert_eq!(failures(dir, leave_inodes), expected.map(String::from).into());
+    });
+}
+
+/// The state of a rank: rank 0 holds one row of a tensor, rank 1 all others.
+fn divided_state(rank: usize, step: u64) -> RunState {
+    let whole = Tensor::full([200, 30], step as f64, (Kind::Float, Device::Cpu));
+    let (from, num) = [(0, 1), (1, 199)][rank];
+    let own = whole.narrow(0, from, num);
+    let placed = Placed {
+        name: "w".into(),
+        tensor: own.shallow_clone(),
+        whole: whole.size(),
+        offsets: vec![from, 0],
+        is_saved_here: true,
+    };
+    let layout = StateLayout::new(&[Named { name: "w".into(), tensor: whole }], &[placed]).unwrap();
+    let mut state = RunState::new(vec![Named { name: "w".into(), tensor: own }]).unwrap();
+    state.layout = Some(layout);
+    state.mesh = Some(MeshShape::default().with(Axis::Shard, 2));
+    state.step = step;
+    state
+}
+
+/// Both ranks save; returns their errors.
+fn save_divided(dir: &Path, step: u64) -> Vec<Option<String>> {
+    let saved = LocalGroup::run(2, |group| {
+        let saved = Checkpoints::new(dir).save(&divided_state(group.rank(), step), Mark::Latest, &group);
+        Ok(saved.err().map(|error| error.to_string()))
+    });
+    saved.unwrap()
+}
+
+#[test]
+fn no_room_for_the_files_of_one_rank() {
+    small_disk_test("it::checkpoint::full_disk::no_room_for_the_files_of_one_rank", |dir| {
+        let step = |disk: &Path| load(disk).unwrap().unwrap().state.step;
+        let mut is_of_rank_1 = false;
+        for left in 0..60 {
+            let disk = dir.join(left.to_string());
+            assert_eq!(save_divided(&disk, 1), [None, None]);
+            let before = listing(&disk);
+            leave_blocks(dir, left);
+            let errors = save_divided(&disk, 2);
+            fs::remove_file(dir.join("filler")).unwrap();
+            if errors == [None, None] {
+                assert!(is_of_rank_1, "rank 1, which has more to write, has failed alone");
+                return;
+            }
+            for error in &errors {
+                let error = error.as_ref().expect("all ranks get the error");
+                assert!(
+                    error.contains("No space left on device (os error 28); try freeing space"),
+                    "{error}"
+                );
+            }
+            is_of_rank_1 |= errors[0].as_ref().is_some_and(|error| error.starts_with("on rank 1: "));
+            assert_eq!(
+                (listing(&disk), step(&disk)),
+                (before, 1),
+                "nothing is lost, and nothing is left behind"
+            );
+            assert_eq!(save_divided(&disk, 2), [None, None]);
+            assert_eq!(step(&disk), 2, "with space again, the job continues");
+            fs::remove_dir_all(disk).unwrap();
+        }
+        panic!("no save was possible, however much room there was");
     });
 }
 

@@ -14,7 +14,7 @@ use rank_test::{Ranks, ranks_test};
 use tch::Device;
 use tch::nn::VarStore;
 
-use super::{FOLDER, Net, Pair, data, difference, folder, same_on_all_ranks, weights};
+use super::{FOLDER, Net, Pair, data, difference, folder, same_on_all_ranks, shared_folder, weights};
 
 /// How a training is divided; `None` for replicas.
 type Sharding = Option<ShardOptions>;
@@ -207,4 +207,28 @@ ranks_test!(a_damaged_or_missing_shard_falls_back_to_the_checkpoint_before, 2, {
     assert_eq!(step(), 5);
     std::fs::remove_file(shard(5))?;
     assert!(step() < 5);
+});
+
+ranks_test!(a_checkpoint_of_another_model_is_one_error_on_all_ranks_and_is_kept, 3, {
+    let group = ProcessGroup::from_env()?;
+    let (_temp, path) = shared_folder(&group)?;
+    let train = |extra: bool, steps: u64| -> anyhow::Result<()> {
+        let store = VarStore::new(Device::Cpu);
+        let net = Net::new(&store);
+        if extra {
+            let _extra = store.root().zeros("extra", &[2, 2]);
+        }
+        let trainer = adam(&group, &net, &store)?.shard(Stage::Zero3).max_steps(steps);
+        let trainer = trainer.callback(Checkpoint::every(Every::Steps(2))).save_path(&path).n_epochs(9);
+        Ok(trainer.resume_from(&path).train(LoadBestModel::No).map(drop)?)
+    };
+    train(false, 2)?;
+    let message = train(true, 4).unwrap_err().to_string();
+    assert!(message.contains("the checkpoint is of another model:"), "{message}");
+    assert!(message.contains("`extra` is not in the checkpoint"), "{message}");
+    let step = || Checkpoints::new(&path).read_only().load_latest(&group).unwrap().unwrap().state.step;
+    assert_eq!(step(), 2);
+    // The control: the same model resumes.
+    train(false, 4)?;
+    assert_eq!(step(), 4);
 });

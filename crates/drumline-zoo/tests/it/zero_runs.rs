@@ -1,0 +1,75 @@
+//! Sharded training with `drumline-train`: other ranks and stages resume, the export is that of an unsharded run, and
+//! what cannot work is one error.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use drumline_text::synth_story::SynthStoryOptions;
+use tch::Tensor;
+
+use super::running::{Place, Rank, ended, start};
+
+const STORIES: SynthStoryOptions = SynthStoryOptions { train: 24, valid: 6, seed: 3 };
+
+fn run(words: &[&str]) -> Rank {
+    let rank = ended(start(1, words.iter().map(|word| (*word).to_owned()).collect())).remove(0);
+    assert!(rank.exit.is_success(), "{words:?}: {}{}", rank.stdout, rank.stderr);
+    rank
+}
+
+/// The tensors of a run's export.
+fn exported(place: &Place) -> BTreeMap<String, Tensor> {
+    let [from, out] = ["exp", "hf"].map(|name| place.path(name).display().to_string());
+    run(&["export", "--from", &from, "--out", &out]);
+    Tensor::read_safetensors(place.path("hf/model.safetensors")).unwrap().into_iter().collect()
+}
+
+fn num_shards(checkpoint: &Path) -> usize {
+    let names = std::fs::read_dir(checkpoint).unwrap().map(|entry| entry.unwrap().file_name());
+    names.filter(|name| name.to_str().unwrap().starts_with("shard-")).count()
+}
+
+#[test]
+fn other_ranks_resume_and_the_export_is_that_of_an_unsharded_run() {
+    let [sharded, plain] = [(); 2].map(|()| Place::of_stories(&STORIES));
+    let steps = |most: usize| {
+        format!("OPTIM.MAX_EPOCH 4 MODEL.VOCAB_MULTIPLE 64 TRAIN.SAVE_FREQ 2 TRAIN.MAX_STEPS {most}")
+    };
+    plain.passes(2, &format!("train {}", steps(4)));
+    sharded.passes(2, &format!("train {} PARALLEL.ZERO 3", steps(4)));
+    let latest = sharded.path("exp/checkpoints/latest");
+    assert_eq!(num_shards(&latest), 4, "each rank has written a file of the model and one of the optimizer");
+    let (ours, theirs) = (exported(&sharded), exported(&plain));
+    assert_eq!(ours.keys().collect::<Vec<_>>(), theirs.keys().collect::<Vec<_>>());
+    for (name, tensor) in &ours {
+        assert_eq!(tensor.size(), theirs[name].size(), "{name}");
+        let difference = f64::try_from((tensor - &theirs[name]).abs().max()).unwrap();
+        assert!(difference < 1e-4, "{name} differs by {difference:e}");
+    }
+    let generate = |from: &str| {
+        let from = sharded.path(from).display().to_string();
+        run(&["generate", "--from", &from, "--greedy", "--max-tokens", "20", "Ada"]).stdout
+    };
+    assert_eq!(generate("exp"), generate("hf"));
+    // The folder with the files of all ranks is accepted as first weights.
+    let weights = format!("MODEL.WEIGHTS {} OUT_DIR {}", latest.display(), sharded.path("tuned").display());
+    sharded.passes(1, &format!("train {weights} {}", steps(1)));
+    let said = sharded.passes(3, &format!("train {} PARALLEL.ZERO 2", steps(6)));
+    assert!(said.contains("6 steps"), "{said}");
+    assert_eq!(num_shards(&latest), 6, "three ranks wrote them");
+}
+
+#[test]
+fn a_stage_or_mesh_that_cannot_be_is_one_error() {
+    let place = Place::of_stories(&STORIES);
+    for (words, expected) in [
+        ("train PARALLEL.ZERO 4", "0, 1, 2 or 3"),
+        ("train PARALLEL.ZERO 3 PARALLEL.DP 2", "try divisors of 3: 1, 3"),
+        ("train PARALLEL.SHARD 3", "PARALLEL.ZERO 0 divides nothing; try PARALLEL.ZERO 3"),
+    ] {
+        let ranks = place.run(3, words);
+        assert!(ranks.iter().all(|rank| !rank.exit.is_success()), "{words}");
+        assert!(ranks.iter().any(|rank| rank.stderr.contains(expected)), "{words}: {}", ranks[0].stderr);
+    }
+    assert!(!place.path("exp/checkpoints").exists(), "nothing was begun");
+}
