@@ -65,7 +65,8 @@ impl Trained {
         let store = VarStore::new(GPU);
         // As many tokens as the peer has, though the last are in no text.
         let options = args.size.options();
-        let model = Gpt::new(&store.root(), &GptOptions { vocab_size: options.padded_vocab(), ..options.clone() })?;
+        let model =
+            Gpt::new(&store.root(), &GptOptions { vocab_size: options.padded_vocab(), ..options.clone() })?;
         fill(&store);
         weights_in(&parameters(&store), Kind::BFloat16)?;
         let adam = AdamOptions { lr: 3e-4, ..AdamOptions::default() };

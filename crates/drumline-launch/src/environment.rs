@@ -88,7 +88,9 @@ pub(crate) fn add_nccl_settings(env: &mut Environment, rank: usize) {
         return;
     }
     let id = format!("drumline-{rank}");
-    for (name, setting) in [("NCCL_HOSTID", id.as_str()), ("NCCL_SOCKET_IFNAME", "lo"), ("NCCL_IB_DISABLE", "1")] {
+    for (name, setting) in
+        [("NCCL_HOSTID", id.as_str()), ("NCCL_SOCKET_IFNAME", "lo"), ("NCCL_IB_DISABLE", "1")]
+    {
         if value(env, name).is_none() {
             env.push((name.into(), Some(setting.into())));
         }

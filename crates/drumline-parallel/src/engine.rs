@@ -151,7 +151,8 @@ pub trait Engine {
     /// The whole of a tensor of the model, as a copy on this rank.
     fn full(&self, name: &str) -> Result<Tensor> {
         let mut state = self.state().into_iter();
-        let placed = state.find(|placed| placed.name == name).ok_or_else(|| ParallelError::no_tensor(name))?;
+        let placed =
+            state.find(|placed| placed.name == name).ok_or_else(|| ParallelError::no_tensor(name))?;
         Ok(placed.tensor.f_detach()?.copy())
     }
 

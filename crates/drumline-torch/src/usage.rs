@@ -152,7 +152,8 @@ impl UsageWatch {
         used: impl Fn(&[usize], &str) + Send + Sync + 'static,
     ) -> Result<Self, TorchError> {
         let used: Used = Box::new(used);
-        let listener = Listener { context: Box::into_raw(Box::new(used)).cast(), used: call, drop: drop_used };
+        let listener =
+            Listener { context: Box::into_raw(Box::new(used)).cast(), used: call, drop: drop_used };
         let (handles, mut watch) = (Handles::of(tensors), std::ptr::null_mut());
         // SAFETY: the handles are valid for the call. C++ owns the listener from here on.
         let message = unsafe { drumline_usage_watch(handles.list(), listener, &mut watch) };
@@ -209,8 +210,9 @@ mod tests {
     fn gradients(is_moved: bool) -> (Vec<Tensor>, Vec<String>) {
         tch::manual_seed(3);
         let values = [Tensor::randn([4, 3], CPU), Tensor::randn([2, 4], CPU)];
-        let movables: Arc<Vec<Movable>> =
-            Arc::new(values.iter().map(|w| Movable::new(Kind::Float, w.numel(), Device::Cpu).unwrap()).collect());
+        let movables: Arc<Vec<Movable>> = Arc::new(
+            values.iter().map(|w| Movable::new(Kind::Float, w.numel(), Device::Cpu).unwrap()).collect(),
+        );
         let weights: Vec<Tensor> = values
             .iter()
             .zip(movables.iter())

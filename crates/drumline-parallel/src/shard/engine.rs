@@ -4,8 +4,8 @@ use std::cell::RefCell;
 
 use drumline_comm::{Mesh, ReduceOp, call_site};
 use drumline_torch::{
-    Named, NormType, Optimizer, TensorCollectives, clip_grad_norm_by, clip_grad_norm_to, clip_grad_value, grad_norm,
-    grad_norm_on_device,
+    Named, NormType, Optimizer, TensorCollectives, clip_grad_norm_by, clip_grad_norm_to, clip_grad_value,
+    grad_norm, grad_norm_on_device,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -30,7 +30,13 @@ pub(super) struct Shape {
 
 impl Shape {
     pub(super) fn of(Named { name, tensor }: &Named, is_divided: bool) -> Self {
-        Self { name: name.clone(), size: tensor.size(), kind: tensor.kind(), device: tensor.device(), is_divided }
+        Self {
+            name: name.clone(),
+            size: tensor.size(),
+            kind: tensor.kind(),
+            device: tensor.device(),
+            is_divided,
+        }
     }
 }
 

@@ -150,7 +150,7 @@ impl Gatherer {
             Device::Cuda(device) => {
                 let gather = Stream::new(device, Priority::High)?;
                 Some(Streams { device, gather, is_busy: Cell::new(false) })
-            },
+            }
             _ => None,
         };
         let bytes = units.iter().map(GatheredUnit::num_bytes).max().unwrap_or(0);

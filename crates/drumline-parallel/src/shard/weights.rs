@@ -115,8 +115,10 @@ impl Weights {
                 self.copy_into(params, self.flat())?;
             }
         } else {
-            let mut received =
-                Tensor::f_zeros([self.plan.layout.flat_len() as i64], (self.plan.kind, self.flat().device()))?;
+            let mut received = Tensor::f_zeros(
+                [self.plan.layout.flat_len() as i64],
+                (self.plan.kind, self.flat().device()),
+            )?;
             if groups.all.rank() == 0 {
                 self.copy_into(params, &received)?;
             }

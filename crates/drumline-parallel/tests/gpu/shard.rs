@@ -116,8 +116,12 @@ fn stages_equal_replicas(modes: &[Mode]) -> Result<()> {
 ranks_test!(stages_on_one_rank_equal_a_replica, 1, timeout = super::BRIEF, {
     stages_equal_replicas(&[Mode::Eager, Mode::Graph])?
 });
-ranks_test!(stages_of_two_ranks_through_the_host_equal_replicas, 2, { stages_equal_replicas(&[Mode::Eager])? });
-ranks_test!(stages_of_four_ranks_through_the_host_equal_replicas, 4, { stages_equal_replicas(&[Mode::Eager])? });
+ranks_test!(stages_of_two_ranks_through_the_host_equal_replicas, 2, {
+    stages_equal_replicas(&[Mode::Eager])?
+});
+ranks_test!(stages_of_four_ranks_through_the_host_equal_replicas, 4, {
+    stages_equal_replicas(&[Mode::Eager])?
+});
 ranks_test!(nccl_stages_of_two_ranks_equal_replicas, 2, env = NCCL, {
     stages_equal_replicas(&[Mode::Eager, Mode::Graph])?
 });

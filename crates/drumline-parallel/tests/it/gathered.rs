@@ -55,7 +55,12 @@ fn input(rank: usize, step: i64) -> Tensor {
 
 fn options(gathers: bool) -> ShardOptions {
     let gather_parameters = Some(gathers);
-    ShardOptions { gather_parameters, keep_gathered: 30, shards_alone: true, ..ShardOptions::new(Stage::Zero3) }
+    ShardOptions {
+        gather_parameters,
+        keep_gathered: 30,
+        shards_alone: true,
+        ..ShardOptions::new(Stage::Zero3)
+    }
 }
 
 struct Training {
@@ -69,15 +74,18 @@ const ORDER: [usize; 4] = [0, 1, 2, 3];
 impl Training {
     fn new(group: &ProcessGroup, options: ShardOptions) -> Result<Self> {
         let model = Blocks::new(group.rank());
-        let mut optimizer = AdamW::new(parameters(&model.vs), AdamOptions { lr: 0.01, ..AdamOptions::default() })?;
+        let mut optimizer =
+            AdamW::new(parameters(&model.vs), AdamOptions { lr: 0.01, ..AdamOptions::default() })?;
         let mesh = Mesh::new(group, options.mesh_shape(group.size())?)?;
-        let engine = Box::new(options).engine(EngineSetup { store: &model.vs, mesh: &mesh, observer: None })?;
+        let engine =
+            Box::new(options).engine(EngineSetup { store: &model.vs, mesh: &mesh, observer: None })?;
         engine.adopt(&mut optimizer)?;
         Ok(Self { model, engine, optimizer })
     }
 
     fn micro_batch(&self, x: &Tensor, order: &[usize], sync: GradSync) -> Result<f64> {
-        let loss = self.engine.forward_with(sync, || self.model.forward(x, order).square().mean(Kind::Float))?;
+        let loss =
+            self.engine.forward_with(sync, || self.model.forward(x, order).square().mean(Kind::Float))?;
         self.engine.backward(&loss, sync)?;
         Ok(loss.double_value(&[]))
     }
@@ -123,7 +131,8 @@ ranks_test!(gathered_parameters_train_to_the_same_bits_on_three_ranks, 3, { equa
 ranks_test!(replicas_gather_in_their_own_ranks, 4, {
     let group = ProcessGroup::from_env()?;
     let with = |gathers| ShardOptions { shard: Some(2), ..options(gathers) };
-    let [mut shared, mut gathered] = [Training::new(&group, with(false))?, Training::new(&group, with(true))?];
+    let [mut shared, mut gathered] =
+        [Training::new(&group, with(false))?, Training::new(&group, with(true))?];
     for step in 0..STEPS {
         assert_eq!(shared.step(group.rank(), step)?, gathered.step(group.rank(), step)?);
     }
