@@ -5,7 +5,7 @@
 //! the program is shown but not compared: two branches may rightly make the same call.
 
 use std::cell::Cell;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::Location;
 use std::sync::{Mutex, PoisonError};
@@ -138,27 +138,32 @@ pub fn on_behalf_of<R>(site: &'static Location<'static>, body: impl FnOnce() -> 
 /// }
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Subject {
-    name: &'static str,
+pub struct Subject(&'static Name);
+
+/// A name, and a number that stands for it in fingerprints.
+#[derive(Debug, PartialEq, Eq)]
+struct Name {
+    text: String,
     hash: u64,
 }
 
 impl Subject {
     /// A subject with this name. Names are kept until the process ends, each once.
     pub fn new(name: &str) -> Self {
-        static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+        static NAMES: Mutex<BTreeMap<String, &'static Name>> = Mutex::new(BTreeMap::new());
         let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-        let name = names.get(name).copied().unwrap_or_else(|| {
-            let kept: &'static str = Box::leak(name.into());
-            names.insert(kept);
-            kept
-        });
-        Self { name, hash: name.bytes().fold(0x9e37, |hash, byte| mix(hash ^ u64::from(byte))) }
+        if let Some(known) = names.get(name) {
+            return Self(known);
+        }
+        let hash = name.bytes().fold(0x9e37, |hash, byte| mix(hash ^ u64::from(byte)));
+        let kept: &'static Name = Box::leak(Box::new(Name { text: name.to_owned(), hash }));
+        names.insert(name.to_owned(), kept);
+        Self(kept)
     }
 
     /// Its name.
     pub fn name(self) -> &'static str {
-        self.name
+        &self.0.text
     }
 }
 
@@ -229,7 +234,7 @@ impl Call {
             ^ sequence.wrapping_mul(0xc2b2_ae3d_27d4_eb4f)
             ^ (self.count as u64).wrapping_mul(0x1656_67b1_9e37_79f9).rotate_left(23)
             ^ reduce.wrapping_mul(0x27d4_eb2f_1656_67c5).rotate_left(41)
-            ^ self.subject.map_or(0, |subject| subject.hash.rotate_left(11))
+            ^ self.subject.map_or(0, |subject| subject.0.hash.rotate_left(11))
             ^ self.extra)
     }
 
@@ -249,6 +254,26 @@ fn mix(mut x: u64) -> u64 {
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write(f, self.subject.map_or("", Subject::name))
+    }
+}
+
+/// A call that is about a subject of another process.
+struct About<'a>(&'a Call, &'a str);
+
+impl fmt::Display for About<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.write(f, self.1)
+    }
+}
+
+impl Call {
+    /// The call, if it is about a subject with this name.
+    pub(crate) fn to_text(self, subject: &str) -> String {
+        About(&self, subject).to_string()
+    }
+
+    fn write(&self, f: &mut fmt::Formatter<'_>, subject: &str) -> fmt::Result {
         write!(f, "{}(", self.op)?;
         if self.op == Op::Batch {
             return write!(f, "{} messages)", self.count);
@@ -273,8 +298,8 @@ impl fmt::Display for Call {
             write!(f, "{separator}lists {:04x}", self.extra & 0xffff)?;
             separator = ", ";
         }
-        if let Some(Subject { name, .. }) = self.subject {
-            write!(f, "{separator}{name}")?;
+        if !subject.is_empty() {
+            write!(f, "{separator}{subject}")?;
         }
         f.write_str(")")
     }

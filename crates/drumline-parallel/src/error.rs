@@ -124,6 +124,15 @@ pub enum ParallelError {
         /// This rank.
         rank: usize,
     },
+    /// A rank without samples cannot take part in synchronised norms and in gathers of parameters at once.
+    #[error(
+        "rank {rank} has no samples in a step of a model with synchronised norms whose parameters are gathered when they are used; \
+         try stage 2, more data, or smaller batches"
+    )]
+    NormsWithoutSamples {
+        /// This rank.
+        rank: usize,
+    },
     /// An operation outside of a step uses parameters that are divided among ranks.
     #[error(
         "`{operation}` on rank {rank} uses parameters of unit `{unit}` outside of a step, where they are divided among ranks; \

@@ -52,6 +52,11 @@ impl Queues {
         Ok(())
     }
 
+    /// The current stream of this thread.
+    pub(crate) fn current(&self) -> Result<Stream> {
+        Ok(Stream::current(self.device)?)
+    }
+
     /// Makes this thread's stream wait for all streams that have computed gradients.
     pub(crate) fn gather_streams(&self) -> Result<Stream> {
         let current = Stream::current(self.device)?;

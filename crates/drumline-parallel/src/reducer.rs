@@ -9,6 +9,7 @@
 use std::sync::Arc;
 
 use drumline_comm::{ProcessGroup, call_site, on_behalf_of};
+use drumline_torch::cuda::Stream;
 use drumline_torch::{FunctionError, Named};
 
 use crate::error::{NotRecordable, ParallelError};
@@ -52,6 +53,12 @@ pub(crate) trait Places: Send {
 
     /// The size of each bucket in bytes.
     fn bytes(&self) -> Vec<usize>;
+
+    /// Ends the groups of reductions: this rank will not continue.
+    fn abort(&self, cause: &str);
+
+    /// The current stream of this thread, for gradients on a GPU.
+    fn stream(&self) -> Result<Option<Stream>>;
 
     /// An error that says why, if these reductions cannot be recorded in a CUDA graph.
     fn is_recordable(&self, order: OrderKnown) -> std::result::Result<(), NotRecordable>;
@@ -171,6 +178,25 @@ impl<P: Places> Reducer<P> {
         Ok(used)
     }
 
+    /// Sends the rest on another thread, because sending may wait for reductions that other ranks begin only after what
+    /// this thread does meanwhile.
+    fn send_rest_beside(&mut self, meanwhile: &mut dyn FnMut() -> Result) -> Result<Vec<u8>> {
+        let (group, stream) = (self.group.clone(), self.places.stream()?);
+        std::thread::scope(|scope| {
+            let sending = scope.spawn(|| {
+                let _on_stream = stream.map(Stream::enter).transpose()?;
+                self.send_rest()
+            });
+            let met = meanwhile();
+            if let Err(error) = &met {
+                // What is sent waits for ranks that will not come.
+                group.abort(&error.to_string());
+            }
+            let sent = sending.join().unwrap_or(Err(ParallelError::Internal { what: "sending gradients panicked" }));
+            met.and(sent)
+        })
+    }
+
     fn log_unused(&mut self, used: &[u8]) {
         let unused: Vec<usize> = (0..used.len()).filter(|param| used[*param] == 0).collect();
         if unused == self.unused {
@@ -232,10 +258,14 @@ impl<P: Places> Reduction for Reducer<P> {
         self.refusal.take()
     }
 
-    fn finish(&mut self, meanwhile: &mut dyn FnMut() -> Result) -> Result {
+    fn finish(&mut self, meanwhile: Option<&mut dyn FnMut() -> Result>) -> Result {
         self.mode = Mode::Unexpected;
         let arrived = self.progress.order(&self.order);
-        let used = match self.send_rest().and_then(|used| meanwhile().map(|()| used)) {
+        let sent = match meanwhile {
+            None => self.send_rest(),
+            Some(meanwhile) => self.send_rest_beside(meanwhile),
+        };
+        let used = match sent {
             Ok(used) => used,
             Err(error) => {
                 self.abandon(&error.to_string());
@@ -254,6 +284,7 @@ impl<P: Places> Reduction for Reducer<P> {
     fn abandon(&mut self, cause: &str) {
         self.mode = Mode::Unexpected;
         self.group.abort(cause);
+        self.places.abort(cause);
         let _ = self.lane.wait();
     }
 

@@ -32,8 +32,9 @@ pub(crate) trait Reduction: Send {
     /// The error with which `note_ready` has ended the backward, if it has.
     fn refusal(&mut self) -> Option<ParallelError>;
 
-    /// Ends a backward: sends what is left, runs `meanwhile`, and waits for all reductions.
-    fn finish(&mut self, meanwhile: &mut dyn FnMut() -> Result) -> Result;
+    /// Ends a backward: sends what is left, and waits for all reductions. Beside that it runs `meanwhile`, without which
+    /// other ranks would not come to these reductions.
+    fn finish(&mut self, meanwhile: Option<&mut dyn FnMut() -> Result>) -> Result;
 
     /// Backward failed on this rank. Aborts the group, because other ranks wait for its gradients.
     fn abandon(&mut self, cause: &str);

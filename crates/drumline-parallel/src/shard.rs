@@ -217,8 +217,8 @@ impl ShardOptions {
             broadcast_buffers: self.broadcast_buffers,
             sync_group: self.sync_group,
         })?;
-        let (mesh, scratch) = (mesh.clone(), RefCell::new(None));
-        Ok(Sharded { mesh, groups, synced, accumulation, weights, gatherer, own, state, shapes, scratch })
+        let (mesh, scratch, device) = (mesh.clone(), RefCell::new(None), store.device());
+        Ok(Sharded { mesh, groups, synced, accumulation, weights, frozen: frozen_rows, gatherer, own, state, shapes, scratch, device })
     }
 }
 

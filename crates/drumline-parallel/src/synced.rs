@@ -296,7 +296,7 @@ impl Synced {
             let failure = self.sync_group.as_ref().and_then(SyncGroup::failure);
             return Err(refusal.or_else(|| failure.map(Into::into)).unwrap_or_else(|| error.into()));
         }
-        others.reduction().finish(&mut || Ok(()))
+        others.reduction().finish(None)
     }
 
     /// An error if a parameter was unfrozen after this was made: each rank would have a different gradient.
@@ -366,12 +366,26 @@ impl Synced {
         let mut reduction = others.reduction();
         reduction.begin(site)?;
         self.sync_group.iter().for_each(|group| group.called_at(site));
-        // Gradients are reduced on another thread, so that this thread can join the calls of the other ranks' norms
-        // meanwhile.
-        reduction.finish(&mut || match &self.sync_group {
-            Some(sync_group) => Ok(sync_group.shadow(calls)?),
-            None => Ok(()),
-        })
+        match &self.sync_group {
+            // This thread joins the calls of the other ranks' norms meanwhile.
+            Some(sync_group) => reduction.finish(Some(&mut || Ok(sync_group.shadow(calls)?))),
+            None => reduction.finish(None),
+        }
+    }
+
+    /// Takes part in a micro-batch of the other ranks without a batch, where their forward and backward wait for `join`.
+    #[track_caller]
+    pub(crate) fn join_micro_batch(&self, kind: BackwardKind, join: &mut dyn FnMut() -> Result) -> Result {
+        let (site, kind) = (call_site(), self.allowed(kind));
+        if kind != BackwardKind::ReducePart {
+            self.end_step();
+        }
+        let Some(others) = self.others.as_ref().filter(|_| kind != BackwardKind::Accumulate) else {
+            return join();
+        };
+        let mut reduction = others.reduction();
+        reduction.begin(site)?;
+        reduction.finish(Some(join))
     }
 
     /// Backwards in `body` are not reduced: they accumulate gradients on this rank.

@@ -55,17 +55,22 @@ at::CallbackHandle observer = at::INVALID_CALLBACK_HANDLE;
 // Operations of the listener are not reported to it.
 thread_local bool is_listening = false;
 
-// The watched tensors among some inputs, in the order in which they come; of one watch.
+// The watched tensors among some inputs, for each watch in the order in which they come.
 struct Uses {
-  std::shared_ptr<Watch> watch;
-  std::vector<size_t> numbers;
+  struct Of {
+    std::shared_ptr<Watch> watch;
+    std::vector<size_t> numbers;
+  };
+  std::vector<Of> all;
 
   void add(const at::Tensor& tensor) {
     if (!tensor.defined() || !tensor.has_storage()) return;
     const auto found = watched.find(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
-    if (found == watched.end() || (watch != nullptr && watch != found->second.watch)) return;
-    watch = found->second.watch;
-    if (std::find(numbers.begin(), numbers.end(), found->second.number) == numbers.end()) numbers.push_back(found->second.number);
+    if (found == watched.end()) return;
+    const auto& [watch, number] = found->second;
+    auto of = std::find_if(all.begin(), all.end(), [&](const Of& other) { return other.watch == watch; });
+    if (of == all.end()) of = all.insert(all.end(), Of{watch, {}});
+    if (std::find(of->numbers.begin(), of->numbers.end(), number) == of->numbers.end()) of->numbers.push_back(number);
   }
 
   void add(const c10::IValue& value) {
@@ -82,10 +87,12 @@ struct Uses {
 
   // Without the lock: the listener may wait for other ranks.
   void report(const char* operation) const {
-    if (watch == nullptr || (numbers.size() == 1 && watch->unreported.load() == numbers[0])) return;
-    is_listening = true;
-    watch->listener.used(watch->listener.context, numbers.data(), numbers.size(), operation);
-    is_listening = false;
+    for (const auto& [watch, numbers] : all) {
+      if (numbers.size() == 1 && watch->unreported.load() == numbers[0]) continue;
+      is_listening = true;
+      watch->listener.used(watch->listener.context, numbers.data(), numbers.size(), operation);
+      is_listening = false;
+    }
   }
 };
 

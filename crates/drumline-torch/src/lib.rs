@@ -86,7 +86,7 @@ pub use optim::{
 };
 pub use recordable::{HostRoute, NotRecordable};
 pub use rng::RngState;
-pub use usage::{Movable, UsageWatch};
+pub use usage::{KERNEL, Movable, UsageWatch};
 pub use version::{LIBTORCH, libtorch_version};
 
 #[cfg(doctest)]

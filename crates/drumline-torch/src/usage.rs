@@ -5,8 +5,8 @@
 //!      ▲                                                                 memory that holds the elements ──▶ the operation
 //!      └──────────────────────────── point_at ◀──────────────────────────┘                                  reads them
 //! ```
-//! At rest a [`Movable`] has an address of its own, at which there is no memory. So tensors can still be told apart by
-//! their addresses, and a use that nobody noticed does not read the memory of another tensor.
+//! At rest a [`Movable`] has an address of its own, at which there is no memory. So different tensors still have different
+//! addresses, and a use that nobody noticed does not read the memory of another tensor.
 //!
 //! libtorch reports its own operations; kernels of this crate that take an address call [`report`].
 #![allow(unsafe_code)]
@@ -14,7 +14,7 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
 
@@ -50,31 +50,22 @@ unsafe extern "C" {
     fn drumline_usage_report(tensor: *const C_tensor, operation: *const c_char);
 }
 
-/// Addresses without memory.
+/// Addresses without memory. They stay reserved until the process ends: a tensor over them may outlive all else.
 #[derive(Debug)]
 struct Reserved {
     start: usize,
-    bytes: usize,
 }
 
 impl Reserved {
     fn new(bytes: usize) -> Result<Self, TorchError> {
-        let bytes = bytes.max(1);
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping that nothing may read or write.
-        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::empty(), flags) };
+        let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes.max(1), ProtFlags::empty(), flags) };
         let start = start.map_err(|error| TorchError::Library {
             operation: "cannot reserve addresses for parameters",
             message: error.to_string(),
         })?;
-        Ok(Self { start: start as usize, bytes })
-    }
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        // SAFETY: our mapping, which nothing uses any more.
-        let _ = unsafe { munmap(self.start as *mut c_void, self.bytes) };
+        Ok(Self { start: start as usize })
     }
 }
 
@@ -191,10 +182,14 @@ extern "C" fn drop_used(context: *mut c_void) {
     let _ = catch_unwind(AssertUnwindSafe(|| drop(used)));
 }
 
-/// Reports that an operation outside of libtorch is about to take the address of a tensor.
-pub(crate) fn report(tensor: &Tensor, operation: &CStr) {
+/// The name of an operation outside of libtorch, which uses tensors one after the other.
+pub const KERNEL: &str = "a kernel of drumline";
+
+/// Reports that a kernel is about to take the address of a tensor.
+pub(crate) fn report(tensor: &Tensor) {
+    const NAME: &CStr = c"a kernel of drumline";
     // SAFETY: the handle and the string are valid for the call.
-    unsafe { drumline_usage_report(tensor.as_ptr(), operation.as_ptr()) };
+    unsafe { drumline_usage_report(tensor.as_ptr(), NAME.as_ptr()) };
 }
 
 #[cfg(test)]
@@ -223,15 +218,15 @@ mod tests {
             .collect();
         let uses = Arc::new(Mutex::new(Vec::new()));
         let (noted, held) = (uses.clone(), movables.clone());
-        let slot = Tensor::zeros([12], CPU);
-        let values = values.map(|value| value.view([-1]));
+        let memory = Mutex::new((Tensor::zeros([12], CPU), values.map(|value| value.view([-1]))));
         let gather = move |used: &[usize], operation: &str| {
             let _no_grad = tch::no_grad_guard();
+            let (slot, values) = &*memory.lock().unwrap();
             let unit = used[0];
             noted.lock().unwrap().push(format!("{unit} {operation}"));
             held.iter().for_each(|movable| movable.rest().unwrap());
             slot.narrow(0, 0, values[unit].size1().unwrap()).copy_(&values[unit]);
-            held[unit].point_at(&slot).unwrap();
+            held[unit].point_at(slot).unwrap();
         };
         let watched: Vec<&Tensor> = movables.iter().map(Movable::tensor).collect();
         let watch = UsageWatch::new(&watched, gather).unwrap();

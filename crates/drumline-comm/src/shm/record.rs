@@ -141,7 +141,6 @@ impl Record {
         let take = |word: &AtomicU64| word.load(Ordering::Relaxed);
         let kind = take(&self.kind);
         let site = &self.sites[take(&self.site) as usize % SITES];
-        let subject = self.subject.read();
         let call = Call {
             op: Op::from_code(kind as u8).unwrap_or(Op::Barrier),
             dtype: DType::from_code((kind >> 8) as u8),
@@ -149,10 +148,10 @@ impl Record {
             reduce: reduce_of((kind >> 16) as u8, f64::from_bits(take(&self.factor))),
             root: (take(&self.root) as usize).checked_sub(1),
             extra: take(&self.extra),
-            subject: (!subject.is_empty()).then(|| Subject::new(&subject)),
+            subject: None,
             site: std::panic::Location::caller(),
         };
-        Trace { sequence, what: call.to_string(), site: site.read() }
+        Trace { sequence, what: call.to_text(&self.subject.read()), site: site.read() }
     }
 }
 

@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use drumline_comm::ProcessGroup;
+use drumline_torch::cuda::Stream;
 use drumline_torch::{Named, TensorCollectives, grad, move_grad, set_grad};
 use tch::Tensor;
 
@@ -123,6 +124,14 @@ impl Places for Buckets {
 
     fn bytes(&self) -> Vec<usize> {
         self.arena.layout.buckets.iter().map(|bucket| self.arena.bytes(bucket)).collect()
+    }
+
+    fn abort(&self, cause: &str) {
+        self.group.abort(cause);
+    }
+
+    fn stream(&self) -> Result<Option<Stream>> {
+        self.queues.as_ref().map(Queues::current).transpose()
     }
 
     fn is_recordable(&self, order: OrderKnown) -> std::result::Result<(), NotRecordable> {

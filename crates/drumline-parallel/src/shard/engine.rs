@@ -48,6 +48,9 @@ pub(super) struct Sharded {
     pub(super) accumulation: Accumulation,
     /// Of the trained parameters.
     pub(super) weights: Vec<Weights>,
+    /// Of the others, where they are divided.
+    pub(super) frozen: Vec<Weights>,
+    pub(super) device: Device,
     /// Gathers parameters of which ranks have only their rows.
     pub(super) gatherer: Option<Gatherer>,
     /// The rows of trained parameters that this rank owns.
@@ -68,20 +71,17 @@ impl Sharded {
         }
     }
 
-    /// Lets all ranks see what each has written to its rows.
-    fn publish(&self) -> Result {
+    /// Lets `change` write to this rank's rows of these units, and all ranks see what each has written.
+    fn change(&self, units: &[&Weights], change: &mut dyn FnMut()) -> Result {
+        self.gatherer.as_ref().map_or(Ok(()), Gatherer::end_step)?;
+        let are_shared = units.iter().any(|unit| unit.is_node_shared());
+        let wait_for_readers = || if are_shared { self.groups.shard.barrier() } else { Ok(()) };
+        wait_for_readers()?;
+        change();
         let _no_grad = tch::no_grad_guard();
         let mut scratch = self.scratch.borrow_mut();
-        self.weights.iter().try_for_each(|unit| unit.gather(&self.groups.shard, &mut scratch))?;
-        self.wait_for_readers()
-    }
-
-    /// Waits until all ranks of a node that read the same memory have come here.
-    fn wait_for_readers(&self) -> Result {
-        if self.weights.iter().any(Weights::is_node_shared) {
-            self.groups.shard.barrier()?;
-        }
-        Ok(())
+        units.iter().try_for_each(|unit| unit.gather(&self.groups.shard, &mut scratch))?;
+        Ok(wait_for_readers()?)
     }
 
     /// Runs a forward or backward, in which parameters are gathered when they are used.
@@ -104,7 +104,7 @@ impl Engine for Sharded {
     }
 
     fn is_lockstep(&self) -> bool {
-        self.synced.is_lockstep()
+        self.gatherer.is_some() || self.synced.is_lockstep()
     }
 
     fn parameters(&self) -> Vec<Named> {
@@ -113,6 +113,8 @@ impl Engine for Sharded {
 
     #[track_caller]
     fn begin_step(&self, agreed: &Agreed) -> Result {
+        // After a step that was skipped, parameters are still gathered.
+        self.gatherer.as_ref().map_or(Ok(()), Gatherer::end_step)?;
         self.synced.begin_agreed_step(agreed)
     }
 
@@ -134,8 +136,14 @@ impl Engine for Sharded {
 
     #[track_caller]
     fn backward_nothing(&self, sync: GradSync) -> Result {
-        self.gatherer.as_ref().map_or(Ok(()), |gatherer| gatherer.join_micro_batch(call_site()))?;
-        self.synced.skip_micro_batch(self.kind(sync))
+        let Some(gatherer) = &self.gatherer else { return self.synced.skip_micro_batch(self.kind(sync)) };
+        let site = call_site();
+        let joined = if self.synced.is_lockstep() {
+            Err(ParallelError::NormsWithoutSamples { rank: self.groups.all.rank() })
+        } else {
+            self.synced.join_micro_batch(self.kind(sync), &mut || gatherer.join_micro_batch(site))
+        };
+        joined.inspect_err(|error| self.abort(&error.to_string()))
     }
 
     #[track_caller]
@@ -193,8 +201,7 @@ impl Engine for Sharded {
             Clip::Norm(max_norm) => max_norm,
             Clip::Value(max_value) => return Ok(clip_grad_value(parameters, max_value).map(|()| None)?),
         };
-        let device = self.own.first().map_or(Device::Cpu, |named| named.tensor.device());
-        let own = grad_norm_on_device(parameters, device)?;
+        let own = grad_norm_on_device(parameters, self.device)?;
         let mut squares = own.f_square()?;
         self.groups.shard.all_reduce_tensor(&mut squares, ReduceOp::Sum)?;
         let total = squares.f_sqrt()?;
@@ -210,17 +217,14 @@ impl Engine for Sharded {
     #[track_caller]
     fn step(&self, optimizer: &mut dyn Optimizer) -> Result {
         let mut stepped = Ok(());
-        self.change_parameters(&mut || stepped = optimizer.step())?;
+        self.change(&self.weights.iter().collect::<Vec<_>>(), &mut || stepped = optimizer.step())?;
         Ok(stepped?)
     }
 
     /// Waits until no rank reads parameters, and after `change` until all have written.
     #[track_caller]
     fn change_parameters(&self, change: &mut dyn FnMut()) -> Result {
-        self.gatherer.as_ref().map_or(Ok(()), Gatherer::end_step)?;
-        self.wait_for_readers()?;
-        change();
-        self.publish()
+        self.change(&self.weights.iter().chain(&self.frozen).collect::<Vec<_>>(), change)
     }
 
     fn state(&self) -> Vec<Placed> {

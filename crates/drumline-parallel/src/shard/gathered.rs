@@ -6,8 +6,9 @@
 //!   compute stream   ── a ── a ──┬─ (waits for b) ── b ── b ── b ──┬─ (waits for c) ── c
 //!   gather stream             b ─┘└─ (waits for a) ── c ───────────┘
 //! ```
-//! The model does not know of it: an operation of the forward, of the backward and of recomputed activations gathers alike.
-//! Two slots of the largest unit are all the memory that whole parameters need, and no step allocates any.
+//! The model needs no change: an operation of the forward, of the backward and of recomputed activations gathers alike.
+//! Whole parameters lie in two slots of the largest unit, and no step allocates memory for them. Copies that autograd
+//! keeps until backward, such as autocast's of f32 parameters, are beside that.
 //!
 //! An operation cannot fail here. What went wrong is noted, the operation computes something that nobody uses, and the
 //! call of the engine returns the error.
@@ -17,10 +18,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use drumline_comm::{ProcessGroup, Subject, about, on_behalf_of};
 use drumline_torch::cuda::{Event, Priority, Stream, StreamScope, Timing};
-use drumline_torch::{Movable, TensorCollectives, UsageWatch};
+use drumline_torch::{KERNEL, Movable, TensorCollectives, UsageWatch};
 use tch::{Device, Kind, Tensor};
 
-use super::residency::{Gather, Residency, TooManyUnits};
+use super::residency::{Ahead, Gather, Residency, TooManyUnits};
 use super::unit::UnitPlan;
 use crate::error::{NotRecordable, ParallelError};
 use crate::reduction::Site;
@@ -144,6 +145,26 @@ impl Shared {
 /// Gathers units when they are used.
 pub(super) struct Gatherer(Arc<Shared>);
 
+/// A mode, until this is dropped.
+struct InMode<'a> {
+    shared: &'a Shared,
+    before: Mode,
+}
+
+impl Drop for InMode<'_> {
+    fn drop(&mut self) {
+        self.shared.state().mode = self.before;
+        self.shared.leave_out(None);
+    }
+}
+
+impl Drop for Gatherer {
+    fn drop(&mut self) {
+        // The slots are freed. Parameters that live longer have no memory, rather than that of others.
+        let _ = self.0.state().rest();
+    }
+}
+
 impl Gatherer {
     pub(super) fn new(group: &Arc<ProcessGroup>, units: Vec<GatheredUnit>, device: Device) -> Result<Self> {
         let streams = match device {
@@ -183,40 +204,56 @@ impl Gatherer {
         Ok(Self(shared))
     }
 
+    /// Runs a trial of this rank, of which nothing stays.
+    pub(super) fn alone<R>(&self, site: Site, body: impl FnOnce() -> R) -> R {
+        struct Before<'a> {
+            shared: &'a Shared,
+            residency: Residency,
+            micro_batch: Vec<Vec<usize>>,
+            failure: Option<ParallelError>,
+        }
+        impl Drop for Before<'_> {
+            fn drop(&mut self) {
+                let mut state = self.shared.state();
+                std::mem::swap(&mut state.residency, &mut self.residency);
+                std::mem::swap(&mut state.micro_batch, &mut self.micro_batch);
+                state.failure = self.failure.take();
+                // Moving a tensor does not fail.
+                let _ = state.rest();
+                let _ = state.point_held();
+            }
+        }
+        let _before = {
+            let mut state = self.0.state();
+            let residency = std::mem::replace(&mut state.residency, Residency::new(NUM_SLOTS));
+            let (micro_batch, failure) = (std::mem::take(&mut state.micro_batch), state.failure.take());
+            Before { shared: &self.0, residency, micro_batch, failure }
+        };
+        let _mode = self.enter(Mode::Alone, site);
+        body()
+    }
+
     /// Runs a forward or a backward of all ranks.
     pub(super) fn together<R>(&self, site: Site, body: impl FnOnce() -> Result<R>) -> Result<R> {
-        self.within(Mode::Together, site, body)
-    }
-
-    /// Runs a trial of this rank.
-    pub(super) fn alone<R>(&self, site: Site, body: impl FnOnce() -> R) -> R {
-        let ran = self.within(Mode::Alone, site, || Ok(body()));
-        let mut state = self.0.state();
-        state.residency.forget();
-        let _ = state.rest();
-        drop(state);
-        self.0.leave_out(None);
-        ran.expect("a trial gathers nothing, and so cannot fail")
-    }
-
-    fn within<R>(&self, mode: Mode, site: Site, body: impl FnOnce() -> Result<R>) -> Result<R> {
-        let before = {
-            let mut state = self.0.state();
-            state.site = site;
-            match state.mode {
-                // An evaluation inside: everything is there already.
-                Mode::Whole => Mode::Whole,
-                _ => std::mem::replace(&mut state.mode, mode),
-            }
+        let result = {
+            let _mode = self.enter(Mode::Together, site);
+            body()
         };
-        self.0.leave_out(None);
-        let result = body();
-        let mut state = self.0.state();
-        state.mode = before;
-        drop(state);
-        self.0.leave_out(None);
         self.check()?;
         result
+    }
+
+    /// Sets the mode until the guard is dropped. Inside a trial or an evaluation it stays.
+    fn enter(&self, mode: Mode, site: Site) -> InMode<'_> {
+        let mut state = self.0.state();
+        state.site = site;
+        let before = state.mode;
+        if !matches!(before, Mode::Whole | Mode::Alone) {
+            state.mode = mode;
+        }
+        drop(state);
+        self.0.leave_out(None);
+        InMode { shared: &self.0, before }
     }
 
     /// An error that says why, if gathers cannot be recorded in a CUDA graph.
@@ -238,8 +275,7 @@ impl Gatherer {
     pub(super) fn join_micro_batch(&self, site: Site) -> Result {
         let uses = std::mem::take(&mut self.0.state().micro_batch);
         if uses.is_empty() {
-            let rank = self.0.state().group.rank();
-            return Err(ParallelError::NoFirstUse { rank });
+            return Err(ParallelError::NoFirstUse { rank: self.0.state().group.rank() });
         }
         let joined = self.together(site, || {
             let mut state = self.0.state();
@@ -253,6 +289,10 @@ impl Gatherer {
     /// Parameters have changed, or are about to.
     pub(super) fn end_step(&self) -> Result {
         let mut state = self.0.state();
+        if state.mode == Mode::Whole {
+            let expected = "outside of it; try after end_evaluation";
+            return Err(ParallelError::value("the place to change parameters", "inside an evaluation", expected));
+        }
         state.join()?;
         state.residency.end_step();
         state.rest()?;
@@ -264,18 +304,12 @@ impl Gatherer {
     /// Gathers all units, so that ranks can use them in any order and number. All ranks call it.
     pub(super) fn begin_whole(&self) -> Result {
         let mut state = self.0.state();
-        let state = &mut *state;
-        state.residency.forget();
-        let mut whole = Vec::new();
-        for unit in &state.units {
-            let device = unit.own.device();
-            let memory = Tensor::f_empty([unit.num_bytes() as i64], (Kind::Uint8, device))?;
-            unit.gather(&state.group, &memory)?;
-            unit.movable.point_at(&memory)?;
-            whole.push(memory);
+        let begun = state.gather_whole();
+        if let Err(error) = &begun {
+            let _ = state.rest();
+            state.group.abort(&error.to_string());
         }
-        (state.whole, state.mode) = (whole, Mode::Whole);
-        Ok(())
+        begun
     }
 
     /// Frees the memory of [`begin_whole`](Self::begin_whole).
@@ -302,13 +336,29 @@ impl State {
             Mode::Together | Mode::Alone => self.make_available(units, operation),
         };
         if let Err(error) = outcome {
-            self.group.abort(&error.to_string());
+            if self.mode != Mode::Alone {
+                self.group.abort(&error.to_string());
+            }
             // The operation runs nevertheless, and must find memory.
             for unit in units {
                 let _ = self.units[*unit].movable.point_at(&self.slots[0].bytes);
             }
             self.failure.get_or_insert(error);
         }
+    }
+
+    fn gather_whole(&mut self) -> Result {
+        self.join()?;
+        self.residency.forget();
+        let mut whole = Vec::new();
+        for unit in &self.units {
+            let memory = Tensor::f_empty([unit.num_bytes() as i64], (Kind::Uint8, unit.own.device()))?;
+            unit.gather(&self.group, &memory)?;
+            unit.movable.point_at(&memory)?;
+            whole.push(memory);
+        }
+        (self.whole, self.mode) = (whole, Mode::Whole);
+        Ok(())
     }
 
     fn used_outside(&self, units: &[usize], operation: &str) -> ParallelError {
@@ -318,7 +368,9 @@ impl State {
 
     fn make_available(&mut self, units: &[usize], operation: &str) -> Result {
         self.micro_batch.push(units.to_vec());
-        let gathers = self.residency.use_units(units).map_err(|TooManyUnits { num_units, num_slots }| {
+        // A kernel takes the addresses of its arguments one after the other: none of them may be moved meanwhile.
+        let ahead = if operation == KERNEL { Ahead::No } else { Ahead::Yes };
+        let gathers = self.residency.use_units(units, ahead).map_err(|TooManyUnits { num_units, num_slots }| {
             let operation = operation.to_owned();
             ParallelError::TooManyUnits { rank: self.group.rank(), operation, num_units, num_slots }
         })?;
@@ -375,6 +427,13 @@ impl State {
         }
     }
 
+    /// Points the units in slots at them.
+    fn point_held(&self) -> Result {
+        self.residency.held().try_for_each(|(unit, slot)| {
+            Ok(self.units[unit].movable.point_at(&self.slots[slot].bytes)?)
+        })
+    }
+
     fn rest(&self) -> Result {
         self.units.iter().try_for_each(|unit| Ok(unit.movable.rest()?))
     }
@@ -382,7 +441,9 @@ impl State {
 
 /// Whether an operation of libtorch only makes another view, and reads nothing.
 fn is_view(operation: &str) -> bool {
-    const VIEWS: [&str; 9] =
-        ["alias", "as_strided", "detach", "narrow", "set_data", "slice", "t", "transpose", "view"];
+    const VIEWS: [&str; 16] = [
+        "alias", "as_strided", "detach", "expand", "flatten", "narrow", "permute", "select", "set_data", "slice",
+        "squeeze", "t", "transpose", "unflatten", "unsqueeze", "view",
+    ];
     VIEWS.contains(&operation.strip_prefix("aten::").unwrap_or(operation))
 }

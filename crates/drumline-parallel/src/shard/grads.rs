@@ -5,12 +5,14 @@
 //!   stages 2, 3    gradients ─▶ slot 0 or 1, in turns   ─ reduce-scatter ─▶ own rows in a memory of their size
 //! ```
 //! With slots, a unit is stored when the reduction that used its slot before has ended. A gradient that comes earlier
-//! stays where autograd has put it. On a GPU the gradients of a unit are moved together, when all of them are ready. A table that is larger than a slot is reduced in several chunks, each with a part of
+//! stays where autograd has put it. On a GPU the gradients of a unit are moved together, when all of them are ready.
+//!
+//! A table that is larger than a slot is reduced in several chunks, each with a part of
 //! every rank's rows. Reductions themselves: `lane_jobs.rs`.
 
 use std::ops::Range;
 
-use drumline_torch::cuda::Event;
+use drumline_torch::cuda::{Event, Stream};
 use drumline_torch::{HeapTensor, Named, grad, move_grad, set_grad, tensor_within};
 use tch::{Device, Kind, Tensor};
 
@@ -119,7 +121,7 @@ pub(super) fn reducer(
     let grads = ShardedGrads::new(groups, params, weights, kept)?;
     let longest = weights.iter().map(|unit| unit.plan.layout.shard_len()).max().unwrap_or(0);
     let stream = grads.queues.as_ref().map(|queues| queues.lane);
-    let worker = UnitWorker::new(groups.clone(), watch.clone(), (grads.device(), stream), longest);
+    let worker = UnitWorker::new(groups.clone(), watch.clone(), grads.device(), stream, longest);
     Ok(Reducer::new(groups.all.clone(), grads, Lane::new(worker, watch)?))
 }
 
@@ -444,16 +446,22 @@ impl Places for ShardedGrads {
             return Ok(set_grad(leaf, None)?);
         }
         let flat = match &self.units[index].through {
+            // Nothing else uses its memory in this backward.
             Through::Own(flat) => flat,
-            Through::Slots(slots) => &slots[job % NUM_SLOTS],
+            Through::Slots(slots) => {
+                let flat = &slots[job % NUM_SLOTS];
+                wait_until_free(&flat.memory, job, lane)?;
+                flat
+            }
             Through::Chunks { .. } => return Ok(()),
         };
-        wait_until_free(&flat.memory, job, lane)?;
         let ready = self.move_unit(index, flat)?;
         let reduce = self.units[index].whole(bucket, &flat.memory, ready)?;
-        for param in self.units[index].plan.members.clone() {
-            if !self.is_stored[param] {
-                self.move_in(param, lane)?;
+        if self.queues.is_none() {
+            for param in self.units[index].plan.members.clone() {
+                if !self.is_stored[param] {
+                    self.move_in(param, lane)?;
+                }
             }
         }
         lane.send(site, Job::Reduce(reduce));
@@ -478,6 +486,14 @@ impl Places for ShardedGrads {
     fn bytes(&self) -> Vec<usize> {
         let bytes = |plan: &UnitPlan| plan.layout.flat_len() * plan.kind.elt_size_in_bytes();
         self.order.iter().map(|unit| bytes(&self.units[*unit].plan)).collect()
+    }
+
+    fn abort(&self, cause: &str) {
+        self.groups.abort(cause);
+    }
+
+    fn stream(&self) -> Result<Option<Stream>> {
+        self.queues.as_ref().map(Queues::current).transpose()
     }
 
     fn is_recordable(&self, order: OrderKnown) -> std::result::Result<(), NotRecordable> {

@@ -110,8 +110,13 @@ pub(super) struct UnitWorker {
 }
 
 impl UnitWorker {
-    pub(super) fn new(groups: Groups, watch: Watch, on: (Device, Option<Stream>), longest: usize) -> Self {
-        let (device, stream) = on;
+    pub(super) fn new(
+        groups: Groups,
+        watch: Watch,
+        device: Device,
+        stream: Option<Stream>,
+        longest: usize,
+    ) -> Self {
         Self { groups, watch, device, stream, longest, scratch: Vec::new() }
     }
 

@@ -24,6 +24,13 @@ pub(super) struct TooManyUnits {
     pub(super) num_slots: usize,
 }
 
+/// Whether the unit that comes next is gathered as well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ahead {
+    Yes,
+    No,
+}
+
 /// The units in slots, and the order of uses.
 #[derive(Debug)]
 pub(super) struct Residency {
@@ -56,8 +63,14 @@ impl Residency {
         self.held.iter().position(|held| *held == Some(unit))
     }
 
-    /// An operation uses these units. Returns what is to be gathered: first what it needs, then what comes next.
-    pub(super) fn use_units(&mut self, units: &[usize]) -> Result<Vec<Gather>, TooManyUnits> {
+    /// The units in slots.
+    pub(super) fn held(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.held.iter().enumerate().filter_map(|(slot, held)| Some(((*held)?, slot)))
+    }
+
+    /// An operation uses these units. Returns what is to be gathered: first what it needs, then what comes next if it
+    /// looks `ahead`.
+    pub(super) fn use_units(&mut self, units: &[usize], ahead: Ahead) -> Result<Vec<Gather>, TooManyUnits> {
         let num_slots = self.held.len();
         if units.len() > num_slots {
             return Err(TooManyUnits { num_units: units.len(), num_slots });
@@ -72,6 +85,7 @@ impl Residency {
         }
         if let Some(next) = self.next().filter(|next| self.slot_of(*next).is_none())
             && units.len() < num_slots
+            && ahead == Ahead::Yes
         {
             let slot = self.take_slot(next, units, &mut gathers);
             self.last_use[slot] = self.num_uses;
@@ -131,7 +145,7 @@ mod tests {
 
     fn units_gathered(residency: &mut Residency, uses: &[usize]) -> Vec<Vec<usize>> {
         let gathered = uses.iter().map(|unit| {
-            let gathers = residency.use_units(&[*unit]).unwrap();
+            let gathers = residency.use_units(&[*unit], Ahead::Yes).unwrap();
             assert!(residency.slot_of(*unit).is_some());
             gathers.iter().map(|gather| gather.unit).collect()
         });
@@ -170,10 +184,10 @@ mod tests {
     #[test]
     fn an_operation_may_use_as_many_units_as_there_are_slots() {
         let mut residency = Residency::new(2);
-        assert_eq!(residency.use_units(&[0, 1]).unwrap().len(), 2);
-        let gather = residency.use_units(&[1, 2]).unwrap();
+        assert_eq!(residency.use_units(&[0, 1], Ahead::Yes).unwrap().len(), 2);
+        let gather = residency.use_units(&[1, 2], Ahead::Yes).unwrap();
         assert_eq!(gather, [Gather { unit: 2, slot: residency.slot_of(2).unwrap(), evicted: Some(0) }]);
         let refused = TooManyUnits { num_units: 3, num_slots: 2 };
-        assert_eq!(residency.use_units(&[0, 1, 2]), Err(refused));
+        assert_eq!(residency.use_units(&[0, 1, 2], Ahead::Yes), Err(refused));
     }
 }

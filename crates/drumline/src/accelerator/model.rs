@@ -190,10 +190,16 @@ impl<M> PreparedModel<M> {
     /// Runs an evaluation: forwards in `body` may be as many as a rank likes. All ranks call it. It is needed only where
     /// parameters are divided among GPUs (ZeRO-3): they are gathered for it.
     pub fn evaluation<R>(&self, body: impl FnOnce() -> R) -> Result<R> {
+        struct Ends<'a>(&'a Replica);
+        impl Drop for Ends<'_> {
+            fn drop(&mut self) {
+                // It frees memory, and cannot do more than that.
+                let _ = self.0.engine().end_evaluation();
+            }
+        }
         self.replica.engine().begin_evaluation()?;
-        let result = body();
-        self.replica.engine().end_evaluation()?;
-        Ok(result)
+        let _ends = Ends(&self.replica);
+        Ok(body())
     }
 
     /// The parameters that are trained.

@@ -30,10 +30,18 @@ pub(crate) fn drumline() -> anyhow::Result<PathBuf> {
 
 /// Builds binaries as they are released, all at once: what they share is then built once.
 pub(crate) fn release<const N: usize>(binaries: [Binary; N]) -> anyhow::Result<[PathBuf; N]> {
+    built("release", binaries)
+}
+
+/// Builds programs of ours with a profile of the workspace. Returns where they are.
+pub(crate) fn built<const N: usize>(
+    profile: &str,
+    binaries: [Binary; N],
+) -> anyhow::Result<[PathBuf; N]> {
     let names = binaries.map(|binary| binary.name);
-    eprintln!("building {} (release) ...", names.join(" and "));
+    eprintln!("building {} ({profile}) ...", names.join(" and "));
     let mut command = workspace::cargo();
-    command.args(["build", "--release"]);
+    command.args(["build", "--profile", profile]);
     for Binary { package, name } in binaries {
         command.args(["--package", package, "--bin", name]);
     }
@@ -42,7 +50,7 @@ pub(crate) fn release<const N: usize>(binaries: [Binary; N]) -> anyhow::Result<[
     if !status.success() {
         bail!("cannot build {}: cargo says above why ({status})", names.join(" and "));
     }
-    let folder = workspace::Workspace::load()?.target_dir.join("release");
+    let folder = workspace::Workspace::load()?.target_dir.join(profile);
     let programs = names.map(|name| folder.join(name));
     match programs.iter().find(|program| !program.is_file()) {
         Some(missing) => bail!("cargo built no {}", missing.display()),

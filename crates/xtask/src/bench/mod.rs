@@ -33,7 +33,7 @@ mod tally;
 mod transformer;
 mod update_cycle;
 
-pub(crate) use build::{BENCHED, DRUMLINE, DRUMLINE_TRAIN, release};
+pub(crate) use build::{BENCHED, DRUMLINE, DRUMLINE_TRAIN, built, release};
 
 /// Compare with the peers, interleaved in one run
 #[derive(clap::Args, Debug)]
