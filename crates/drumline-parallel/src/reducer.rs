@@ -192,7 +192,8 @@ impl<P: Places> Reducer<P> {
                 // What is sent waits for ranks that will not come.
                 group.abort(&error.to_string());
             }
-            let sent = sending.join().unwrap_or(Err(ParallelError::Internal { what: "sending gradients panicked" }));
+            let sent =
+                sending.join().unwrap_or(Err(ParallelError::Internal { what: "sending gradients panicked" }));
             met.and(sent)
         })
     }

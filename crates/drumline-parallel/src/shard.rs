@@ -218,7 +218,20 @@ impl ShardOptions {
             sync_group: self.sync_group,
         })?;
         let (mesh, scratch, device) = (mesh.clone(), RefCell::new(None), store.device());
-        Ok(Sharded { mesh, groups, synced, accumulation, weights, frozen: frozen_rows, gatherer, own, state, shapes, scratch, device })
+        Ok(Sharded {
+            mesh,
+            groups,
+            synced,
+            accumulation,
+            weights,
+            frozen: frozen_rows,
+            gatherer,
+            own,
+            state,
+            shapes,
+            scratch,
+            device,
+        })
     }
 }
 

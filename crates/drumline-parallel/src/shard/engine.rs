@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use drumline_comm::{Mesh, ReduceOp, call_site};
 use drumline_torch::{
     Named, NormType, Optimizer, TensorCollectives, clip_grad_norm_by, clip_grad_norm_to, clip_grad_value,
-    grad_norm, grad_norm_on_device,
+    grad_norm, grad_norm_on_device, set_grad, take_grad,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -94,6 +94,28 @@ impl Sharded {
     }
 }
 
+/// Parameters have no gradients until this is dropped, and then those of before.
+struct SavedGrads<'a> {
+    params: &'a [Named],
+    grads: Vec<Option<Tensor>>,
+}
+
+impl<'a> SavedGrads<'a> {
+    fn of(params: &'a [Named]) -> Self {
+        let grads = params.iter().map(|named| take_grad(&named.tensor).unwrap_or(None)).collect();
+        Self { params, grads }
+    }
+}
+
+impl Drop for SavedGrads<'_> {
+    fn drop(&mut self) {
+        for (named, grad) in self.params.iter().zip(&self.grads) {
+            // Setting a gradient that a parameter had does not fail.
+            let _ = set_grad(&named.tensor, grad.as_ref());
+        }
+    }
+}
+
 impl Engine for Sharded {
     fn mesh(&self) -> &Mesh {
         &self.mesh
@@ -148,6 +170,8 @@ impl Engine for Sharded {
 
     #[track_caller]
     fn alone(&self, body: &mut dyn FnMut()) {
+        // The optimizer does not clear gradients of whole parameters, as it steps rows.
+        let _gradients = SavedGrads::of(self.synced.params());
         match &self.gatherer {
             Some(gatherer) => gatherer.alone(call_site(), || self.synced.alone(body)),
             None => self.synced.alone(body),

@@ -291,7 +291,11 @@ impl Gatherer {
         let mut state = self.0.state();
         if state.mode == Mode::Whole {
             let expected = "outside of it; try after end_evaluation";
-            return Err(ParallelError::value("the place to change parameters", "inside an evaluation", expected));
+            return Err(ParallelError::value(
+                "the place to change parameters",
+                "inside an evaluation",
+                expected,
+            ));
         }
         state.join()?;
         state.residency.end_step();
@@ -370,10 +374,11 @@ impl State {
         self.micro_batch.push(units.to_vec());
         // A kernel takes the addresses of its arguments one after the other: none of them may be moved meanwhile.
         let ahead = if operation == KERNEL { Ahead::No } else { Ahead::Yes };
-        let gathers = self.residency.use_units(units, ahead).map_err(|TooManyUnits { num_units, num_slots }| {
-            let operation = operation.to_owned();
-            ParallelError::TooManyUnits { rank: self.group.rank(), operation, num_units, num_slots }
-        })?;
+        let gathers =
+            self.residency.use_units(units, ahead).map_err(|TooManyUnits { num_units, num_slots }| {
+                let operation = operation.to_owned();
+                ParallelError::TooManyUnits { rank: self.group.rank(), operation, num_units, num_slots }
+            })?;
         for gather in gathers {
             self.gather(gather)?;
         }
@@ -429,9 +434,9 @@ impl State {
 
     /// Points the units in slots at them.
     fn point_held(&self) -> Result {
-        self.residency.held().try_for_each(|(unit, slot)| {
-            Ok(self.units[unit].movable.point_at(&self.slots[slot].bytes)?)
-        })
+        self.residency
+            .held()
+            .try_for_each(|(unit, slot)| Ok(self.units[unit].movable.point_at(&self.slots[slot].bytes)?))
     }
 
     fn rest(&self) -> Result {
@@ -442,8 +447,22 @@ impl State {
 /// Whether an operation of libtorch only makes another view, and reads nothing.
 fn is_view(operation: &str) -> bool {
     const VIEWS: [&str; 16] = [
-        "alias", "as_strided", "detach", "expand", "flatten", "narrow", "permute", "select", "set_data", "slice",
-        "squeeze", "t", "transpose", "unflatten", "unsqueeze", "view",
+        "alias",
+        "as_strided",
+        "detach",
+        "expand",
+        "flatten",
+        "narrow",
+        "permute",
+        "select",
+        "set_data",
+        "slice",
+        "squeeze",
+        "t",
+        "transpose",
+        "unflatten",
+        "unsqueeze",
+        "view",
     ];
     VIEWS.contains(&operation.strip_prefix("aten::").unwrap_or(operation))
 }

@@ -28,7 +28,7 @@ impl Blocks {
         tch::set_num_threads(1);
         let vs = VarStore::new(Device::Cpu);
         let block = |index: usize| linear(vs.root() / "h" / index, WIDTH, WIDTH, Default::default());
-        let blocks = (0..4).map(block).collect();
+        let blocks = (0..ORDER.len()).map(block).collect();
         let scale = vs.root().ones("scale", &[WIDTH]);
         for named in parameters(&vs) {
             let index = Tensor::arange(named.tensor.numel() as i64, (Kind::Float, Device::Cpu));
@@ -69,7 +69,8 @@ struct Training {
     optimizer: AdamW,
 }
 
-const ORDER: [usize; 4] = [0, 1, 2, 3];
+/// More units than there are slots of parameters and of gradients together.
+const ORDER: [usize; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
 
 impl Training {
     fn new(group: &ProcessGroup, options: ShardOptions) -> Result<Self> {
@@ -94,7 +95,6 @@ impl Training {
         self.optimizer.zero_grad()?;
         self.micro_batch(&input(rank, step), &ORDER, GradSync::Accumulate)?;
         let loss = self.micro_batch(&input(rank, step + 100), &ORDER, GradSync::Reduce)?;
-        self.engine.clip(Clip::Norm(0.05), &self.optimizer.parameters())?;
         self.engine.step(&mut self.optimizer)?;
         Ok(loss)
     }
@@ -127,6 +127,19 @@ fn equal_to_one_copy_a_node() -> Result<()> {
 ranks_test!(gathered_parameters_train_to_the_same_bits_on_one_rank, 1, { equal_to_one_copy_a_node()? });
 ranks_test!(gathered_parameters_train_to_the_same_bits_on_two_ranks, 2, { equal_to_one_copy_a_node()? });
 ranks_test!(gathered_parameters_train_to_the_same_bits_on_three_ranks, 3, { equal_to_one_copy_a_node()? });
+
+ranks_test!(gathered_parameters_are_clipped_by_the_same_norm, 3, {
+    let group = ProcessGroup::from_env()?;
+    let [shared, gathered] = [Training::new(&group, options(false))?, Training::new(&group, options(true))?];
+    let norm = |training: &Training| -> Result<f64> {
+        training.micro_batch(&input(group.rank(), 1), &ORDER, GradSync::Reduce)?;
+        let norm = training.engine.clip(Clip::Norm(0.05), &training.optimizer.parameters())?;
+        Ok(norm.unwrap())
+    };
+    // Ranks own other rows, and so add up in another order.
+    let [ours, theirs] = [norm(&gathered)?, norm(&shared)?];
+    assert!(theirs > 0.0 && (ours - theirs).abs() < 1e-6 * theirs, "{ours} and {theirs}");
+});
 
 ranks_test!(replicas_gather_in_their_own_ranks, 4, {
     let group = ProcessGroup::from_env()?;
@@ -210,11 +223,18 @@ ranks_test!(another_order_of_units_is_an_error_that_names_both, 2, {
 
 ranks_test!(a_rank_that_skips_a_unit_is_an_error_that_names_both, 2, {
     let group = ProcessGroup::from_env()?;
+    let training = Training::new(&group, options(true))?;
+    let order: &[usize] = if group.rank() == 0 { &ORDER } else { &[0, 1, 3, 4, 5, 6, 7] };
+    let error = training.micro_batch(&input(0, 0), order, GradSync::Reduce).unwrap_err().to_string();
+    assert!(error.contains("unit h.2") && error.contains("unit h.3"), "{error}");
+});
+
+ranks_test!(a_unit_that_a_rank_skips_after_it_was_gathered_ahead_is_no_error, 2, {
+    let group = ProcessGroup::from_env()?;
     let mut training = Training::new(&group, options(true))?;
     training.step(group.rank(), 0)?;
-    let order: &[usize] = if group.rank() == 0 { &ORDER } else { &[0, 1, 3] };
-    let error = training.micro_batch(&input(0, 0), order, GradSync::Reduce).unwrap_err().to_string();
-    assert!(error.contains("unit h."), "{error}");
+    let order: &[usize] = if group.rank() == 0 { &ORDER } else { &[0, 1, 3, 4, 5, 6, 7] };
+    training.micro_batch(&input(0, 0), order, GradSync::Reduce)?;
 });
 
 ranks_test!(a_use_outside_of_a_step_is_an_error_that_names_it, 2, {
@@ -232,5 +252,46 @@ ranks_test!(an_operation_on_too_many_units_is_an_error, 2, {
     let training = Training::new(&group, options(true))?;
     let all = || Tensor::cat(&training.model.blocks.iter().map(|block| &block.ws).collect::<Vec<_>>(), 0);
     let error = training.engine.forward_with(GradSync::Reduce, all).unwrap_err().to_string();
-    assert!(error.contains("parameters of 4 units at once"), "{error}");
+    assert!(error.contains("parameters of 8 units at once"), "{error}");
+});
+
+ranks_test!(a_trial_of_one_rank_gathers_nothing_and_leaves_no_trace, 2, {
+    let group = ProcessGroup::from_env()?;
+    let mut expected = Training::new(&group, options(true))?;
+    let mut training = Training::new(&group, options(true))?;
+    for step in 0..STEPS {
+        let trial = || training.micro_batch(&input(7, step), &ORDER, GradSync::Reduce).map(drop);
+        if group.rank() == 0 {
+            training.engine.alone_with(trial)?;
+        }
+        assert_eq!(training.step(group.rank(), step)?, expected.step(group.rank(), step)?);
+    }
+});
+
+ranks_test!(a_small_frozen_parameter_that_is_changed_is_changed_on_all_ranks, 2, {
+    let group = ProcessGroup::from_env()?;
+    let model = Blocks::new(group.rank());
+    let frozen = model.blocks[1].bs.as_ref().unwrap().shallow_clone();
+    let _ = frozen.set_requires_grad(false);
+    let mesh = Mesh::new(&group, options(true).mesh_shape(group.size())?)?;
+    let engine =
+        Box::new(options(true)).engine(EngineSetup { store: &model.vs, mesh: &mesh, observer: None })?;
+    let own = engine.state().into_iter().filter(|placed| placed.name == "h.1.bias");
+    let own: Vec<Tensor> = own.map(|placed| placed.tensor).collect();
+    engine.change_parameters(&mut || {
+        tch::no_grad(|| own.iter().for_each(|rows| drop(rows.shallow_clone().fill_(5.0))));
+    })?;
+    assert_eq!(frozen.min().double_value(&[]), 5.0, "rows of the other rank, too");
+    assert_eq!(engine.full("h.1.bias")?.min().double_value(&[]), 5.0);
+});
+
+ranks_test!(parameters_are_not_changed_inside_an_evaluation, 2, {
+    let group = ProcessGroup::from_env()?;
+    let mut training = Training::new(&group, options(true))?;
+    training.step(group.rank(), 0)?;
+    training.engine.begin_evaluation()?;
+    let error = training.engine.change_parameters(&mut || {}).unwrap_err().to_string();
+    assert!(error.contains("inside an evaluation"), "{error}");
+    training.engine.end_evaluation()?;
+    training.step(group.rank(), 1)?;
 });

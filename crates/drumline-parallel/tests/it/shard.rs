@@ -6,7 +6,7 @@ use anyhow::Result;
 use drumline_comm::{Mesh, ProcessGroup};
 use drumline_parallel::{
     Accumulation, Agreed, Brought, Clip, DdpOptions, Engine, EngineOptions, EngineSetup, GradSync,
-    ShardOptions,
+    ShardOptions, SyncBatchNorm, SyncGroup,
 };
 use drumline_plan::Stage;
 use drumline_torch::{
@@ -14,7 +14,7 @@ use drumline_torch::{
     weights_in,
 };
 use rank_test::ranks_test;
-use tch::nn::{Module, VarStore};
+use tch::nn::{Module, ModuleT, VarStore};
 use tch::{Device, Kind, Tensor};
 
 use super::net::{Net, assert_close, loss, samples, values};
@@ -331,6 +331,73 @@ ranks_test!(ranks_without_a_batch_take_part, 3, {
             training.engine.step(&mut *training.optimizer)?;
         }
         assert_close(&sharded.values(), &ddp.values(), 1e-6);
+    }
+});
+
+/// Layers with synchronised norms, each a unit.
+struct Normed {
+    vs: VarStore,
+    layers: Vec<(tch::nn::Linear, SyncBatchNorm)>,
+    sync: SyncGroup,
+}
+
+impl Normed {
+    fn new(group: &ProcessGroup) -> Result<Self> {
+        tch::set_num_threads(1);
+        tch::manual_seed(5);
+        let (vs, sync) = (VarStore::new(Device::Cpu), SyncGroup::new(group)?);
+        let layer = |index: usize| {
+            let path = vs.root() / "h" / index;
+            let norm = SyncBatchNorm::new(&path / "norm", 6, Default::default(), &sync);
+            (tch::nn::linear(&path / "linear", 6, 6, Default::default()), norm)
+        };
+        let layers = (0..6).map(layer).collect();
+        Ok(Self { vs, layers, sync })
+    }
+
+    fn loss(&self, start: i64) -> Tensor {
+        let x = (Tensor::arange(48, (Kind::Float, Device::Cpu)) * 0.3 + start).sin().view([8, 6]);
+        let forward = |x: Tensor, (linear, norm): &(tch::nn::Linear, SyncBatchNorm)| {
+            norm.forward_t(&linear.forward(&x), true).tanh()
+        };
+        self.layers.iter().fold(x, forward).square().mean(Kind::Float)
+    }
+}
+
+ranks_test!(synchronised_norms_and_ranks_without_a_batch, 2, {
+    let group = ProcessGroup::from_env()?;
+    let train = |stage: Option<Stage>| -> Result<Vec<Tensor>> {
+        let model = Normed::new(&group)?;
+        let sync_group = Some(model.sync.clone());
+        let options: Box<dyn EngineOptions> = match stage {
+            None => DdpOptions { sync_group, ..DdpOptions::default() }.into(),
+            Some(stage) => ShardOptions { sync_group, ..ShardOptions::new(stage) }.into(),
+        };
+        let mesh = Mesh::new(&group, options.mesh_shape(group.size())?)?;
+        let engine = options.engine(EngineSetup { store: &model.vs, mesh: &mesh, observer: None })?;
+        let mut optimizer = momentum(parameters(&model.vs))?;
+        engine.adopt(&mut *optimizer)?;
+        for step in 0..4 {
+            // Rank 1 has a batch in every second step.
+            let batches = if group.rank() == 0 || step % 2 == 0 { 1 } else { 0 };
+            let brought = Brought { batches, samples: batches * 8, count: 8.0, ..Brought::default() };
+            let agreed = Agreed::reach(engine.mesh(), &brought)?;
+            optimizer.zero_grad()?;
+            engine.begin_step(&agreed)?;
+            if batches == 1 {
+                engine.begin_micro_batch();
+                let start = step * 2 + group.rank() as i64;
+                let loss = engine.forward_with(GradSync::Reduce, || model.loss(start))?;
+                engine.backward(&loss, GradSync::Reduce)?;
+            }
+            engine.join_rest(batches, agreed.most_batches())?;
+            engine.step(&mut *optimizer)?;
+        }
+        Ok(values(&parameters(&model.vs)))
+    };
+    let ddp = train(None)?;
+    for stage in STAGES {
+        assert_close(&train(Some(stage))?, &ddp, 1e-6);
     }
 });
 

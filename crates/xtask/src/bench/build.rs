@@ -34,10 +34,7 @@ pub(crate) fn release<const N: usize>(binaries: [Binary; N]) -> anyhow::Result<[
 }
 
 /// Builds programs of ours with a profile of the workspace. Returns where they are.
-pub(crate) fn built<const N: usize>(
-    profile: &str,
-    binaries: [Binary; N],
-) -> anyhow::Result<[PathBuf; N]> {
+pub(crate) fn built<const N: usize>(profile: &str, binaries: [Binary; N]) -> anyhow::Result<[PathBuf; N]> {
     let names = binaries.map(|binary| binary.name);
     eprintln!("building {} ({profile}) ...", names.join(" and "));
     let mut command = workspace::cargo();
