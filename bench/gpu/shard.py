@@ -3,7 +3,7 @@
   python3 bench/gpu/shard.py --ours PATH/drumline-bench [--cases medium,xl,gpt2-2,gpt2-4] [--blocks 2] [--steps 20] [--out FOLDER]
 
 Case `medium` is GPT-2 355M on one rank, `gpt2-2` GPT-2 124M on two ranks that share the GPU: over real NCCL, for both sides, with a host id for
-each rank and NVIDIA's MPS. Every side trains on the same formula of weights and tokens; a side whose first loss differs fails the run. Times are
+each rank and NVIDIA's MPS, and ours by CUDA IPC as well. Every side trains on the same formula of weights and tokens; a side whose first loss differs fails the run. Times are
 medians over blocks, whose order of sides rotates. Writes shard.md and shard.csv.
 """
 import argparse
@@ -14,6 +14,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PEER = os.path.join(HERE, "..", "peers", "shard_gpu.py")
@@ -26,7 +27,7 @@ CASES = {
     "gpt2-4": ("gpt2", 4, 4),
 }
 ALONE = ["ours alone eager", "ours alone graph", "ours 3 eager", "ours 3 graph", "ours 3 eager alone", "ours 3 graph alone", "pytorch alone", "pytorch fsdp"]
-SEVERAL = ["ours 0 eager", "ours 0 graph", "ours 1 eager", "ours 2 eager", "ours 3 eager", "ours 3 graph", "pytorch ddp", "pytorch fsdp"]
+SEVERAL = ["ours 0 eager ipc", "ours 3 eager ipc", "ours 0 eager", "ours 0 graph", "ours 1 eager", "ours 2 eager", "ours 3 eager", "ours 3 graph", "pytorch ddp", "pytorch fsdp"]
 CLOSE = 5e-3
 
 
@@ -47,24 +48,29 @@ def free_port():
 
 def measure(side, case, options):
     ranks, port = CASES[case][1], free_port()
-    started = []
+    route = "ipc" if "ipc" in side.split() else "nccl"
+    started, errors = [], []
     for rank in range(ranks):
         env = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(ranks),
-                   MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), DRUMLINE_SHARED_GPU="nccl",
+                   MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), DRUMLINE_SHARED_GPU=route,
                    NCCL_HOSTID=f"host{rank}", NCCL_SOCKET_IFNAME="lo", NCCL_IB_DISABLE="1")
-        started.append(subprocess.Popen(command(side, case, options), env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+        # In files: a rank that fills a pipe would wait for its reader, and the others for it.
+        errors.append(tempfile.TemporaryFile("w+"))
+        started.append(subprocess.Popen(command(side, case, options), env=env, text=True, stdout=subprocess.PIPE, stderr=errors[-1]))
     said, wrong = [], []
-    for process in started:
+    for process, error in zip(started, errors):
+        late = ""
         try:
-            out, err = process.communicate(timeout=options.timeout)
+            out, _ = process.communicate(timeout=options.timeout)
         except subprocess.TimeoutExpired:
             for other in started:
                 other.kill()
-            out, err = process.communicate()
-            err = f"no answer in {options.timeout} s\n{err}"
+            out, _ = process.communicate()
+            late = f"no answer in {options.timeout} s\n"
         said.append(out)
         if process.returncode != 0:
-            wrong.append(err[-1200:])
+            error.seek(0)
+            wrong.append(late + error.read()[-1200:])
     if wrong:
         print(f"{case} {side}: failed\n{wrong[0]}", flush=True)
         return None

@@ -1,10 +1,48 @@
 //! Tests that need a GPU: `cargo test -p drumline-parallel --features gpu --test gpu`. One GPU is enough.
 //!
-//! Ranks of these tests share the first GPU, so that several of them communicate through host memory; a single rank
-//! uses NCCL. Tests with `nccl` in their name use real NCCL between ranks that share the GPU; from three ranks on that
-//! needs NVIDIA's MPS. To test failures of NCCL with several ranks, a library stands in for it (`rank_test::StandIn`).
+//! Ranks of these tests share the first GPU, so that several of them communicate through its memory (CUDA IPC); a single
+//! rank uses NCCL. Tests of [`on_each_route`] run by IPC, through host memory, and over real NCCL, which for four ranks
+//! needs NVIDIA's MPS (`nccl_of_four`). To test failures inside NCCL, a library stands in for it (`rank_test::StandIn`).
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used)]
+
+/// Defines a test for each route between ranks that share the GPU, and for two and four ranks.
+macro_rules! on_each_route {
+    ($name:ident, $body:block) => {
+        on_each_route!($name, $body, |ranks| {
+            ranks.pass()?;
+        });
+    };
+    ($name:ident, $body:block, |$ranks:ident| $control:block) => {
+        mod $name {
+            use super::*;
+
+            rank_test::ranks_test!(ipc_of_two, 2, $body, |$ranks| $control);
+            rank_test::ranks_test!(ipc_of_four, 4, $body, |$ranks| $control);
+            rank_test::ranks_test!(
+                host_of_two,
+                2,
+                env = [("DRUMLINE_SHARED_GPU", "host")],
+                $body,
+                |$ranks| $control
+            );
+            rank_test::ranks_test!(
+                nccl_of_two,
+                2,
+                env = [("DRUMLINE_SHARED_GPU", "nccl")],
+                $body,
+                |$ranks| $control
+            );
+            rank_test::ranks_test!(
+                nccl_of_four,
+                4,
+                env = [("DRUMLINE_SHARED_GPU", "nccl")],
+                $body,
+                |$ranks| $control
+            );
+        }
+    };
+}
 
 #[path = "gpu/collectives.rs"]
 mod collectives;

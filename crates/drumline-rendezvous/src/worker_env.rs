@@ -111,7 +111,7 @@ pub const DRUMLINE_TIMEOUT: &str = "DRUMLINE_TIMEOUT";
 pub const DRUMLINE_HOST_TIMEOUT: &str = "DRUMLINE_HOST_TIMEOUT";
 /// `none`, `mac` or `aead`: how the data between hosts is protected.
 pub const DRUMLINE_LINK_SECURITY: &str = "DRUMLINE_LINK_SECURITY";
-/// `host` (the default) or `nccl`: how ranks that share a GPU communicate.
+/// `ipc` (the default), `host` or `nccl`: how ranks that share a GPU communicate.
 pub const DRUMLINE_SHARED_GPU: &str = "DRUMLINE_SHARED_GPU";
 /// `host:port` of the store that a launcher hosts. If unset, rank 0 hosts it at `MASTER_ADDR:MASTER_PORT`.
 pub const DRUMLINE_STORE: &str = "DRUMLINE_STORE";

@@ -7,6 +7,9 @@ pub enum NotRecordable {
     /// The collectives of a group go through host memory.
     #[error("{0}, so collectives go through host memory")]
     ThroughHost(HostRoute),
+    /// The collectives of a group stay on the GPU that its ranks share, and hosts agree on each of them.
+    #[error("{0}, so their hosts agree on each collective; try DRUMLINE_SHARED_GPU=nccl")]
+    HostsAgree(HostRoute),
     /// A group chooses the route of its collectives in the first one on a GPU's tensor, and has not made one.
     #[error("group `{group}` has made no collective on a GPU's tensor yet")]
     NoCollectiveYet {

@@ -230,8 +230,7 @@ ranks_test!(a_rank_alone_by_nccl, 1, timeout = super::BRIEF, {
     let version = drumline_torch::nccl::version()?;
     assert!(version.starts_with("2."), "{version}");
 });
-ranks_test!(two_ranks_share_a_gpu, 2, { drop(all_of_it()?) });
-ranks_test!(four_ranks_share_a_gpu, 4, { drop(all_of_it()?) });
+on_each_route!(all_collectives, { drop(all_of_it()?) });
 
 ranks_test!(
     three_ranks_by_the_stand_in_for_nccl,

@@ -49,8 +49,7 @@ fn replicas_equal_one_process() -> Result<()> {
     train(&group, &replica(&group, &vs)?, &vs)
 }
 
-ranks_test!(two_replicas_on_one_gpu_equal_one_process, 2, { replicas_equal_one_process()? });
-ranks_test!(four_replicas_on_one_gpu_equal_one_process, 4, { replicas_equal_one_process()? });
+on_each_route!(replicas_on_one_gpu_equal_one_process, { replicas_equal_one_process()? });
 
 ranks_test!(a_replica_alone_over_nccl_equals_one_process, 1, timeout = super::BRIEF, {
     let group = join()?;
@@ -82,7 +81,7 @@ ranks_test!(micro_batches_without_sync_equal_one_big_batch, 2, {
     assert!(reason.contains("share the GPU"), "{reason}");
 });
 
-ranks_test!(ranks_that_run_out_of_data_take_part_with_nothing, 2, {
+fn with_uneven_input() -> Result<()> {
     let group = join()?;
     let vs = VarStore::new(GPU);
     let ddp = replica(&group, &vs)?;
@@ -96,12 +95,14 @@ ranks_test!(ranks_that_run_out_of_data_take_part_with_nothing, 2, {
         descend(&parameters(&vs))?;
         turns += 1;
     }
-    assert_eq!(turns, 5);
-    same_on_both(&group, &vs)?;
-});
+    assert_eq!(turns, 2 + 3 * (group.size() - 1));
+    same_on_all(&group, &vs)
+}
+
+on_each_route!(ranks_that_run_out_of_data_take_part_with_nothing, { with_uneven_input()? });
 
 /// Compares bit for bit.
-fn same_on_both(group: &ProcessGroup, vs: &VarStore) -> Result<()> {
+fn same_on_all(group: &ProcessGroup, vs: &VarStore) -> Result<()> {
     for tensor in on_host(vs) {
         let mine: Vec<f32> = tensor.view([-1]).try_into()?;
         let mut all = vec![0f32; mine.len() * group.size()];
@@ -124,7 +125,7 @@ ranks_test!(parameters_that_only_one_rank_uses_get_its_gradient_on_both, 2, {
         ddp.backward(&loss(&output, &y))?;
         descend(&parameters(&vs))?;
     }
-    same_on_both(&group, &vs)?;
+    same_on_all(&group, &vs)?;
 });
 
 ranks_test!(compressed_buckets_and_averaged_parameters_lie_on_the_gpu_too, 2, {
@@ -140,10 +141,10 @@ ranks_test!(compressed_buckets_and_averaged_parameters_lie_on_the_gpu_too, 2, {
     assert_close(&on_host(&vs), &reference()?, 2e-2);
     let mut averager = PeriodicAverager::new(&group, parameters(&vs), 1)?;
     assert!(averager.after_step()?);
-    same_on_both(&group, &vs)?;
+    same_on_all(&group, &vs)?;
 });
 
-ranks_test!(low_rank_gradients_are_the_same_on_both, 2, {
+ranks_test!(low_rank_gradients_are_the_same_on_all, 2, {
     let group = join()?;
     let vs = VarStore::new(GPU);
     let power = PowerSgdOptions { start_power_sgd_iter: 2, min_compression_rate: 0.0, ..Default::default() };
@@ -154,7 +155,7 @@ ranks_test!(low_rank_gradients_are_the_same_on_both, 2, {
         ddp.backward(&loss(&ddp.forward(&x)?, &y))?;
         descend(&parameters(&vs))?;
     }
-    same_on_both(&group, &vs)?;
+    same_on_all(&group, &vs)?;
     assert!(ddp.is_recordable().unwrap_err() == drumline_parallel::NotRecordable::Hook);
 });
 

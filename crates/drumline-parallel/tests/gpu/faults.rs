@@ -2,49 +2,74 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::Result;
 use drumline_comm::{CommError, ReduceOp};
-use drumline_torch::TensorCollectives;
-use rank_test::{Exit, ranks_test};
+use drumline_torch::{TensorCollectives, nccl};
+use rank_test::{Exit, Ranks, ranks_test};
 use tch::nn::VarStore;
 use tch::{Kind, Tensor};
 
 use super::net::{loss, replica, samples};
 use super::{GPU, join};
 
-ranks_test!(
-    a_rank_that_dies_in_mid_training_is_an_error_on_the_other,
-    2,
-    {
-        let group = join()?;
-        let vs = VarStore::new(GPU);
-        let ddp = replica(&group, &vs)?;
-        let (x, y) = samples(0..8);
-        let (x, y) = (x.to_device(GPU), y.to_device(GPU));
-        for step in 0..20 {
-            if step == 3 && group.rank() == 1 && std::env::var_os("DIES").is_some() {
-                std::process::abort();
-            }
-            let began = Instant::now();
-            if let Err(error) = ddp.forward(&x).and_then(|output| ddp.backward(&loss(&output, &y))) {
-                assert!(began.elapsed() < Duration::from_secs(5));
-                println!("error: {error}");
-                return Ok(());
-            }
+/// How long a call waits for a rank.
+const TIMEOUT: Duration = Duration::from_secs(6);
+
+/// How long a failed group may take to end.
+const END: Duration = Duration::from_secs(8);
+
+/// Trains, in which rank 1 dies or is late if `FAULT` says so. Each step waits for the GPU.
+fn train_with_a_fault() -> Result<()> {
+    let group = join()?;
+    let vs = VarStore::new(GPU);
+    let ddp = replica(&group, &vs)?;
+    let (x, y) = samples(0..8);
+    let (x, y) = (x.to_device(GPU), y.to_device(GPU));
+    for step in 0..20 {
+        let fault = std::env::var("FAULT").ok().filter(|_| step == 3 && group.rank() == 1);
+        match fault.as_deref() {
+            Some("dies") => std::process::abort(),
+            Some("late") => std::thread::sleep(TIMEOUT + END),
+            _ => {}
         }
-        println!("trained");
-    },
-    |ranks| {
-        let report = ranks.clone().env([("DIES", "1")]).start()?.wait_all(Duration::from_secs(60))?;
-        assert_eq!(report.ranks[0].exit, Exit::Code(0));
-        let stdout = String::from_utf8_lossy(&report.ranks[0].stdout);
-        assert!(stdout.contains("error: ") && stdout.contains("rank 1"), "{report:?}");
-        let control = ranks.pass()?;
-        assert!(
-            String::from_utf8_lossy(&control.ranks[0].stdout).contains("trained"),
-            "control: without the fault"
-        );
+        let began = Instant::now();
+        let made = ddp.forward(&x).and_then(|output| ddp.backward(&loss(&output, &y)));
+        if let Err(error) = made.and_then(|()| Ok(nccl::settle(GPU)?)) {
+            assert!(began.elapsed() < TIMEOUT + Duration::from_secs(3), "{:?}", began.elapsed());
+            println!("error: {error}");
+            let began = Instant::now();
+            drop((ddp, group));
+            assert!(began.elapsed() < END, "the end took {:?}", began.elapsed());
+            assert_eq!(x.double_value(&[0, 0]), x.double_value(&[0, 0]), "the GPU can still be used");
+            return Ok(());
+        }
     }
-);
+    println!("trained");
+    Ok(())
+}
+
+/// Rank 1 has this fault: all others name it. Without it they train.
+fn all_others_name_rank_1(ranks: &Ranks, fault: &str) -> Result<()> {
+    let ranks = ranks.clone().env([("DRUMLINE_TIMEOUT", format!("{}s", TIMEOUT.as_secs()))]);
+    let report = ranks.clone().env([("FAULT", fault)]).start()?.wait_all(Duration::from_secs(60))?;
+    for (rank, of_rank) in report.ranks.iter().enumerate().filter(|(rank, _)| *rank != 1) {
+        assert_eq!(of_rank.exit, Exit::Code(0), "rank {rank}: {report:?}");
+        let stdout = String::from_utf8_lossy(&of_rank.stdout);
+        assert!(stdout.contains("error: ") && stdout.contains("rank 1"), "rank {rank}: {report:?}");
+    }
+    let control = ranks.pass()?;
+    for rank in control.ranks {
+        assert!(String::from_utf8_lossy(&rank.stdout).contains("trained"), "control: without the fault");
+    }
+    Ok(())
+}
+
+on_each_route!(a_rank_that_dies_is_named_by_all_others, { train_with_a_fault()? }, |ranks| {
+    all_others_name_rank_1(&ranks, "dies")?;
+});
+on_each_route!(a_rank_that_is_late_is_named_by_all_others, { train_with_a_fault()? }, |ranks| {
+    all_others_name_rank_1(&ranks, "late")?;
+});
 
 ranks_test!(after_an_abort_each_call_over_nccl_gives_the_same_error, 1, timeout = super::BRIEF, {
     let group = join()?;

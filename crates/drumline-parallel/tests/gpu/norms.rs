@@ -74,8 +74,7 @@ fn norms_equal_one_process() -> Result<()> {
     Ok(())
 }
 
-ranks_test!(norms_of_two_ranks_equal_one_process, 2, { norms_equal_one_process()? });
-ranks_test!(norms_of_three_ranks_equal_one_process, 3, { norms_equal_one_process()? });
+on_each_route!(norms_equal_those_of_one_process, { norms_equal_one_process()? });
 
 ranks_test!(a_rank_without_data_shadows_norms_on_the_gpu, 2, {
     let group = join()?;

@@ -1,7 +1,8 @@
-//! Collectives on GPU tensors: with NCCL, or in pieces through host memory. The first collective of a group chooses the
+//! Collectives on GPU tensors: with NCCL, by windows of a GPU that ranks share, or in pieces through host memory. The first collective of a group chooses the
 //! route, and the group keeps it.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use drumline_comm::{ProcessGroup, ReduceOp};
@@ -11,11 +12,13 @@ use tch::Tensor;
 use super::facts::facts;
 use super::over_nccl::OverNccl;
 use super::places::{NcclVersion, Place, RouteChoice, choose};
+use super::resident::{Resident, whole_and_part};
 use super::staged::Staged;
+use super::windows::{Windows, can_reduce};
 use crate::cuda::Properties;
 use crate::error::TorchError;
 use crate::nccl::{Communicator, Nccl, SharedGpu, UniqueId, stand_in};
-use crate::recordable::NotRecordable;
+use crate::recordable::{HostRoute, NotRecordable};
 
 type Result<T = ()> = std::result::Result<T, TorchError>;
 
@@ -33,6 +36,7 @@ pub(super) struct Gpu {
 #[derive(Debug)]
 enum Route {
     Nccl(Communicator),
+    Windows(Windows),
     Staged(Staged),
 }
 
@@ -63,8 +67,8 @@ impl Gpu {
 
     #[track_caller]
     fn new(group: &ProcessGroup, device: usize) -> Result<Self> {
-        let mut bus = Properties::of(device)?.pci_bus_id;
-        if stand_in().is_some() || SharedGpu::from_env()? == SharedGpu::Nccl {
+        let (mut bus, shared) = (Properties::of(device)?.pci_bus_id, SharedGpu::from_env()?);
+        if stand_in().is_some() || shared == SharedGpu::Nccl {
             // Ranks may share a GPU.
             bus = format!("{bus}, of rank {}", group.rank());
         }
@@ -75,12 +79,7 @@ impl Gpu {
         let places = group.all_gather_object(&Place::of(bus, nccl))?;
         let route = match choose(&places) {
             RouteChoice::Nccl => Route::Nccl(communicator(group, device)?),
-            RouteChoice::ThroughHost(reason) => {
-                if group.rank() == 0 {
-                    tracing::warn!("{reason}: their collectives go through host memory");
-                }
-                Route::Staged(Staged::new(device, reason)?)
-            }
+            RouteChoice::ThroughHost(reason) => without_nccl(group, device, shared, reason)?,
         };
         Ok(Self { device, route })
     }
@@ -89,6 +88,7 @@ impl Gpu {
     pub(super) fn is_recordable(&self) -> std::result::Result<(), NotRecordable> {
         match &self.route {
             Route::Nccl(_) => Ok(()),
+            Route::Windows(windows) => Err(windows.not_recordable()),
             Route::Staged(staged) => Err(NotRecordable::ThroughHost(staged.reason.clone())),
         }
     }
@@ -97,7 +97,7 @@ impl Gpu {
     pub(super) fn nccl<'a>(&'a self, group: &'a ProcessGroup) -> Option<OverNccl<'a>> {
         match &self.route {
             Route::Nccl(communicator) => Some(OverNccl { group, communicator, gpu: self.device }),
-            Route::Staged(_) => None,
+            Route::Windows(_) | Route::Staged(_) => None,
         }
     }
 
@@ -108,8 +108,73 @@ impl Gpu {
             Route::Nccl(communicator) => {
                 OverNccl { group, communicator, gpu: self.device }.all_reduce(tensors, op)
             }
+            Route::Windows(windows) => windows.all_reduce(group, tensors, op),
             Route::Staged(staged) => staged.all_reduce(group, tensors, op),
         }
+    }
+
+    /// A new tensor of the type of `like` on this GPU.
+    pub(super) fn room(&self, like: &Tensor, sizes: &[i64]) -> Result<Tensor> {
+        Ok(Resident::room(like, sizes, self.device)?.into_tensor())
+    }
+
+    /// Gathers all ranks' inputs. Returns false if the host must do it.
+    #[track_caller]
+    pub(super) fn all_gather(&self, group: &ProcessGroup, output: &Tensor, input: &Tensor) -> Result<bool> {
+        if matches!(self.route, Route::Staged(_)) {
+            return Ok(false);
+        }
+        let (output, input) = whole_and_part(output, input, group.rank(), self.device)?;
+        match &self.route {
+            Route::Nccl(communicator) => {
+                OverNccl { group, communicator, gpu: self.device }.all_gather(&output, &input)?;
+            }
+            Route::Windows(windows) => windows.all_gather(group, &output, &input)?,
+            Route::Staged(_) => {}
+        }
+        self.finish(group, output)
+    }
+
+    /// Reduces all ranks' inputs, and gives each its part. Returns false if the host must do it.
+    #[track_caller]
+    pub(super) fn reduce_scatter(
+        &self,
+        group: &ProcessGroup,
+        output: &Tensor,
+        input: &Tensor,
+        op: ReduceOp,
+    ) -> Result<bool> {
+        let pair = || {
+            let (output, input) = whole_and_part(output, input, group.rank(), self.device)?;
+            output.carried.check(op)?;
+            Ok::<_, TorchError>((output, input))
+        };
+        let output = match &self.route {
+            Route::Nccl(communicator) => {
+                let (output, input) = pair()?;
+                let nccl = OverNccl { group, communicator, gpu: self.device };
+                if !nccl.reduce_scatter(&output, input, op)? {
+                    return Ok(false);
+                }
+                output
+            }
+            Route::Windows(windows) if can_reduce(input, op) => {
+                let (output, input) = pair()?;
+                windows.reduce_scatter(group, &output, &input, op)?;
+                output
+            }
+            Route::Windows(_) | Route::Staged(_) => return Ok(false),
+        };
+        self.finish(group, output)
+    }
+
+    /// Finishes a tensor that was written.
+    fn finish(&self, group: &ProcessGroup, written: Resident) -> Result<bool> {
+        match self.nccl(group) {
+            Some(nccl) => nccl.finish([written])?,
+            None => written.finish()?,
+        }
+        Ok(true)
     }
 
     /// Broadcasts each tensor. Returns false if the host must do it.
@@ -120,9 +185,42 @@ impl Gpu {
                 OverNccl { group, communicator, gpu: self.device }.broadcast(tensors, root)?;
                 Ok(true)
             }
+            Route::Windows(windows) => {
+                windows.broadcast(group, tensors, root)?;
+                Ok(true)
+            }
             Route::Staged(staged) => staged.broadcast(group, tensors, root),
         }
     }
+}
+
+/// The route of ranks that cannot use NCCL.
+#[track_caller]
+fn without_nccl(group: &ProcessGroup, device: usize, shared: SharedGpu, reason: HostRoute) -> Result<Route> {
+    // All ranks have the same reason.
+    let is_on_one_gpu = matches!(&reason, HostRoute::SharedGpu { ranks, .. } if ranks.len() == group.size());
+    if is_on_one_gpu
+        && shared == SharedGpu::Ipc
+        && let Some(windows) = Windows::new(group, device, reason.clone())?
+    {
+        if group.rank() == 0 && !has_mps() {
+            tracing::warn!(
+                "{reason} and take turns on it; try NVIDIA's MPS, with which they compute at the same time: \
+                            nvidia-cuda-mps-control -d"
+            );
+        }
+        return Ok(Route::Windows(windows));
+    }
+    if group.rank() == 0 {
+        tracing::warn!("{reason}: their collectives go through host memory");
+    }
+    Ok(Route::Staged(Staged::new(device, reason)?))
+}
+
+/// Whether NVIDIA's MPS serves this process, by the pipe through which programs find it.
+fn has_mps() -> bool {
+    let folder = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").unwrap_or_else(|| "/tmp/nvidia-mps".into());
+    Path::new(&folder).join("control").exists()
 }
 
 /// The GPUs of the tensors.

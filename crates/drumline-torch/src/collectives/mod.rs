@@ -3,7 +3,8 @@
 //! ```text
 //!   tensor ─┬─▶ Host (its own memory, or a contiguous copy) ─▶ the group's collective on a slice ─▶ a copy is copied back
 //!           └─▶ on a GPU ─┬─ a GPU for each rank ─▶ `over_nccl`: queued on a stream; the host does not wait
-//!                         └─ ranks share a GPU ───▶ `staged`: in pieces through host memory, or `Host`
+//!                         ├─ all share one GPU ───▶ `windows`: queued, through memory of that GPU; others are `Host`
+//!                         └─ some share a GPU ────▶ `staged`: in pieces through host memory, or `Host`
 //! ```
 //! All ranks pass tensors of the same type and size. Elements are sent in the order of their indices, so that ranks may
 //! differ in strides. If one tensor of a call is on a GPU, all its tensors take the GPU route, so that a rank that has
@@ -29,6 +30,7 @@ mod resident;
 mod staged;
 #[cfg(test)]
 mod tests;
+mod windows;
 
 use drumline_comm::{Element, ProcessGroup, ReduceOp, Source};
 use tch::Tensor;
@@ -214,12 +216,11 @@ impl TensorCollectives for ProcessGroup {
 
     #[track_caller]
     fn all_gather_tensor(&self, tensor: &Tensor) -> Result<Vec<Tensor>> {
-        if let Some(gpu) = Gpu::of(self, [tensor])?
-            && let Some(nccl) = gpu.nccl(self)
-        {
-            let room = Resident::room(tensor, &stacked(tensor, self.size()), nccl.gpu)?;
-            let all = nccl.all_gather(room, &Resident::read(tensor, nccl.gpu)?)?;
-            return parts(&all.into_tensor());
+        if let Some(gpu) = Gpu::of(self, [tensor])? {
+            let all = gpu.room(tensor, &stacked(tensor, self.size()))?;
+            if gpu.all_gather(self, &all, tensor)? {
+                return parts(&all);
+            }
         }
         let input = Host::read(tensor)?;
         let mut room = Host::room(tensor, &stacked(tensor, self.size()))?;
@@ -261,10 +262,9 @@ impl TensorCollectives for ProcessGroup {
     #[track_caller]
     fn all_gather_into_tensor(&self, output: &mut Tensor, input: &Tensor) -> Result {
         if let Some(gpu) = Gpu::of(self, [&*output, input])?
-            && let Some(nccl) = gpu.nccl(self)
+            && gpu.all_gather(self, output, input)?
         {
-            let (output, input) = nccl.pair(output, input)?;
-            return nccl.finish([nccl.all_gather(output, &input)?]);
+            return Ok(());
         }
         let (mut output, input) = pair(output, input)?;
         with_elements!(input.carried.dtype, T => {
@@ -317,8 +317,7 @@ impl TensorCollectives for ProcessGroup {
     #[track_caller]
     fn reduce_scatter_tensor(&self, output: &mut Tensor, input: &Tensor, op: ReduceOp) -> Result {
         if let Some(gpu) = Gpu::of(self, [&*output, input])?
-            && let Some(nccl) = gpu.nccl(self)
-            && nccl.reduce_scatter(output, input, op)?
+            && gpu.reduce_scatter(self, output, input, op)?
         {
             return Ok(());
         }

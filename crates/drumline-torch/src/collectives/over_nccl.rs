@@ -43,7 +43,7 @@ impl OverNccl<'_> {
 
     #[track_caller]
     pub(super) fn broadcast(self, tensors: &[Tensor], root: usize) -> Result {
-        self.check_root(root)?;
+        check_root(self.group, root)?;
         let residents = self.all(tensors)?;
         let Some(call) = announced(Op::Broadcast, &residents) else { return Ok(()) };
         self.communicator.call(call.root(root), |calls| {
@@ -54,7 +54,7 @@ impl OverNccl<'_> {
 
     #[track_caller]
     pub(super) fn reduce(self, tensor: &Tensor, root: usize, op: ReduceOp) -> Result<bool> {
-        self.check_root(root)?;
+        check_root(self.group, root)?;
         let data = Resident::write(tensor, self.gpu)?;
         data.carried.check(op)?;
         let (span, dtype) = (data.span(), data.carried.dtype);
@@ -69,12 +69,11 @@ impl OverNccl<'_> {
     }
 
     #[track_caller]
-    pub(super) fn all_gather(self, output: Resident, input: &Resident) -> Result<Resident> {
+    pub(super) fn all_gather(self, output: &Resident, input: &Resident) -> Result {
         let (from, to) = (input.span(), output.span());
         check_count("output", to.count, from.count * self.group.size())?;
         let call = ExternalCall::new(Op::AllGather, from.dtype, from.count);
-        self.communicator.call(call, |calls| calls.all_gather(from, to))?;
-        Ok(output)
+        self.communicator.call(call, |calls| calls.all_gather(from, to))
     }
 
     /// Rank `i` contributes `counts[i]` elements.
@@ -104,7 +103,7 @@ impl OverNccl<'_> {
     /// `output` is `Some` on the root.
     #[track_caller]
     pub(super) fn gather(self, output: Option<&Resident>, input: &Resident, root: usize) -> Result {
-        self.check_root(root)?;
+        check_root(self.group, root)?;
         let from = input.span();
         let call = ExternalCall::new(Op::Gather, from.dtype, from.count).root(root);
         self.communicator.call(call, |calls| {
@@ -118,7 +117,7 @@ impl OverNccl<'_> {
     /// `inputs` is `Some` on the root, one for each rank.
     #[track_caller]
     pub(super) fn scatter(self, output: &Resident, inputs: Option<&[Resident]>, root: usize) -> Result {
-        self.check_root(root)?;
+        check_root(self.group, root)?;
         let to = output.span();
         if self.group.rank() == root {
             let inputs = inputs.unwrap_or_default();
@@ -135,20 +134,19 @@ impl OverNccl<'_> {
     }
 
     #[track_caller]
-    pub(super) fn reduce_scatter(self, output: &Tensor, input: &Tensor, op: ReduceOp) -> Result<bool> {
-        let (output, mut input) = self.pair(output, input)?;
-        output.carried.check(op)?;
+    pub(super) fn reduce_scatter(self, output: &Resident, mut input: Resident, op: ReduceOp) -> Result<bool> {
         let Some(mut plan) = reduction(input.carried.dtype, op) else { return Ok(false) };
         if self.group.size() == 1 {
-            // The input is only read, so a copy is scaled.
-            input.stage()?;
+            if matches!(plan, Reduction::ScaledSum(_)) {
+                // The input is only read, so a copy is scaled.
+                input.stage()?;
+            }
             plan = self.scaled_if_alone(&input, plan)?;
         }
         let (from, to) = (input.span(), output.span());
         check_count("input", from.count, to.count * self.group.size())?;
         let call = ExternalCall::new(Op::ReduceScatter, from.dtype, from.count).reduce(op);
         self.communicator.call(call, |calls| calls.reduce_scatter(from, to, plan))?;
-        self.finish([output])?;
         Ok(true)
     }
 
@@ -239,13 +237,6 @@ impl OverNccl<'_> {
         }
         Ok((output, input))
     }
-
-    fn check_root(self, root: usize) -> Result {
-        if root < self.group.size() {
-            return Ok(());
-        }
-        invalid(format!("root {root} is not in group `{}` of {} ranks", self.group.name(), self.group.size()))
-    }
 }
 
 pub(super) fn same_type(input: &Resident, output: &Resident) -> Result {
@@ -264,7 +255,14 @@ fn announced(op: Op, residents: &[Resident]) -> Option<ExternalCall> {
     })
 }
 
-fn check_count(what: &str, got: usize, expected: usize) -> Result {
+pub(super) fn check_root(group: &ProcessGroup, root: usize) -> Result {
+    if root < group.size() {
+        return Ok(());
+    }
+    invalid(format!("root {root} is not in group `{}` of {} ranks", group.name(), group.size()))
+}
+
+pub(super) fn check_count(what: &str, got: usize, expected: usize) -> Result {
     if got == expected {
         return Ok(());
     }

@@ -9,7 +9,7 @@
 
 use std::ffi::c_void;
 
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::carried::Carried;
 use super::facts::{Facts, Where, facts, unwritten};
@@ -83,6 +83,11 @@ impl Resident {
         Ok(self.copy.as_ref().unwrap_or(&self.tensor).f_detach()?.f_view([-1])?)
     }
 
+    /// Its bytes as a one-dimensional tensor, without a copy.
+    pub(super) fn bytes(&self) -> Result<Tensor> {
+        Ok(self.flat()?.f_view_dtype(Kind::Uint8)?)
+    }
+
     /// Whether the memory of two tensors overlaps.
     pub(super) fn overlaps(&self, other: &Self) -> bool {
         let end = |span: Span| span.data.addr() + span.count * span.dtype.size();
@@ -107,4 +112,23 @@ impl Resident {
     pub(super) fn into_tensor(self) -> Tensor {
         self.tensor
     }
+}
+
+/// An output and an input of the same type, one of which has as many elements as all ranks' of the other. Unless the
+/// shorter is this rank's part of the longer, their memory does not overlap.
+pub(super) fn whole_and_part(
+    output: &Tensor,
+    input: &Tensor,
+    rank: usize,
+    gpu: usize,
+) -> Result<(Resident, Resident)> {
+    let (output, mut input) = (Resident::write(output, gpu)?, Resident::read(input, gpu)?);
+    super::same_carried(input.carried, output.carried)?;
+    let (a, b) = (output.span(), input.span());
+    let (part, whole) = if a.count < b.count { (a, b) } else { (b, a) };
+    let own_part = whole.data.addr() + rank * part.count * part.dtype.size();
+    if output.overlaps(&input) && part.data.addr() != own_part {
+        input.stage()?;
+    }
+    Ok((output, input))
 }

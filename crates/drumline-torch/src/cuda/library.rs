@@ -4,6 +4,7 @@
 //! from libtorch's libraries, which are opened with `RTLD_GLOBAL`.
 #![allow(unsafe_code)]
 
+use std::ffi::c_void;
 use std::fs;
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -61,7 +62,7 @@ functions! {
     stream_synchronize: fn(RawStream) -> Message;
     stream_is_done: fn(RawStream, *mut bool) -> Message;
     stream_recording: fn(RawStream, *mut u64) -> Message;
-    stream_raw: fn(RawStream, *mut *mut std::ffi::c_void) -> Message;
+    stream_raw: fn(RawStream, *mut *mut c_void) -> Message;
     event_new: fn(bool, *mut *mut CudaEvent) -> Message;
     event_free: fn(*mut CudaEvent);
     event_record: fn(*mut CudaEvent, RawStream) -> Message;
@@ -79,9 +80,17 @@ functions! {
     reset_peak: fn(i32) -> Message;
     empty_cache: fn() -> Message;
     pinned_like: fn(*const C_tensor, *mut *mut C_tensor) -> Message;
-    host_register: fn(*mut std::ffi::c_void, usize) -> Message;
-    host_unregister: fn(*mut std::ffi::c_void) -> Message;
+    host_register: fn(*mut c_void, usize) -> Message;
+    host_unregister: fn(*mut c_void) -> Message;
     record_stream: fn(*const C_tensor, i64, i32) -> Message;
+    window_new: fn(i32, usize, *mut *mut c_void, *mut c_void) -> Message;
+    window_open: fn(i32, *const c_void, *mut *mut c_void) -> Message;
+    window_free: fn(i32, *mut c_void) -> Message;
+    window_close: fn(i32, *mut c_void) -> Message;
+    window_tensor: fn(i32, *mut c_void, i64, *mut *mut C_tensor) -> Message;
+    pinned_address: fn(*mut c_void, *mut *mut c_void) -> Message;
+    flag_wait: fn(*mut c_void, *mut c_void, u32) -> Message;
+    flag_write: fn(*mut c_void, *mut c_void, u32) -> Message;
 }
 
 /// Makes GPUs usable, for tch as well. Call it before anything else asks libtorch for a GPU. Later calls return the

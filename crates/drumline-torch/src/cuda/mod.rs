@@ -8,6 +8,7 @@
 //! - `library`: opens all libraries, once, and reports what is missing
 //! - `properties`, `memory`: properties and memory use of a GPU
 //! - `stream`: streams and events
+//! - `window`: memory that processes share
 //! - `graph`: CUDA graphs; `graphed_step`: a training step as a CUDA graph
 //! - `kernel`: CUDA C++ compiled at run time
 //!
@@ -23,6 +24,7 @@ mod memory;
 mod out_of_memory;
 mod properties;
 mod stream;
+mod window;
 
 pub use driver::Driver;
 pub use error::CudaError;
@@ -39,3 +41,4 @@ pub use out_of_memory::GpuOutOfMemory;
 pub use properties::{Properties, can_access_peer, device_count, set_device, synchronize};
 pub(crate) use stream::is_recorded;
 pub use stream::{Event, Priority, Stream, StreamScope, Timing};
+pub(crate) use window::{Flags, Window, WindowHandle};

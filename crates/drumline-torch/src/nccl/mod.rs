@@ -24,7 +24,7 @@ pub(crate) use communicator::Communicator;
 pub(crate) use library::{Nccl, UniqueId, stand_in};
 pub(crate) use plan::{Reduction, reduction};
 pub(crate) use shared_gpu::SharedGpu;
-pub(crate) use watcher::Parts;
+pub(crate) use watcher::{Parts, Watched, enlist};
 
 use tch::Device;
 

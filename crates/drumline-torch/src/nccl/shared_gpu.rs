@@ -1,5 +1,5 @@
-//! Ranks that share a GPU communicate through host memory by default. `DRUMLINE_SHARED_GPU=nccl` makes them use NCCL, to
-//! test and compare on one GPU what runs on several.
+//! Ranks that share a GPU read each other's memory there by default. `DRUMLINE_SHARED_GPU=nccl` makes them use NCCL, to
+//! test and compare on one GPU what runs on several, and `host` makes them communicate through host memory.
 //!
 //! NCCL refuses two ranks of one host on one GPU. A host id for each process makes them ranks of different hosts, which
 //! communicate by sockets on loopback. Launchers set it: a process that has started cannot change its environment safely.
@@ -15,6 +15,8 @@ const HOST_ID: &str = "NCCL_HOSTID";
 /// How ranks that share a GPU communicate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SharedGpu {
+    /// By CUDA IPC; through host memory where that does not work.
+    Ipc,
     /// In pieces through host memory.
     Host,
     Nccl,
@@ -27,9 +29,10 @@ impl SharedGpu {
 
     fn parse(value: Option<&str>) -> Result<Self, TorchError> {
         match value {
-            None | Some("" | "host") => Ok(Self::Host),
+            None | Some("" | "ipc") => Ok(Self::Ipc),
+            Some("host") => Ok(Self::Host),
             Some("nccl") => Ok(Self::Nccl),
-            Some(other) => Err(TorchError::value(VARIABLE, format!("`{other}`"), "`host` or `nccl`")),
+            Some(other) => Err(TorchError::value(VARIABLE, format!("`{other}`"), "`ipc`, `host` or `nccl`")),
         }
     }
 
@@ -50,9 +53,10 @@ mod tests {
 
     #[test]
     fn a_value_that_means_nothing_is_an_error_that_lists_those_that_do() {
-        assert_eq!(SharedGpu::parse(None).unwrap(), SharedGpu::Host);
+        assert_eq!(SharedGpu::parse(None).unwrap(), SharedGpu::Ipc);
+        assert_eq!(SharedGpu::parse(Some("host")).unwrap(), SharedGpu::Host);
         assert_eq!(SharedGpu::parse(Some("nccl")).unwrap(), SharedGpu::Nccl);
-        let error = SharedGpu::parse(Some("ipc")).unwrap_err().to_string();
-        assert!(error.contains("`ipc`") && error.contains("`host` or `nccl`"), "{error}");
+        let error = SharedGpu::parse(Some("mps")).unwrap_err().to_string();
+        assert!(error.contains("`mps`") && error.contains("`ipc`, `host` or `nccl`"), "{error}");
     }
 }

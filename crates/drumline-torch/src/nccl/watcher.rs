@@ -143,19 +143,37 @@ impl fmt::Display for Work {
     }
 }
 
-/// All watches of this process whose groups still exist.
-static WATCHES: Mutex<Vec<Weak<Watch>>> = Mutex::new(Vec::new());
+/// A group whose collectives on the GPU may fail after they were queued.
+pub(crate) trait Watched: Send + Sync {
+    /// Why its results are not valid.
+    fn failure(&self) -> Option<CommError>;
+}
 
-fn watches() -> MutexGuard<'static, Vec<Weak<Watch>>> {
-    WATCHES.lock().unwrap_or_else(PoisonError::into_inner)
+/// All of this process whose groups still exist.
+static WATCHED: Mutex<Vec<Weak<dyn Watched>>> = Mutex::new(Vec::new());
+
+fn watched() -> MutexGuard<'static, Vec<Weak<dyn Watched>>> {
+    WATCHED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Lets [`check_all`] look at a group, as long as it exists.
+pub(crate) fn enlist(group: Weak<dyn Watched>) {
+    let mut all = watched();
+    all.retain(|known| known.strong_count() > 0);
+    all.push(group);
 }
 
 /// An error if a group of this process has failed.
 pub(super) fn check_all() -> Result<(), CommError> {
-    let all: Vec<Arc<Watch>> = watches().iter().filter_map(Weak::upgrade).collect();
-    let mut failures =
-        all.iter().filter(|watch| !watch.state().is_ending).filter_map(|watch| watch.failure());
-    failures.next().map_or(Ok(()), Err)
+    let all: Vec<Arc<dyn Watched>> = watched().iter().filter_map(Weak::upgrade).collect();
+    all.iter().find_map(|group| group.failure()).map_or(Ok(()), Err)
+}
+
+impl Watched for Watch {
+    fn failure(&self) -> Option<CommError> {
+        let is_ending = self.state().is_ending;
+        if is_ending { None } else { Watch::failure(self) }
+    }
 }
 
 /// The threads and what they watch.
@@ -210,10 +228,8 @@ impl Watcher {
         let (state, woken, timeout) = (Mutex::default(), Condvar::new(), group.timeout());
         let (group, companion) = (group.status(), companion.status());
         let watch = Arc::new(Watch { line, group, companion, timeout, state, woken });
-        let mut all = watches();
-        all.retain(|known| known.strong_count() > 0);
-        all.push(Arc::downgrade(&watch));
-        drop(all);
+        let weak: Weak<Watch> = Arc::downgrade(&watch);
+        enlist(weak);
         let (watching, asking) = (watch.clone(), watch.clone());
         let named = |name: &str| std::thread::Builder::new().name(name.to_owned());
         let threads = vec![
