@@ -1,10 +1,11 @@
 """One rank of PyTorch's side of `cargo xtask bench shard`: steps of a GPT on CPU ranks, with FSDP2 or DDP on gloo.
 
-  shard.py --how fsdp|ddp|alone --size mini|gpt2 --batch 4 --places 128 --steps 5 [--tuned]
+  shard.py --how fsdp|fsdp-kept|ddp|alone --size mini|gpt2 --batch 4 --places 128 --steps 5 [--tuned]
 
 Started by a launcher (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). Rank 0 prints one JSON line. With `--tuned` DDP's gradients are
 views of buckets, its graph is static, and denormals are flushed; both always use the fused optimizer. FSDP2 shards each block and the
-rest, and reshards after forward, as its documentation advises; on a CPU its streams do nothing, so that there is nothing to tune.
+rest, and reshards after forward, as its documentation advises; on a CPU its streams do nothing, so that there is nothing to tune. `fsdp-kept`
+keeps parameters from forward to backward: fewer gathers, more memory. `alone` steps as many parameters as a rank of FSDP2.
 """
 import argparse
 import json
@@ -48,9 +49,19 @@ def warm_up():
         optimizer.step()
 
 
+def share(parameters, ranks):
+    """As many of the parameters as a rank would step if they were divided."""
+    left, own = sum(parameter.numel() for parameter in parameters) // ranks, []
+    for parameter in parameters:
+        if parameter.numel() <= left:
+            left -= parameter.numel()
+            own.append(parameter)
+    return own
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--how", choices=["fsdp", "ddp", "alone"], required=True)
+    parser.add_argument("--how", choices=["fsdp", "fsdp-kept", "ddp", "alone"], required=True)
     parser.add_argument("--size", choices=sorted(SIZES), required=True)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--places", type=int, required=True)
@@ -66,10 +77,10 @@ def main():
     warm_up()
     empty = pss()
     model = fill(Gpt2(**SIZES[args.size]))
-    if args.how == "fsdp":
+    if args.how.startswith("fsdp"):
         mesh = init_device_mesh("cpu", (world,))
         for block in model.h:
-            fully_shard(block, mesh=mesh)
+            fully_shard(block, mesh=mesh, reshard_after_forward=args.how == "fsdp")
         fully_shard(model, mesh=mesh)
         parallel = model
     elif args.how == "alone":
@@ -77,7 +88,9 @@ def main():
     else:
         options = {"gradient_as_bucket_view": True, "static_graph": True} if args.tuned else {}
         parallel = DistributedDataParallel(model, **options)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    parameters = list(model.parameters())
+    stepped = share(parameters, world) if args.how == "alone" else parameters
+    optimizer = torch.optim.AdamW(stepped, lr=1e-4, fused=True)
 
     times, losses = [], []
     for step in range(WARM_UP + args.steps):
@@ -85,7 +98,7 @@ def main():
         inputs, targets = (every[-args.batch:] for every in tokens((index + 1) * args.batch, args.places, WORDS[args.size]))
         dist.barrier()
         began = time.perf_counter()
-        optimizer.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         logits = parallel(inputs)[..., : WORDS[args.size]]
         loss = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets.reshape(-1))
         loss.backward()
@@ -103,8 +116,10 @@ def main():
             "step_ms": statistics.median(slowest[WARM_UP:].tolist()),
             "losses": (figures[0] / world).tolist(),
             "pss_bytes": memory.item(),
-        }))
-    dist.destroy_process_group()
+        }), flush=True)
+    # Gloo's threads sometimes abort the process, or wait for ever, while the interpreter is taken down.
+    dist.barrier()
+    os._exit(0)
 
 
 main()

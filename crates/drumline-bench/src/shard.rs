@@ -13,7 +13,7 @@ use drumline::engine::{
 use drumline::optim::{AdamOptions, AdamW, Optimizer, parameters};
 use drumline::trainer::Mode;
 use drumline::{ProcessGroup, ReduceOp};
-use drumline_torch::{flush_denormals, keep_freed_memory};
+use drumline_torch::{Named, flush_denormals, keep_freed_memory, set_grad};
 use serde_json::json;
 use tch::Device;
 use tch::nn::VarStore;
@@ -118,7 +118,8 @@ pub(super) fn run(args: &ShardArgs) -> anyhow::Result<()> {
     fill(&store);
     let engine = engine(args.how, false, &store, &group)?;
     let adam = AdamOptions { lr: 1e-4, ..AdamOptions::default() };
-    let mut optimizer = AdamW::new(parameters(&store), adam)?;
+    let (stepped, others) = stepped(args.how, parameters(&store), group.size());
+    let mut optimizer = AdamW::new(stepped, adam)?;
     engine.adopt(&mut optimizer)?;
     let (mut times, mut losses) = (Vec::new(), Vec::new());
     for step in 0..WARM_UP + args.steps {
@@ -127,6 +128,7 @@ pub(super) fn run(args: &ShardArgs) -> anyhow::Result<()> {
         group.barrier()?;
         let began = Instant::now();
         optimizer.zero_grad()?;
+        others.iter().try_for_each(|other| set_grad(&other.tensor, None))?;
         let sum = engine.forward_with(GradSync::Reduce, || model.loss(&inputs, &targets, Mode::Train))?;
         let sum = sum.map_err(anyhow::Error::from_boxed)?;
         let loss = sum / (args.batch * args.places) as f64;
@@ -195,6 +197,20 @@ pub(super) fn engine(
     };
     let mesh = Mesh::new(group, options.mesh_shape(group.size())?)?;
     Ok(options.engine(EngineSetup { store, mesh: &mesh, observer: None })?)
+}
+
+/// The parameters that a rank steps, and the others. Ranks that do not communicate step as many as if they had divided them, so
+/// that their step differs from a sharded one by communication alone.
+fn stepped(how: How, all: Vec<Named>, num_ranks: usize) -> (Vec<Named>, Vec<Named>) {
+    if how != How::Alone {
+        return (all, Vec::new());
+    }
+    let mut left = all.iter().map(|named| named.tensor.numel()).sum::<usize>() / num_ranks;
+    all.into_iter().partition(|named| {
+        let is_stepped = named.tensor.numel() <= left;
+        left -= if is_stepped { named.tensor.numel() } else { 0 };
+        is_stepped
+    })
 }
 
 /// The batch of a rank and step.

@@ -30,10 +30,15 @@ pub(crate) struct ShardArgs {
     save: bool,
 }
 
+impl ShardArgs {
+    fn steps(&self) -> usize {
+        self.pace.at_most(self.steps, 2)
+    }
+}
+
 /// Builds, measures, judges, prints.
 pub(crate) fn run(args: &ShardArgs) -> anyhow::Result<()> {
-    let steps = args.pace.at_most(args.steps, 2);
-    let mut contest = Training { sides: Sides::build("shard.py")?, steps };
+    let mut contest = Training { sides: Sides::build("shard.py")?, steps: args.steps() };
     let cases = if args.pace.quick { &CASES[..1] } else { &CASES[..] };
     let tally = contest::hold(&mut contest, cases, &args.pace);
     let text = markdown(&tally, args, cases);
@@ -45,11 +50,14 @@ pub(crate) fn run(args: &ShardArgs) -> anyhow::Result<()> {
 }
 
 fn markdown(tally: &TallyOf<Training>, args: &ShardArgs, cases: &[Case]) -> String {
+    let steps = args.steps();
     let about = [
+        format!("`cargo xtask bench shard --blocks {} --steps {steps} --save`", args.pace.blocks()),
         machine::describe(),
         format!("peer: FSDP2 (fully_shard on each block and the rest) and DistributedDataParallel of torch {}, backend gloo, fused AdamW", crate::libtorch::VERSION),
         "GPT in f32: forward, backward, AdamW; one thread a rank; a step is timed on each rank from a barrier on, and the slowest rank's time counts".to_owned(),
-        "memory: the sum over ranks of their shares of the pages in use (PSS) after a step, less what they used before the model was made".to_owned(),
+        "without communication: each rank steps as many parameters as if they were divided, so that the rest of a step is communication".to_owned(),
+        "memory: the sum over ranks of their shares of the pages in use (PSS) after a step of one token, less what they used before the model was made; at most 2 blocks".to_owned(),
         format!("{} blocks, order rotated; {} were taken while the machine was not quiet", args.pace.blocks(), tally.unsteady()),
     ];
     let title = "Sharded training: ours and PyTorch's in one run";
