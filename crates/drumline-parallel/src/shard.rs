@@ -11,8 +11,8 @@
 //! Parameters are divided by whole rows (all elements with one index along dim 0), so that checkpoints hold
 //! rectangles. With several replicas (`dp` beside `shard`), each is divided among its own ranks.
 //!
-//! Read in this order: `unit.rs`, `weights.rs`, `grads.rs`, `engine.rs`; for GPUs `residency.rs` and `gathered.rs`. The
-//! layout of a unit is `drumline-plan`'s.
+//! Read in this order: `unit.rs`, `weights.rs`, `unit_grads.rs`, `grads.rs`, `engine.rs`; for GPUs `residency.rs` and
+//! `gathered.rs`. The layout of a unit is `drumline-plan`'s.
 
 mod engine;
 mod gathered;
@@ -21,6 +21,7 @@ mod groups;
 mod lane_jobs;
 mod residency;
 mod unit;
+mod unit_grads;
 mod weights;
 
 use std::cell::RefCell;
