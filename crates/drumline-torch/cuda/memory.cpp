@@ -19,6 +19,7 @@ extern "C" {
 struct DrumlineMemory {
   int64_t allocated, peak_allocated, reserved, peak_reserved;
   uint64_t free, total;
+  int64_t allocations;
 };
 
 Message drumline_cuda_memory(int32_t device, DrumlineMemory* found) {
@@ -30,7 +31,7 @@ Message drumline_cuda_memory(int32_t device, DrumlineMemory* found) {
     auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
     auto [free, total] = allocator::get()->getMemoryInfo(index);
     *found = {stats.allocated_bytes[all].current, stats.allocated_bytes[all].peak, stats.reserved_bytes[all].current,
-              stats.reserved_bytes[all].peak, free, total};
+              stats.reserved_bytes[all].peak, free, total, stats.allocation[all].allocated};
   });
 }
 

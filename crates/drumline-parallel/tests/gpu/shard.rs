@@ -6,7 +6,7 @@ use drumline_parallel::{
     Clip, DdpOptions, Engine, EngineOptions, EngineSetup, GradSync, ParallelError, ShardOptions,
 };
 use drumline_plan::Stage;
-use drumline_torch::cuda::GraphedStep;
+use drumline_torch::cuda::{GraphedStep, memory};
 use drumline_torch::{Optimizer, Sgd, SgdOptions, parameters};
 use rank_test::ranks_test;
 use tch::nn::{Linear, Module, VarStore, linear};
@@ -113,6 +113,32 @@ fn stages_equal_replicas(modes: &[Mode]) -> Result<()> {
 ranks_test!(stages_on_one_rank_equal_a_replica, 1, timeout = super::BRIEF, {
     stages_equal_replicas(&[Mode::Eager, Mode::Graph])?
 });
+/// How many tensors a step gives memory to, once it has settled.
+fn allocations_of_a_step(group: &ProcessGroup, options: Box<dyn EngineOptions>) -> Result<u64> {
+    let mut training = Training::new(group, options)?;
+    let x = Tensor::ones([16, WIDTH], (Kind::Float, GPU));
+    let mut counts = Vec::new();
+    for _ in 0..STEPS {
+        let before = memory(0)?.allocations;
+        training.step(&x)?;
+        counts.push(memory(0)?.allocations - before);
+    }
+    assert_eq!(counts[4..6], counts[6..8], "it has settled: {counts:?}");
+    Ok(counts[7])
+}
+
+fn no_step_allocates() -> Result<()> {
+    let group = join()?;
+    let replicas = allocations_of_a_step(&group, DdpOptions::default().into())?;
+    for stage in STAGES {
+        let sharded = allocations_of_a_step(&group, sharded(stage))?;
+        assert!(sharded <= replicas, "{stage}: {sharded}, replicas {replicas}");
+    }
+    Ok(())
+}
+
+ranks_test!(a_step_of_each_stage_allocates_no_more_than_that_of_replicas, 2, { no_step_allocates()? });
+
 on_each_route!(stages_of_several_ranks_equal_replicas, {
     // Only NCCL's calls can be recorded.
     let is_nccl = std::env::var_os("DRUMLINE_SHARED_GPU").is_some_and(|route| route == "nccl");

@@ -24,6 +24,7 @@ pub(super) struct RawMemory {
     peak_reserved: i64,
     free: u64,
     total: u64,
+    allocations: i64,
 }
 
 /// The memory use of a GPU, in bytes.
@@ -41,6 +42,8 @@ pub struct Memory {
     pub free: u64,
     /// The total memory.
     pub total: u64,
+    /// How often this process's tensors were given memory so far.
+    pub allocations: u64,
 }
 
 /// The memory use of a GPU.
@@ -48,14 +51,15 @@ pub fn memory(device: usize) -> Result<Memory, TorchError> {
     let mut raw = RawMemory::default();
     // SAFETY: writes one struct.
     check(unsafe { (functions()?.memory)(index(device)?, &mut raw) }, "cannot read a GPU's memory use")?;
-    let bytes = |count: i64| u64::try_from(count).unwrap_or(0);
+    let unsigned = |count: i64| u64::try_from(count).unwrap_or(0);
     Ok(Memory {
-        allocated: bytes(raw.allocated),
-        peak_allocated: bytes(raw.peak_allocated),
-        reserved: bytes(raw.reserved),
-        peak_reserved: bytes(raw.peak_reserved),
+        allocated: unsigned(raw.allocated),
+        peak_allocated: unsigned(raw.peak_allocated),
+        reserved: unsigned(raw.reserved),
+        peak_reserved: unsigned(raw.peak_reserved),
         free: raw.free,
         total: raw.total,
+        allocations: unsigned(raw.allocations),
     })
 }
 

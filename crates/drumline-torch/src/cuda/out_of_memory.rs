@@ -101,6 +101,7 @@ mod tests {
             peak_reserved: 7 * gib,
             free: gib,
             total: 10 * gib,
+            allocations: 1,
         };
         let text = breakdown(&memory);
         for part in [
