@@ -1,10 +1,11 @@
 // Where a step's time goes on a GPU: the kernels of the last steps, by name, longest first. CUDA loads it by itself:
 //
-//   g++ -O2 -std=c++17 -shared -fPIC kernel_times.cpp -I CUDA/include -L CUDA/lib -l:libcupti.so.13 -o kernel_times.so
+//   g++ -O2 -std=c++17 -shared -fPIC kernel_times.cpp -I CUDA/include -I TOOLKIT/include -L CUDA/lib -l:libcupti.so.13 -o kernel_times.so
 //   CUDA_INJECTION64_PATH=$PWD/kernel_times.so MARK=nll_loss_forward drumline-bench gpu --model resnet50 --mode graph …
 //
-// CUDA is the folder `nvidia/cu13` that pip's packages nvidia-cuda-cupti and nvidia-cuda-runtime share. MARK is part of the name of a kernel that each
-// step has once; STEPS says how many steps are looked at (10), SHOWN how many kernels are listed (45).
+// CUDA is the folder `nvidia/cu13` that pip's packages nvidia-cuda-cupti and nvidia-cuda-runtime share, TOOLKIT nvcc's. MARK is part of the name of a kernel that each
+// step has once (row_losses for a GPT); STEPS says how many steps are looked at (10), SHOWN how many kernels are listed (45). The table is Markdown, in the
+// file that TABLE names, or on stderr. `gpu-pack/run --profile` does all this.
 #include <cupti.h>
 #include <cxxabi.h>
 
@@ -68,6 +69,7 @@ int number(const char* variable, int otherwise) {
 struct Window {
   size_t first, end;
   double steps;
+  bool is_found;
 };
 
 Window last_steps() {
@@ -77,41 +79,66 @@ Window last_steps() {
     if (mark && strstr(names[runs[i].name].c_str(), mark)) marks.push_back(i);
   }
   size_t steps = number("STEPS", 10);
-  if (marks.size() < steps + 2) return {0, runs.size(), 1};
-  return {marks[marks.size() - 2 - steps], marks[marks.size() - 2], static_cast<double>(steps)};
+  if (marks.size() < steps + 2) return {0, runs.size(), 1, false};
+  return {marks[marks.size() - 2 - steps], marks[marks.size() - 2], static_cast<double>(steps), true};
 }
 
 struct Sum {
   uint64_t count = 0, time = 0;
 };
 
+// The name as C++ has it, without what all names share, without its parameters, and not too long for a table.
+std::string shortened(const std::string& name) {
+  int status;
+  char* demangled = abi::__cxa_demangle(name.c_str(), nullptr, nullptr, &status);
+  std::string plain = demangled ? demangled : name;
+  free(demangled);
+  for (const char* noise : {"void ", "at::native::", "(anonymous namespace)::", "<unnamed>::"}) {
+    for (size_t at; (at = plain.find(noise)) != std::string::npos;) plain.erase(at, strlen(noise));
+  }
+  if (!plain.empty() && plain.back() == ')') {
+    size_t at = plain.size();
+    int depth = 0;
+    do {
+      --at;
+      depth += (plain[at] == ')') - (plain[at] == '(');
+    } while (at > 0 && depth > 0);
+    if (at > 0) plain.resize(at);
+  }
+  std::replace(plain.begin(), plain.end(), '|', '/');
+  return plain.size() > 110 ? plain.substr(0, 107) + "..." : plain;
+}
+
 void print() {
   cuptiActivityFlushAll(1);
   if (runs.empty()) return;
   std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.start < b.start; });
-  auto [first, end, steps] = last_steps();
+  auto [first, end, steps, is_found] = last_steps();
   std::map<int, Sum> sums;
-  uint64_t busy = 0, reached = 0;
+  uint64_t busy = 0, reached = 0, total = 0;
   for (size_t i = first; i < end; ++i) {
     auto& sum = sums[runs[i].name];
     ++sum.count;
     sum.time += runs[i].end - runs[i].start;
+    total += runs[i].end - runs[i].start;
     uint64_t begin = std::max(runs[i].start, reached);
     if (runs[i].end > begin) busy += runs[i].end - begin, reached = runs[i].end;
   }
   std::vector<std::pair<int, Sum>> sorted(sums.begin(), sums.end());
   std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second.time > b.second.time; });
-  fprintf(stderr, "a step: %.3f ms, of which the GPU is busy for %.3f ms, %.1f kernels\n", (runs[end - 1].end - runs[first].start) / 1e6 / steps,
-          busy / 1e6 / steps, (end - first) / steps);
+  const char* path = getenv("TABLE");
+  FILE* to = path ? fopen(path, "w") : stderr;
+  if (!to) return perror(path);
+  fprintf(to, "%s: %.3f ms, of which the GPU is busy for %.3f ms; %.1f kernels.\n\n", is_found ? "A step" : "The whole run, as MARK was not found often enough",
+          (runs[end - 1].end - runs[first].start) / 1e6 / steps, busy / 1e6 / steps, (end - first) / steps);
+  fprintf(to, "| ms a step | share | calls | us a call | kernel |\n|---|---|---|---|---|\n");
   int left = number("SHOWN", 45);
   for (auto& [name, sum] : sorted) {
     if (left-- == 0) break;
-    int status;
-    char* plain = abi::__cxa_demangle(names[name].c_str(), nullptr, nullptr, &status);
-    fprintf(stderr, "%9.4f ms %7.1f x %8.2f us  %.150s\n", sum.time / 1e6 / steps, sum.count / steps, sum.time / 1e3 / sum.count,
-            plain ? plain : names[name].c_str());
-    free(plain);
+    fprintf(to, "| %.4f | %.1f %% | %.1f | %.2f | `%s` |\n", sum.time / 1e6 / steps, 100.0 * sum.time / total, sum.count / steps,
+            sum.time / 1e3 / sum.count, shortened(names[name]).c_str());
   }
+  if (path) fclose(to);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 //! `drumline-bench gpu`: the steps that `bench/gpu/run.py` times on a GPU, beside PyTorch's. Weights and data are formulas, so
 //! that losses can be compared.
 
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::ensure;
@@ -16,6 +17,7 @@ use tch::nn::{ModuleT, VarStore};
 use tch::{Device, Kind, Tensor};
 
 use drumline_zoo::formula::{Samples, fill, samples, tokens};
+use drumline_zoo::gpt::GptConfig;
 use drumline_zoo::models::gpt::{Gpt, GptOptions};
 use drumline_zoo::models::{self, Model, ModelOptions};
 
@@ -46,7 +48,7 @@ enum Precision {
 /// Time training steps on a GPU
 #[derive(Debug, Args)]
 pub(super) struct GpuArgs {
-    /// resnet18, resnet50 or gpt2
+    /// resnet18, resnet50, gpt2, or a configuration of a GPT, such as config/gpt2-medium.yaml, whose sizes are used
     #[arg(long)]
     model: String,
     /// How a step is made
@@ -61,15 +63,32 @@ pub(super) struct GpuArgs {
     /// Side of an image
     #[arg(long, default_value_t = 32)]
     edge: i64,
-    /// Tokens of a text
+    /// Tokens of a text, at most as many as the model has places
     #[arg(long, default_value_t = 1024)]
     length: i64,
-    /// Parts into which the places of a GPT's batch are split for its loss
-    #[arg(long, default_value_t = 1)]
-    loss_chunks: i64,
+    /// Parts into which the places of a GPT's batch are split for its loss, by default as configured
+    #[arg(long)]
+    loss_chunks: Option<i64>,
     /// Timed steps
     #[arg(long)]
     steps: usize,
+}
+
+impl GpuArgs {
+    /// The sizes of a GPT, if one is trained.
+    fn gpt(&self) -> anyhow::Result<Option<GptOptions>> {
+        let gpt2 = GptOptions { vocab_multiple: 128, ..GptOptions::default() };
+        let options = if self.model == "gpt2" {
+            gpt2
+        } else if self.model.ends_with(".yaml") {
+            let config = GptConfig::load::<&str>(Some(Path::new(&self.model)), &[])?;
+            config.model.options(gpt2.vocab_size as u32)
+        } else {
+            return Ok(None);
+        };
+        let loss_chunks = self.loss_chunks.unwrap_or(options.loss_chunks);
+        Ok(Some(GptOptions { loss_chunks, ..options }))
+    }
 }
 
 /// What is trained.
@@ -92,14 +111,14 @@ struct Trained {
 impl Trained {
     fn new(args: &GpuArgs) -> anyhow::Result<Self> {
         let store = VarStore::new(GPU);
-        let is_text = args.model == "gpt2";
-        let (net, input, target) = if is_text {
+        let gpt = args.gpt()?;
+        let is_text = gpt.is_some();
+        let (net, input, target) = if let Some(options) = gpt {
             // As many tokens as the peer has, though the last are in no text.
-            let padded = GptOptions { vocab_multiple: 128, ..GptOptions::default() }.padded_vocab();
-            let options =
-                GptOptions { vocab_size: padded, loss_chunks: args.loss_chunks, ..GptOptions::default() };
-            let net = Gpt::new(&store.root(), &options)?;
-            let (input, target) = tokens(args.batch, args.length, GptOptions::default().vocab_size);
+            let padded = GptOptions { vocab_size: options.padded_vocab(), ..options.clone() };
+            let net = Gpt::new(&store.root(), &padded)?;
+            let (input, target) =
+                tokens(args.batch, args.length.min(options.n_positions), options.vocab_size);
             (Net::Text(Box::new(net)), input.to_device(GPU), target.to_device(GPU))
         } else {
             let num_classes = if args.edge > 64 { 1000 } else { 10 };
@@ -217,4 +236,31 @@ pub(super) fn run(args: &GpuArgs) -> anyhow::Result<()> {
         })
     );
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: GpuArgs,
+    }
+
+    fn gpt(model: &str) -> anyhow::Result<Option<GptOptions>> {
+        let words = ["x", "--model", model, "--mode", "eager", "--batch", "1", "--steps", "1"];
+        Cli::parse_from(words).args.gpt()
+    }
+
+    #[test]
+    fn any_configuration_of_a_gpt_can_be_timed() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../config");
+        let medium = gpt(&folder.join("gpt2-medium.yaml").to_string_lossy()).unwrap().unwrap();
+        assert_eq!((medium.n_layer, medium.n_embd, medium.padded_vocab()), (24, 1024, 50304));
+        assert_eq!(gpt("gpt2").unwrap().unwrap().padded_vocab(), 50304);
+        assert_eq!(gpt("resnet18").unwrap(), None);
+        assert!(gpt("nothing.yaml").is_err());
+    }
 }

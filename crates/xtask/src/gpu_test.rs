@@ -26,6 +26,16 @@ pub(crate) struct GpuTestArgs {
     /// Only pack, also where there is a GPU
     #[arg(long)]
     pack: bool,
+    /// Only list the kernels of a GPT's training step by time; CONFIG is a file of config/, by default config/gpt2.yaml
+    #[arg(long, value_name = "CONFIG", num_args = 0..=1, default_missing_value = "config/gpt2.yaml")]
+    profile: Option<String>,
+}
+
+impl GpuTestArgs {
+    /// What the script of the pack gets.
+    fn words(&self) -> Vec<&str> {
+        self.profile.iter().flat_map(|config| ["--profile", config]).collect()
+    }
 }
 
 pub(crate) fn run(args: &GpuTestArgs) -> anyhow::Result<()> {
@@ -52,10 +62,13 @@ pub(crate) fn run(args: &GpuTestArgs) -> anyhow::Result<()> {
     succeed(tar)?;
     println!("packed: {}", archive.display());
     if args.pack || !has_gpu() {
-        println!("on a machine with a GPU and PyTorch 2.11: tar xzf gpu-pack.tar.gz && gpu-pack/run");
+        let command = [&["gpu-pack/run"], &args.words()[..]].concat().join(" ");
+        println!("on a machine with a GPU and PyTorch 2.11: tar xzf gpu-pack.tar.gz && {command}");
         return Ok(());
     }
-    succeed(Command::new(pack.join("run")))
+    let mut script = Command::new(pack.join("run"));
+    script.args(args.words());
+    succeed(script)
 }
 
 /// Whether a GPU of NVIDIA's is here, by the names in `/dev`: `nvidia0`, or another where a container has only that.
