@@ -49,6 +49,8 @@ pub(crate) struct Lane<J> {
     outcome: Done,
     thread: Option<JoinHandle<()>>,
     watch: Watch,
+    /// Whether jobs are recorded in a CUDA graph.
+    is_recorded: bool,
 }
 
 impl<J: Send + 'static> Lane<J> {
@@ -67,7 +69,14 @@ impl<J: Send + 'static> Lane<J> {
             outcome: Ok(None),
             thread: Some(thread),
             watch,
+            is_recorded: false,
         })
+    }
+
+    /// Says whether the jobs that follow are recorded in a CUDA graph. Only one thread at a time may add to a graph, so
+    /// that sending such a job waits until it is queued.
+    pub(crate) fn set_recorded(&mut self, is_recorded: bool) {
+        self.is_recorded = is_recorded;
     }
 
     /// Sends a job. Its calls report `site` as their location, so that errors name the program and not this file.
@@ -75,6 +84,9 @@ impl<J: Send + 'static> Lane<J> {
         // The thread lives until the sender is dropped.
         if self.jobs.as_ref().is_some_and(|jobs| jobs.send((site, job)).is_ok()) {
             self.num_sent += 1;
+            if self.is_recorded {
+                self.wait_for(self.num_sent);
+            }
         }
     }
 

@@ -241,6 +241,8 @@ impl<P: Places> Reduction for Reducer<P> {
         if self.stage == Order::Agreed {
             self.use_order()?;
         }
+        let is_recorded = self.places.stream()?.is_some_and(|stream| stream.is_recording().unwrap_or(false));
+        self.lane.set_recorded(is_recorded);
         self.progress.begin(self.places.bucket_of());
         self.places.begin()?;
         self.mode = Mode::Reducing;
