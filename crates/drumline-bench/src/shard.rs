@@ -196,7 +196,7 @@ pub(super) fn engine(
         }
     };
     let mesh = Mesh::new(group, options.mesh_shape(group.size())?)?;
-    Ok(options.engine(EngineSetup { store, mesh: &mesh, observer: None })?)
+    Ok(options.engine(EngineSetup::new(store, &mesh))?)
 }
 
 /// The parameters that a rank steps, and the others. Ranks that do not communicate step as many as if they had divided them, so

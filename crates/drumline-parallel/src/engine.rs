@@ -13,17 +13,19 @@
 
 mod alone;
 mod clip;
+mod moving;
 mod placed;
 
 use std::sync::Arc;
 
 use drumline_comm::{Mesh, MeshShape, ShapeError};
 use drumline_torch::{LossScaler, Named, NormType, Optimizer, StepMade, Unscaled, grad_norm};
-use tch::Tensor;
 use tch::nn::VarStore;
+use tch::{Device, Tensor};
 
 pub use alone::Alone;
 pub use clip::Clip;
+pub(crate) use moving::{Moved, move_to};
 pub use placed::Placed;
 
 use crate::agreement::Agreed;
@@ -47,6 +49,16 @@ impl GradSync {
     pub fn of(micro_batch: usize, num_micro_batches: usize) -> Self {
         if micro_batch + 1 < num_micro_batches { Self::Accumulate } else { Self::Reduce }
     }
+}
+
+/// The forwards that a rank makes in an evaluation. All ranks of an evaluation choose the same variant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Forwards {
+    /// This number, each inside of [`Engine::evaluate`], and nothing else uses the model. Ranks may have different
+    /// numbers. Parameters that are divided among ranks are gathered when they are used, as in training.
+    Counted(usize),
+    /// Any number, anywhere. Parameters that are divided among ranks are all gathered for it.
+    Any,
 }
 
 /// A kind of parallelism, as a training loop sees it. All ranks call each method together, unless its documentation
@@ -84,13 +96,16 @@ pub trait Engine {
     /// Runs forwards and backwards of this rank alone: nothing in them waits for other ranks, and nothing is reduced.
     fn alone(&self, body: &mut dyn FnMut());
 
-    /// Begins an evaluation: gives all ranks the same buffers, and each rank all that its forwards need.
-    fn begin_evaluation(&self) -> Result {
+    /// Begins an evaluation of this many forwards: gives all ranks the same buffers, and each rank all that its forwards
+    /// need.
+    fn begin_evaluation(&self, forwards: Forwards) -> Result {
+        let _ = forwards;
         self.sync_buffers()
     }
 
-    /// Ends an evaluation. A rank may call it alone.
-    fn end_evaluation(&self) -> Result {
+    /// Ends an evaluation. A rank that has failed says why: others may be waiting for it.
+    fn end_evaluation(&self, failure: Option<&str>) -> Result {
+        let _ = failure;
         Ok(())
     }
 
@@ -130,6 +145,11 @@ pub trait Engine {
     fn adopt(&self, optimizer: &mut dyn Optimizer) -> Result {
         let _ = optimizer;
         Ok(())
+    }
+
+    /// What this engine has decided by itself and a user should know, for steps of several micro-batches.
+    fn accumulation_note(&self) -> Option<String> {
+        None
     }
 
     /// Lets `change` write to the parameters that this rank holds, outside of a step. Then all ranks see what any has
@@ -215,8 +235,18 @@ pub struct EngineSetup<'a> {
     pub store: &'a VarStore,
     /// The ranks.
     pub mesh: &'a Mesh,
+    /// Where the model trains. Its variables are moved there if they are elsewhere: a model that is larger than a GPU is
+    /// created on the CPU, and each rank of ZeRO-3 moves its own rows to its GPU.
+    pub device: Device,
     /// Observes reductions, in addition to an observer of the options.
     pub observer: Option<Arc<dyn ReductionObserver>>,
+}
+
+impl<'a> EngineSetup<'a> {
+    /// Trains the model where it is, without an observer.
+    pub fn new(store: &'a VarStore, mesh: &'a Mesh) -> Self {
+        Self { store, mesh, device: store.device(), observer: None }
+    }
 }
 
 /// The options of an engine, which create it.

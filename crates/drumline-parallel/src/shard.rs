@@ -14,6 +14,7 @@
 //! Read in this order: `unit.rs`, `weights.rs`, `unit_grads.rs`, `grads.rs`, `engine.rs`; for GPUs `residency.rs` and
 //! `gathered.rs`. The layout of a unit is `drumline-plan`'s.
 
+mod accumulation;
 mod engine;
 mod gathered;
 mod grads;
@@ -34,29 +35,21 @@ use tch::Device;
 use tch::nn::VarStore;
 
 use crate::ddp::DdpOptions;
-use crate::engine::{Alone, Engine, EngineOptions, EngineSetup, Placed};
+use crate::engine::{Alone, Engine, EngineOptions, EngineSetup, Placed, move_to};
 use crate::error::ParallelError;
 use crate::observer::{ReductionObserver, Watch, both};
 use crate::sync_group::SyncGroup;
 use crate::synced::{ModelTensors, Synced, SyncedSetup, broadcast_tensors};
+pub use accumulation::Accumulation;
+use accumulation::Choice;
 use engine::{Shape, Sharded};
 use gathered::Gatherer;
 use grads::Kept;
 use groups::Groups;
 use unit::{UnitPlan, plan_units};
-use weights::{Copies, Weights};
+use weights::{Copies, Held, Weights};
 
 type Result<T = ()> = std::result::Result<T, ParallelError>;
-
-/// How gradients of several micro-batches are accumulated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Accumulation {
-    /// Each micro-batch is reduced, and each rank adds up its own rows: little memory, one reduction per micro-batch.
-    OwnRows,
-    /// Each rank adds up all its gradients, and the last micro-batch reduces them: memory for all gradients, one
-    /// reduction per step.
-    All,
-}
 
 /// Settings of sharded training.
 pub struct ShardOptions {
@@ -65,8 +58,9 @@ pub struct ShardOptions {
     /// The number of ranks that hold one copy of the states together, a divisor of the number of all ranks; by default
     /// all of them.
     pub shard: Option<usize>,
-    /// How micro-batches are accumulated; by default [`All`](Accumulation::All) for stage 1, in which gradients are not
-    /// divided, and [`OwnRows`](Accumulation::OwnRows) otherwise.
+    /// How micro-batches are accumulated. By default [`All`](Accumulation::All) in stage 1, in which gradients are not
+    /// divided; in stages 2 and 3 if whole gradients take at most a quarter of each rank's free memory, and otherwise
+    /// [`OwnRows`](Accumulation::OwnRows).
     pub accumulation: Option<Accumulation>,
     /// Whether ranks hold only their own rows of parameters in stage 3, and gather the others' when an operation uses
     /// them. By default they do so on GPUs. On CPUs the ranks of a node have one copy together, which needs no gathering.
@@ -101,14 +95,6 @@ impl ShardOptions {
             ignored: Vec::new(),
             observer: None,
         }
-    }
-
-    fn accumulation(&self) -> Accumulation {
-        let by_stage = match self.stage.placements().gradients {
-            Placement::Replicated => Accumulation::All,
-            Placement::Sharded => Accumulation::OwnRows,
-        };
-        self.accumulation.unwrap_or(by_stage)
     }
 }
 
@@ -149,31 +135,31 @@ impl EngineOptions for ShardOptions {
 
     #[track_caller]
     fn engine(mut self: Box<Self>, setup: EngineSetup<'_>) -> Result<Box<dyn Engine>> {
-        let EngineSetup { store, mesh, observer } = setup;
+        let EngineSetup { store, mesh, device, observer } = setup;
         if self.stage == Stage::Zero0 {
             let Self { broadcast_buffers, sync_group, ignored, observer: own, .. } = *self;
             let options =
                 DdpOptions { broadcast_buffers, sync_group, ignored, observer: own, ..DdpOptions::default() };
-            return Box::new(options).engine(EngineSetup { store, mesh, observer });
+            return Box::new(options).engine(EngineSetup { store, mesh, device, observer });
         }
-        if !matches!(store.device(), Device::Cpu | Device::Cuda(_)) {
-            return Err(ParallelError::UnsupportedDevice { device: store.device() });
+        if !matches!(device, Device::Cpu | Device::Cuda(_)) {
+            return Err(ParallelError::UnsupportedDevice { device });
         }
         if mesh.whole().size() == 1 && !self.shards_alone {
-            return Ok(Box::new(Alone::new(store, mesh)));
+            return Ok(Box::new(Alone::on(device, store, mesh)?));
         }
         self.observer = both(self.observer.take(), observer);
-        on_behalf_of(call_site(), || Ok(Box::new(self.make(store, mesh)?) as Box<dyn Engine>))
+        on_behalf_of(call_site(), || Ok(Box::new(self.make(store, mesh, device)?) as Box<dyn Engine>))
     }
 }
 
 impl ShardOptions {
-    fn make(self, store: &VarStore, mesh: &Mesh) -> Result<Sharded> {
+    fn make(self, store: &VarStore, mesh: &Mesh, device: Device) -> Result<Sharded> {
         let groups = Groups::of(mesh)?;
         let tensors = ModelTensors::of(store, &self.ignored, &groups.all)?;
         let ModelTensors { params, frozen, buffers } = &tensors;
         let placements = self.stage.placements();
-        let gathers = self.gather_parameters.unwrap_or(store.device() != Device::Cpu);
+        let gathers = self.gather_parameters.unwrap_or(device != Device::Cpu);
         let copies = match placements.parameters {
             Placement::Replicated => Copies::OnEachRank,
             Placement::Sharded if gathers => Copies::WhenUsed,
@@ -183,9 +169,16 @@ impl ShardOptions {
             Placement::Replicated => Kept::All,
             Placement::Sharded => Kept::OwnRows,
         };
-        let weights = weights_of(&groups, params, copies, self.keep_gathered)?;
+        let whole = if copies == Copies::OnEachRank { frozen.clone() } else { Vec::new() };
+        let is_divided = |name: &str| {
+            let is_whole = whole.iter().any(|named| named.name == name);
+            !is_whole && params.iter().chain(frozen).any(|named| named.name == name)
+        };
+        move_to(store, device, is_divided)?;
+        let (copies_of, keep) = (Held { copies, device }, self.keep_gathered);
+        let weights = weights_of(&groups, params, copies_of, keep)?;
         let frozen_rows = match copies {
-            Copies::OnEachNode | Copies::WhenUsed => weights_of(&groups, frozen, copies, self.keep_gathered)?,
+            Copies::OnEachNode | Copies::WhenUsed => weights_of(&groups, frozen, copies_of, keep)?,
             Copies::OnEachRank => {
                 broadcast_tensors(&groups.all, frozen.clone())?;
                 Vec::new()
@@ -195,7 +188,6 @@ impl ShardOptions {
         let mut state = placed_rows(&weights, params, is_first_replica);
         state.extend(placed_rows(&frozen_rows, frozen, is_first_replica));
         let is_first = groups.all.rank() == 0;
-        let whole = if copies == Copies::OnEachRank { frozen.clone() } else { Vec::new() };
         let whole = whole.into_iter().chain(buffers.iter().cloned());
         state.extend(whole.map(|named| Placed::replicated(named, is_first)));
         let shapes = params.iter().map(|named| Shape::of(named, true));
@@ -204,13 +196,14 @@ impl ShardOptions {
         let watch = Watch(self.observer.clone());
         let reduction = grads::reducer(&groups, params.clone(), &weights, kept, watch)?;
         let gathered: Vec<_> = weights.iter().chain(&frozen_rows).filter_map(Weights::gathered).collect();
-        let gatherer = if gathered.is_empty() {
-            None
-        } else {
-            Some(Gatherer::new(&groups.gather, gathered, store.device())?)
-        };
+        let gatherer =
+            if gathered.is_empty() { None } else { Some(Gatherer::new(&groups.gather, gathered, device)?) };
         let own = own_rows(&weights, params);
-        let accumulation = self.accumulation();
+        let accumulation = match (self.accumulation, placements.gradients) {
+            (Some(given), _) => Choice::given(given),
+            (None, Placement::Replicated) => Choice::given(Accumulation::All),
+            (None, Placement::Sharded) => Choice::of(params, device, &groups.all)?,
+        };
         let synced = Synced::new(SyncedSetup {
             group: groups.all.clone(),
             tensors,
@@ -218,7 +211,7 @@ impl ShardOptions {
             broadcast_buffers: self.broadcast_buffers,
             sync_group: self.sync_group,
         })?;
-        let (mesh, scratch, device) = (mesh.clone(), RefCell::new(None), store.device());
+        let (mesh, scratch) = (mesh.clone(), RefCell::new(None));
         Ok(Sharded {
             mesh,
             groups,
@@ -238,12 +231,12 @@ impl ShardOptions {
 
 /// Moves parameters into the memory of units. Where they are gathered when they are used, those of at most `keep` elements
 /// stay gathered.
-fn weights_of(groups: &Groups, params: &[Named], copies: Copies, keep: usize) -> Result<Vec<Weights>> {
-    let plans = plan_units(params, groups.shard.size(), (copies == Copies::WhenUsed).then_some(keep));
+fn weights_of(groups: &Groups, params: &[Named], held: Held, keep: usize) -> Result<Vec<Weights>> {
+    let are_gathered = held.copies == Copies::WhenUsed;
+    let plans = plan_units(params, groups.shard.size(), are_gathered.then_some(keep));
     let weights = |plan: UnitPlan| {
-        let stays_gathered = copies == Copies::WhenUsed && plan.name.is_empty();
-        let copies = if stays_gathered { Copies::OnEachRank } else { copies };
-        Weights::new(groups, plan, params, copies)
+        let copies = if are_gathered && plan.name.is_empty() { Copies::OnEachRank } else { held.copies };
+        Weights::new(groups, plan, params, Held { copies, ..held })
     };
     plans.into_iter().map(weights).collect()
 }
@@ -305,7 +298,7 @@ mod tests {
         let vs = VarStore::new(Device::Cpu);
         let model = Blocks::new(&vs);
         let mesh = Mesh::new(group, options.mesh_shape(group.size()).unwrap()).unwrap();
-        let sharded = options.make(&vs, &mesh).unwrap();
+        let sharded = options.make(&vs, &mesh, Device::Cpu).unwrap();
         let mut optimizer = Sgd::new(parameters(&vs), SgdOptions::default()).unwrap();
         sharded.adopt(&mut optimizer).unwrap();
         for _ in 0..STEPS {
@@ -346,9 +339,13 @@ mod tests {
             tch::set_num_threads(1);
             let sharded = trained(&group, ShardOptions::new(Stage::Zero1));
             assert_eq!(made(&sharded), planned(&sharded, |unit| StepTraffic::of(unit, Stage::Zero1, 2)));
-            let sharded = trained(&group, ShardOptions::new(Stage::Zero2));
+            let own_rows = |stage| ShardOptions {
+                accumulation: Some(Accumulation::OwnRows),
+                ..ShardOptions::new(stage)
+            };
+            let sharded = trained(&group, own_rows(Stage::Zero2));
             assert_eq!(made(&sharded), planned(&sharded, |unit| StepTraffic::of(unit, Stage::Zero2, 2)));
-            let sharded = trained(&group, ShardOptions::new(Stage::Zero3));
+            let sharded = trained(&group, own_rows(Stage::Zero3));
             assert_eq!(made(&sharded), planned(&sharded, |unit| StepTraffic::of_node_shared(unit, 2)));
             assert_eq!(made(&sharded)[1], [0, 0], "nothing is gathered");
             // The control: gradients that are accumulated on each rank are reduced once.

@@ -78,7 +78,7 @@ pub use kernels::{
 };
 pub use knobs::{Determinism, allow_tf32, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
 pub use memory::{HeapTensor, node_shared_zeros, tensor_from_vec, tensor_within};
-pub use memory_format::{channels_last, weights_channels_last, weights_in};
+pub use memory_format::{channels_last, is_weight, weights_channels_last, weights_in};
 pub use named::{Named, buffers, frozen, parameters};
 pub use optim::{
     Adam, AdamFamily, AdamOptions, AdamW, CopiedParameter, MasterWeights, Optimizer, OptimizerState,

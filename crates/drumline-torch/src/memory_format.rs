@@ -42,11 +42,15 @@ pub fn weights_channels_last(parameters: &[Named]) -> Result<(), TorchError> {
 /// need the precision. Call it before optimizers and replicas are made. [`MasterWeights`](crate::MasterWeights) trains
 /// f32 copies.
 pub fn weights_in(parameters: &[Named], kind: tch::Kind) -> Result<(), TorchError> {
-    let is_weight = |named: &&Named| named.tensor.dim() >= 2 && named.tensor.is_floating_point();
-    parameters.iter().filter(is_weight).try_for_each(|Named { tensor, .. }| {
+    parameters.iter().filter(|named| is_weight(&named.tensor)).try_for_each(|Named { tensor, .. }| {
         let cast = no_grad(|| tensor.f_detach()?.f_to_kind(kind))?;
         Ok(tensor.shallow_clone().f_set_data(&cast)?)
     })
+}
+
+/// Whether [`weights_in`] casts this parameter.
+pub fn is_weight(parameter: &Tensor) -> bool {
+    parameter.dim() >= 2 && parameter.is_floating_point()
 }
 
 /// Whether a tensor is channels last without gaps.

@@ -2,11 +2,12 @@
 
 use drumline::optim::{Optimizer, ParameterGroups, ScalePolicy};
 use drumline::trainer::{self, Batch, DistTrainer, Model};
-use drumline_torch::{Autocast, MasterWeights, TorchError, parameters, weights_in};
+use drumline_torch::{Autocast, MasterWeights, Named, TorchError, is_weight, parameters, weights_in};
 use tch::nn::VarStore;
-use tch::{Device, Kind};
+use tch::{Device, Kind, Tensor};
 
 use crate::config::{Fp16, PrecisionKind};
+use crate::first_weights::FirstWeights;
 
 impl PrecisionKind {
     fn of_forward(self) -> trainer::Precision {
@@ -40,10 +41,17 @@ impl Precision {
 
     /// Converts the weights to the data type in which this precision stores them.
     pub(crate) fn convert_weights(self, store: &VarStore) -> Result<(), TorchError> {
-        if self.kind == PrecisionKind::Bf16Master {
-            weights_in(&parameters(store), Kind::BFloat16)?;
+        if self.kind != PrecisionKind::Bf16Master {
+            return Ok(());
         }
-        Ok(())
+        let (parameters, kind) = (parameters(store), Kind::BFloat16);
+        if FirstWeights::of_this_build().have_values() {
+            return weights_in(&parameters, kind);
+        }
+        parameters.iter().filter(|named| is_weight(&named.tensor)).try_for_each(|Named { tensor, .. }| {
+            let untouched = Tensor::f_empty(tensor.size(), (kind, tensor.device()))?;
+            Ok(tensor.shallow_clone().f_set_data(&untouched)?)
+        })
     }
 
     /// Sets the precision of the trainer.

@@ -47,6 +47,15 @@ pub(crate) enum Start<'a> {
     TestOfFile,
 }
 
+/// Who builds a model, and for where.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ModelPlace<'a> {
+    /// All ranks.
+    pub(crate) group: &'a ProcessGroup,
+    /// Where the model trains. Its variables may be created elsewhere.
+    pub(crate) device: Device,
+}
+
 /// A rank's place among the ranks that split the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place {
@@ -232,8 +241,8 @@ pub(crate) trait Task: Sized {
         None
     }
 
-    /// Builds the network in `store` and loads or draws its initial weights. All ranks of `group` call it.
-    fn model(&self, store: &VarStore, group: &ProcessGroup) -> anyhow::Result<Built<Self::Model>>;
+    /// Builds the network in `store` and loads or draws its initial weights. All ranks call it.
+    fn model(&self, store: &VarStore, place: ModelPlace<'_>) -> anyhow::Result<Built<Self::Model>>;
 
     /// The datasets for training and evaluation.
     fn train_data(&self, device: Device) -> anyhow::Result<DataSets<Self::Data>>;

@@ -15,10 +15,11 @@ use std::path::Path;
 use drumline::checkpoint::safetensors::{self, SafetensorsError};
 use drumline::checkpoint::{CheckpointError, Section, ShardReader};
 use drumline_torch::{Named, bytes, parameters};
+use tch::Tensor;
 use tch::nn::VarStore;
-use tch::{Tensor, no_grad};
 
 use crate::error::{Mismatch, WrongShape, ZooError};
+use crate::first_weights::FirstWeights;
 
 /// Loads all tensors of the model.
 ///
@@ -67,6 +68,9 @@ pub(crate) fn save_tensors(tensors: Tensors, path: &Path) -> Result<(), ZooError
 }
 
 fn load_except(store: &VarStore, path: &Path, skipped: &[String]) -> Result<(), ZooError> {
+    if !FirstWeights::of_this_build().have_values() {
+        return Ok(());
+    }
     let mut saved = read(path)?;
     if saved.keys().all(|name| name.starts_with(DDP_PREFIX)) {
         saved =
@@ -78,21 +82,21 @@ fn load_except(store: &VarStore, path: &Path, skipped: &[String]) -> Result<(), 
         variables.remove(name);
     }
     compare(&variables, &saved, path).map_err(|mismatch| explain(mismatch, &classifier(store)))?;
-    copy(variables, &saved);
-    Ok(())
+    copy(variables, &saved)
 }
 
 /// Tensors by name.
 pub(crate) type Tensors = BTreeMap<String, Tensor>;
 
-/// Reads all tensors of a file, or of a folder to which several ranks have written their parts.
+/// All tensors of a file, which stay there until they are used, or of a folder to which several ranks have written their
+/// parts.
 pub(crate) fn read(path: &Path) -> Result<Tensors, ZooError> {
     if path.is_dir() {
         return read_shards(path)
             .map_err(|error| ZooError::ReadFile { path: path.to_owned(), source: io::Error::other(error) });
     }
     let path = path.to_owned();
-    safetensors::read(&path).map_err(|error| match error {
+    safetensors::map(&path).map_err(|error| match error {
         SafetensorsError::NoKind { ref name, .. } => {
             ZooError::UnfitTensor { path, name: name.clone(), message: error.to_string() }
         }
@@ -138,16 +142,15 @@ fn is_same(one: &Tensor, other: &Tensor) -> bool {
 /// an error that lists all differences.
 pub(crate) fn copy_alike(variables: Tensors, saved: &Tensors, path: &Path) -> Result<(), ZooError> {
     compare(&variables, saved, path).map_err(|mismatch| ZooError::Weights(Box::new(mismatch)))?;
-    copy(variables, saved);
-    Ok(())
+    copy(variables, saved)
 }
 
-fn copy(variables: Tensors, saved: &Tensors) {
-    for (name, mut variable) in variables {
-        if let Some(value) = saved.get(&name) {
-            no_grad(|| variable.copy_(value));
-        }
-    }
+fn copy(variables: Tensors, saved: &Tensors) -> Result<(), ZooError> {
+    let first_weights = FirstWeights::of_this_build();
+    variables.into_iter().try_for_each(|(name, mut variable)| match saved.get(&name) {
+        Some(value) => first_weights.fill(&mut variable, value),
+        None => Ok(()),
+    })
 }
 
 /// The prefix that PyTorch's DDP adds to names.

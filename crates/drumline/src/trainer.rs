@@ -434,7 +434,8 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         Self { loaded: Some(loaded), ..self }
     }
 
-    /// The device of the training; by default that of the model. Another device than the model's is an error.
+    /// The device of the training; by default that of the `VarStore`. If they differ, the model is moved: with ZeRO-3, each
+    /// rank moves its own rows, so that a model may be larger than a GPU.
     #[must_use]
     pub fn device(self, device: Device) -> Self {
         Self { device: Some(device), ..self }

@@ -106,7 +106,7 @@ fn engine(group: &ProcessGroup, stage: Stage, store: &VarStore) -> anyhow::Resul
         stage => ShardOptions::new(stage).into(),
     };
     let mesh = Mesh::new(group, options.mesh_shape(group.size())?)?;
-    Ok(options.engine(EngineSetup { store, mesh: &mesh, observer: None })?)
+    Ok(options.engine(EngineSetup::new(store, &mesh))?)
 }
 
 /// A text that counts in steps of three.

@@ -57,8 +57,8 @@ fn check_room(len: usize) -> io::Result<()> {
     ))
 }
 
-/// The bytes that can be allocated without killing processes, if the system says.
-fn available_memory() -> Option<u64> {
+/// The bytes of host memory that can be allocated without killing processes, if the system says.
+pub fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)

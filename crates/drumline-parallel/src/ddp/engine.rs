@@ -1,12 +1,12 @@
 //! `Ddp` as the engine of a training loop, and the options that make it.
 
 use drumline_comm::{Axis, Mesh, MeshShape, ShapeError, call_site, on_behalf_of};
-use drumline_torch::Named;
+use drumline_torch::{Named, Optimizer};
 use tch::Tensor;
 
 use super::{Ddp, DdpOptions, Result};
 use crate::agreement::Agreed;
-use crate::engine::{Alone, Engine, EngineOptions, EngineSetup, GradSync, Placed};
+use crate::engine::{Alone, Engine, EngineOptions, EngineSetup, GradSync, Moved, Placed, move_to};
 use crate::error::NotRecordable;
 use crate::observer::both;
 use crate::synced::{BackwardKind, Synced};
@@ -16,6 +16,7 @@ struct DdpEngine {
     synced: Synced,
     mesh: Mesh,
     state: Vec<Placed>,
+    moved: Moved,
 }
 
 impl From<GradSync> for BackwardKind {
@@ -77,6 +78,10 @@ impl Engine for DdpEngine {
         self.synced.sync_buffers()
     }
 
+    fn adopt(&self, optimizer: &mut dyn Optimizer) -> Result {
+        self.moved.adopt(optimizer)
+    }
+
     fn state(&self) -> Vec<Placed> {
         self.state.clone()
     }
@@ -97,10 +102,11 @@ impl EngineOptions for DdpOptions {
 
     #[track_caller]
     fn engine(mut self: Box<Self>, setup: EngineSetup<'_>) -> Result<Box<dyn Engine>> {
-        let EngineSetup { store, mesh, observer } = setup;
+        let EngineSetup { store, mesh, device, observer } = setup;
         if mesh.whole().size() == 1 && !self.reduces_alone {
-            return Ok(Box::new(Alone::new(store, mesh)));
+            return Ok(Box::new(Alone::on(device, store, mesh)?));
         }
+        let moved = move_to(store, device, |_| false)?;
         self.observer = both(self.observer.take(), observer);
         let site = call_site();
         let Ddp { synced, .. } = on_behalf_of(site, || Ddp::new((), store, mesh.axis(Axis::Dp), *self))?;
@@ -108,6 +114,7 @@ impl EngineOptions for DdpOptions {
             synced,
             mesh: mesh.clone(),
             state: Placed::all_of(store, mesh.whole().rank()),
+            moved,
         }))
     }
 }

@@ -1,11 +1,11 @@
 //! The engine of a job with one rank, which does not communicate.
 
 use drumline_comm::Mesh;
-use drumline_torch::{Named, parameters};
-use tch::Tensor;
+use drumline_torch::{Named, Optimizer, parameters};
 use tch::nn::VarStore;
+use tch::{Device, Tensor};
 
-use super::{Engine, GradSync, Placed, Result};
+use super::{Engine, GradSync, Moved, Placed, Result, move_to};
 use crate::agreement::Agreed;
 use crate::error::NotRecordable;
 
@@ -15,12 +15,20 @@ pub struct Alone {
     mesh: Mesh,
     parameters: Vec<Named>,
     state: Vec<Placed>,
+    moved: Moved,
 }
 
 impl Alone {
     /// The engine of the model whose variables are in `store`.
     pub fn new(store: &VarStore, mesh: &Mesh) -> Self {
-        Self { mesh: mesh.clone(), parameters: parameters(store), state: Placed::all_of(store, 0) }
+        let (parameters, state) = (parameters(store), Placed::all_of(store, 0));
+        Self { mesh: mesh.clone(), parameters, state, moved: Moved::No }
+    }
+
+    /// The same, for a model that trains on this device.
+    pub(crate) fn on(device: Device, store: &VarStore, mesh: &Mesh) -> Result<Self> {
+        let moved = move_to(store, device, |_| false)?;
+        Ok(Self { moved, ..Self::new(store, mesh) })
     }
 }
 
@@ -66,6 +74,10 @@ impl Engine for Alone {
 
     fn sync_buffers(&self) -> Result {
         Ok(())
+    }
+
+    fn adopt(&self, optimizer: &mut dyn Optimizer) -> Result {
+        self.moved.adopt(optimizer)
     }
 
     fn state(&self) -> Vec<Placed> {

@@ -9,14 +9,24 @@ use drumline_torch::{
 };
 use tch::{Device, Kind, Tensor};
 
+use super::Result;
+use super::accumulation::{Accumulation, Choice};
 use super::gathered::Gatherer;
 use super::groups::Groups;
 use super::weights::Weights;
-use super::{Accumulation, Result};
 use crate::agreement::Agreed;
-use crate::engine::{Clip, Engine, GradSync, Placed};
+use crate::engine::{Clip, Engine, Forwards, GradSync, Placed};
 use crate::error::{NotRecordable, ParallelError};
 use crate::synced::{BackwardKind, Synced};
+
+/// How an evaluation of this rank has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Evaluated {
+    /// It has made all its forwards, or stops before.
+    All,
+    /// A forward has failed.
+    Failed,
+}
 
 /// A tensor of the model.
 pub(super) struct Shape {
@@ -45,7 +55,7 @@ pub(super) struct Sharded {
     pub(super) mesh: Mesh,
     pub(super) groups: Groups,
     pub(super) synced: Synced,
-    pub(super) accumulation: Accumulation,
+    pub(super) accumulation: Choice,
     /// Of the trained parameters.
     pub(super) weights: Vec<Weights>,
     /// Of the others, where they are divided.
@@ -64,7 +74,7 @@ pub(super) struct Sharded {
 
 impl Sharded {
     fn kind(&self, sync: GradSync) -> BackwardKind {
-        match (sync, self.accumulation) {
+        match (sync, self.accumulation.accumulation) {
             (GradSync::Reduce, _) => BackwardKind::ReduceLast,
             (GradSync::Accumulate, Accumulation::OwnRows) => BackwardKind::ReducePart,
             (GradSync::Accumulate, Accumulation::All) => BackwardKind::Accumulate,
@@ -179,18 +189,31 @@ impl Engine for Sharded {
     }
 
     #[track_caller]
-    fn begin_evaluation(&self) -> Result {
+    fn begin_evaluation(&self, forwards: Forwards) -> Result {
         self.synced.sync_buffers()?;
-        self.gatherer.as_ref().map_or(Ok(()), Gatherer::begin_whole)
+        self.gatherer.as_ref().map_or(Ok(()), |gatherer| gatherer.begin_evaluation(forwards))
     }
 
-    fn end_evaluation(&self) -> Result {
-        self.gatherer.as_ref().map_or(Ok(()), Gatherer::end_whole)
+    #[track_caller]
+    fn end_evaluation(&self, failure: Option<&str>) -> Result {
+        let Some(gatherer) = &self.gatherer else { return Ok(()) };
+        if let Some(cause) = failure.filter(|_| gatherer.is_counted()) {
+            // Other ranks wait for this one in their forwards.
+            self.abort(cause);
+        }
+        let ends = if failure.is_some() { Evaluated::Failed } else { Evaluated::All };
+        gatherer.end_evaluation(call_site(), ends)
     }
 
+    #[track_caller]
     fn evaluate(&self, body: &mut dyn FnMut()) -> Result {
-        body();
-        self.gatherer.as_ref().map_or(Ok(()), Gatherer::check)
+        match &self.gatherer {
+            Some(gatherer) => gatherer.evaluate(call_site(), body),
+            None => {
+                body();
+                Ok(())
+            }
+        }
     }
 
     #[track_caller]
@@ -236,6 +259,10 @@ impl Engine for Sharded {
     fn adopt(&self, optimizer: &mut dyn Optimizer) -> Result {
         let find = |named: &Named| self.own.iter().find(|own| own.name == named.name);
         Ok(optimizer.replace_parameters(&mut |named| find(named).map(|own| own.tensor.shallow_clone()))?)
+    }
+
+    fn accumulation_note(&self) -> Option<String> {
+        Some(self.accumulation.note())
     }
 
     #[track_caller]

@@ -13,6 +13,8 @@
 //! An operation cannot fail here. What went wrong is noted, the operation computes something that nobody uses, and the
 //! call of the engine returns the error.
 
+mod evaluation;
+
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -20,6 +22,8 @@ use drumline_comm::{ProcessGroup, Subject, about, on_behalf_of};
 use drumline_torch::cuda::{Event, Priority, Stream, StreamScope, Timing};
 use drumline_torch::{KERNEL, Movable, TensorCollectives, UsageWatch};
 use tch::{Device, Kind, Tensor};
+
+use evaluation::Counted;
 
 use super::residency::{Ahead, Gather, Residency, TooManyUnits};
 use super::unit::UnitPlan;
@@ -114,6 +118,8 @@ struct State {
     micro_batch: Vec<Vec<usize>>,
     /// The memory of units that are all gathered.
     whole: Vec<Tensor>,
+    /// An evaluation in which units are gathered when they are used.
+    counted: Option<Counted>,
     failure: Option<ParallelError>,
 }
 
@@ -192,6 +198,7 @@ impl Gatherer {
             site: std::panic::Location::caller(),
             micro_batch: Vec::new(),
             whole: Vec::new(),
+            counted: None,
             failure: None,
         });
         let shared = Arc::new(Shared { state, watch: OnceLock::new() });
@@ -289,7 +296,7 @@ impl Gatherer {
     /// Parameters have changed, or are about to.
     pub(super) fn end_step(&self) -> Result {
         let mut state = self.0.state();
-        if state.mode == Mode::Whole {
+        if state.mode == Mode::Whole || state.counted.is_some() {
             let expected = "outside of it; try after end_evaluation";
             return Err(ParallelError::value(
                 "the place to change parameters",
@@ -303,26 +310,6 @@ impl Gatherer {
         drop(state);
         self.0.leave_out(None);
         self.check()
-    }
-
-    /// Gathers all units, so that ranks can use them in any order and number. All ranks call it.
-    pub(super) fn begin_whole(&self) -> Result {
-        let mut state = self.0.state();
-        let begun = state.gather_whole();
-        if let Err(error) = &begun {
-            let _ = state.rest();
-            state.group.abort(&error.to_string());
-        }
-        begun
-    }
-
-    /// Frees the memory of [`begin_whole`](Self::begin_whole).
-    pub(super) fn end_whole(&self) -> Result {
-        let mut state = self.0.state();
-        state.mode = Mode::Outside;
-        state.rest()?;
-        state.whole.clear();
-        Ok(())
     }
 
     /// The first error since the last call.
@@ -349,20 +336,6 @@ impl State {
             }
             self.failure.get_or_insert(error);
         }
-    }
-
-    fn gather_whole(&mut self) -> Result {
-        self.join()?;
-        self.residency.forget();
-        let mut whole = Vec::new();
-        for unit in &self.units {
-            let memory = Tensor::f_empty([unit.num_bytes() as i64], (Kind::Uint8, unit.own.device()))?;
-            unit.gather(&self.group, &memory)?;
-            unit.movable.point_at(&memory)?;
-            whole.push(memory);
-        }
-        (self.whole, self.mode) = (whole, Mode::Whole);
-        Ok(())
     }
 
     fn used_outside(&self, units: &[usize], operation: &str) -> ParallelError {

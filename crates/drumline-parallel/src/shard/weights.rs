@@ -33,6 +33,13 @@ pub(super) enum Copies {
     WhenUsed,
 }
 
+/// Where the flat memory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Held {
+    pub(super) copies: Copies,
+    pub(super) device: Device,
+}
+
 /// The rows of a parameter that this rank owns.
 #[derive(Debug)]
 pub(super) struct OwnRows {
@@ -61,9 +68,9 @@ pub(super) struct Weights {
 
 impl Weights {
     /// Moves a unit's parameters into flat memory. All ranks call it, and get the values of rank 0.
-    pub(super) fn new(groups: &Groups, plan: UnitPlan, params: &[Named], copies: Copies) -> Result<Self> {
+    pub(super) fn new(groups: &Groups, plan: UnitPlan, params: &[Named], held: Held) -> Result<Self> {
         let (shard, len, kind) = (&groups.shard, plan.layout.flat_len(), plan.kind);
-        let device = plan.members.first().map_or(Device::Cpu, |member| params[*member].tensor.device());
+        let Held { copies, device } = held;
         let flat = match copies {
             Copies::OnEachRank => Flat::OnEachRank(HeapTensor::zeros_on(shard, device, kind, len)?),
             Copies::OnEachNode => Flat::OnEachNode(node_shared_zeros(shard, kind, len)?),

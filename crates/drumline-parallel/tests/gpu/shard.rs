@@ -45,7 +45,7 @@ impl Training {
         let mut optimizer =
             Sgd::new(parameters(&vs), SgdOptions { lr: 0.1, momentum: 0.9, ..SgdOptions::default() })?;
         let mesh = Mesh::new(group, options.mesh_shape(group.size())?)?;
-        let engine = options.engine(EngineSetup { store: &vs, mesh: &mesh, observer: None })?;
+        let engine = options.engine(EngineSetup::new(&vs, &mesh))?;
         engine.adopt(&mut optimizer)?;
         Ok(Self { vs, blocks, engine, optimizer })
     }

@@ -307,7 +307,7 @@ ranks_test!(a_rank_alone_waits_for_nobody_and_reduces_nothing, 2, {
     let net = Net::new(&vs, 0);
     let options = DdpOptions::default();
     let mesh = Mesh::new(&group, options.mesh_shape(group.size())?)?;
-    let engine = Box::new(options).engine(EngineSetup { store: &vs, mesh: &mesh, observer: None })?;
+    let engine = Box::new(options).engine(EngineSetup::new(&vs, &mesh))?;
     let step = |engine: &dyn Engine, (x, y): &(Tensor, Tensor)| -> Result<()> {
         let output = engine.forward_with(GradSync::Reduce, || net.forward(x))?;
         Ok(engine.backward(&loss(&output, y), GradSync::Reduce)?)

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use drumline_comm::{Mesh, ProcessGroup};
 use drumline_parallel::{
-    Accumulation, Agreed, Brought, Clip, Engine, EngineOptions, EngineSetup, GradSync, ShardOptions,
+    Accumulation, Agreed, Brought, Clip, Engine, EngineOptions, EngineSetup, Forwards, GradSync, ShardOptions,
 };
 use drumline_plan::Stage;
 use drumline_torch::{AdamOptions, AdamW, Optimizer, parameters};
@@ -78,8 +78,7 @@ impl Training {
         let mut optimizer =
             AdamW::new(parameters(&model.vs), AdamOptions { lr: 0.01, ..AdamOptions::default() })?;
         let mesh = Mesh::new(group, options.mesh_shape(group.size())?)?;
-        let engine =
-            Box::new(options).engine(EngineSetup { store: &model.vs, mesh: &mesh, observer: None })?;
+        let engine = Box::new(options).engine(EngineSetup::new(&model.vs, &mesh))?;
         engine.adopt(&mut optimizer)?;
         Ok(Self { model, engine, optimizer })
     }
@@ -157,7 +156,7 @@ ranks_test!(a_frozen_block_is_gathered_and_not_trained, 2, {
     let _ = model.blocks[1].ws.set_requires_grad(false);
     let mut optimizer = AdamW::new(parameters(&model.vs), AdamOptions::default())?;
     let mesh = Mesh::new(&group, options(true).mesh_shape(group.size())?)?;
-    let setup = EngineSetup { store: &model.vs, mesh: &mesh, observer: None };
+    let setup = EngineSetup::new(&model.vs, &mesh);
     let engine = Box::new(options(true)).engine(setup)?;
     engine.adopt(&mut optimizer)?;
     let before = ["h.1.weight", "h.2.weight"].map(|name| engine.full(name).unwrap());
@@ -197,17 +196,65 @@ ranks_test!(ranks_evaluate_different_numbers_of_batches, 2, {
     for gathers in [false, true] {
         let mut training = Training::new(&group, options(gathers))?;
         training.step(group.rank(), 0)?;
-        training.engine.begin_evaluation()?;
+        training.engine.begin_evaluation(Forwards::Any)?;
         for batch in 0..=group.rank() {
             let forward = || tch::no_grad(|| training.model.forward(&input(0, batch as i64), &ORDER));
             outputs.push(training.engine.evaluate_with(forward)?);
         }
-        training.engine.end_evaluation()?;
+        training.engine.end_evaluation(None)?;
         training.step(group.rank(), 1)?;
         outputs.push(training.engine.full("h.3.weight")?);
     }
     let (shared, gathered) = outputs.split_at(outputs.len() / 2);
     assert!(shared.iter().zip(gathered).all(|(ours, theirs)| ours.equal(theirs)));
+});
+
+/// The outputs of an evaluation between two steps, and the loss of the second step.
+fn evaluated(
+    group: &ProcessGroup,
+    options: ShardOptions,
+    forwards: Forwards,
+    num: usize,
+) -> Result<(Vec<Tensor>, f64)> {
+    let mut training = Training::new(group, options)?;
+    training.step(group.rank(), 0)?;
+    training.engine.begin_evaluation(forwards)?;
+    let forward = |batch: usize| {
+        let forward = || tch::no_grad(|| training.model.forward(&input(0, batch as i64), &ORDER));
+        Ok(training.engine.evaluate_with(forward)?)
+    };
+    let outputs = (0..num).map(forward).collect::<Result<_>>()?;
+    training.engine.end_evaluation(None)?;
+    let loss = training.step(group.rank(), 1)?;
+    Ok((outputs, loss))
+}
+
+ranks_test!(counted_forwards_gather_units_when_they_are_used, 3, {
+    let group = ProcessGroup::from_env()?;
+    let whole = evaluated(&group, options(true), Forwards::Any, 5)?;
+    // Numbers of forwards, and how many a rank that is asked to stop makes.
+    for (counts, made) in [([2, 5, 3], [2, 5, 3]), ([4, 4, 4], [4, 1, 4]), ([0, 2, 1], [0, 2, 1])] {
+        let (own, made) = (counts[group.rank()], made[group.rank()]);
+        let (outputs, loss) = evaluated(&group, options(true), Forwards::Counted(own), made)?;
+        assert!(outputs.iter().zip(&whole.0).all(|(ours, theirs)| ours.equal(theirs)));
+        assert_eq!((outputs.len(), loss), (made, whole.1));
+    }
+});
+
+ranks_test!(a_rank_that_fails_in_an_evaluation_ends_the_others, 2, {
+    let group = ProcessGroup::from_env()?;
+    let mut training = Training::new(&group, options(true))?;
+    training.step(group.rank(), 0)?;
+    training.engine.begin_evaluation(Forwards::Counted(2))?;
+    if group.rank() == 0 {
+        training.engine.end_evaluation(Some("a batch is too wide"))?;
+        return Ok(());
+    }
+    let began = Instant::now();
+    let forward = || tch::no_grad(|| training.model.forward(&input(0, 0), &ORDER));
+    let error = training.engine.evaluate_with(forward).unwrap_err().to_string();
+    assert!(error.contains("a batch is too wide") && error.contains("rank 0"), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(5), "at once, and not after a timeout");
 });
 
 ranks_test!(another_order_of_units_is_an_error_that_names_both, 2, {
@@ -274,8 +321,7 @@ ranks_test!(a_small_frozen_parameter_that_is_changed_is_changed_on_all_ranks, 2,
     let frozen = model.blocks[1].bs.as_ref().unwrap().shallow_clone();
     let _ = frozen.set_requires_grad(false);
     let mesh = Mesh::new(&group, options(true).mesh_shape(group.size())?)?;
-    let engine =
-        Box::new(options(true)).engine(EngineSetup { store: &model.vs, mesh: &mesh, observer: None })?;
+    let engine = Box::new(options(true)).engine(EngineSetup::new(&model.vs, &mesh))?;
     let own = engine.state().into_iter().filter(|placed| placed.name == "h.1.bias");
     let own: Vec<Tensor> = own.map(|placed| placed.tensor).collect();
     engine.change_parameters(&mut || {
@@ -289,9 +335,9 @@ ranks_test!(parameters_are_not_changed_inside_an_evaluation, 2, {
     let group = ProcessGroup::from_env()?;
     let mut training = Training::new(&group, options(true))?;
     training.step(group.rank(), 0)?;
-    training.engine.begin_evaluation()?;
+    training.engine.begin_evaluation(Forwards::Any)?;
     let error = training.engine.change_parameters(&mut || {}).unwrap_err().to_string();
     assert!(error.contains("inside an evaluation"), "{error}");
-    training.engine.end_evaluation()?;
+    training.engine.end_evaluation(None)?;
     training.step(group.rank(), 1)?;
 });

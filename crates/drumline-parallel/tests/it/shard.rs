@@ -47,7 +47,7 @@ fn engine(
     options: impl EngineOptions + 'static,
 ) -> Result<Box<dyn Engine>> {
     let mesh = Mesh::new(group, options.mesh_shape(group.size())?)?;
-    Ok(Box::new(options).engine(EngineSetup { store: vs, mesh: &mesh, observer: None })?)
+    Ok(Box::new(options).engine(EngineSetup::new(vs, &mesh))?)
 }
 
 impl Training {
@@ -374,7 +374,7 @@ ranks_test!(synchronised_norms_and_ranks_without_a_batch, 2, {
             Some(stage) => ShardOptions { sync_group, ..ShardOptions::new(stage) }.into(),
         };
         let mesh = Mesh::new(&group, options.mesh_shape(group.size())?)?;
-        let engine = options.engine(EngineSetup { store: &model.vs, mesh: &mesh, observer: None })?;
+        let engine = options.engine(EngineSetup::new(&model.vs, &mesh))?;
         let mut optimizer = momentum(parameters(&model.vs))?;
         engine.adopt(&mut *optimizer)?;
         for step in 0..4 {
@@ -408,7 +408,7 @@ ranks_test!(bf16_parameters_have_master_rows, 2, {
         let net = Net::new(&vs, 0);
         weights_in(&parameters(&vs), Kind::BFloat16)?;
         let mesh = Mesh::new(&group, options.mesh_shape(group.size())?)?;
-        let engine = options.engine(EngineSetup { store: &vs, mesh: &mesh, observer: None })?;
+        let engine = options.engine(EngineSetup::new(&vs, &mesh))?;
         let make = |copies| AdamW::new(copies, AdamOptions { lr: 1e-3, ..AdamOptions::default() });
         let mut optimizer = MasterWeights::new(parameters(&vs), make)?;
         engine.adopt(&mut optimizer)?;
@@ -472,7 +472,7 @@ fn tables_are_reduced_in_chunks() -> Result<()> {
         let vs = VarStore::new(Device::Cpu);
         let model = Table::new(&vs);
         let mesh = Mesh::new(&group, options.mesh_shape(group.size())?)?;
-        let engine = options.engine(EngineSetup { store: &vs, mesh: &mesh, observer: None })?;
+        let engine = options.engine(EngineSetup::new(&vs, &mesh))?;
         let mut optimizer = momentum(parameters(&vs))?;
         engine.adopt(&mut *optimizer)?;
         for step in 0..4 {

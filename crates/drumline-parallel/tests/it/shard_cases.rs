@@ -40,7 +40,7 @@ struct Training {
 impl Training {
     fn new(group: &ProcessGroup, vs: VarStore, options: Box<dyn EngineOptions>) -> Result<Self> {
         let mesh = Mesh::new(group, options.mesh_shape(group.size())?)?;
-        let engine = options.engine(EngineSetup { store: &vs, mesh: &mesh, observer: None })?;
+        let engine = options.engine(EngineSetup::new(&vs, &mesh))?;
         let mut optimizer = AdamW::new(parameters(&vs), AdamOptions { lr: 0.02, ..AdamOptions::default() })?;
         engine.adopt(&mut optimizer)?;
         Ok(Self { vs, engine, optimizer })
@@ -210,7 +210,7 @@ ranks_test!(what_is_ignored_stays_a_ranks_own, 2, {
         let ignored = vec!["extra.weight".to_owned(), "extra.bias".to_owned()];
         let options = ShardOptions { ignored, ..ShardOptions::new(stage) };
         let mesh = Mesh::new(&group, options.mesh_shape(group.size())?)?;
-        let engine = Box::new(options).engine(EngineSetup { store: &vs, mesh: &mesh, observer: None })?;
+        let engine = Box::new(options).engine(EngineSetup::new(&vs, &mesh))?;
         assert_close(&[of("extra.weight").detach()], &[before], 0.0);
         let (x, y) = samples(group.rank() as i64 * 8..group.rank() as i64 * 8 + 8);
         let output = engine.forward_with(GradSync::Reduce, || net.extra.forward(&net.forward(&x)))?;

@@ -85,8 +85,7 @@ fn trained(
     let vs = VarStore::new(Device::Cpu);
     let net = Net::new(&vs);
     let mesh = Mesh::new(group, options.mesh_shape(group.size())?)?;
-    let engine: Box<dyn Engine> =
-        Box::new(options).engine(EngineSetup { store: &vs, mesh: &mesh, observer: None })?;
+    let engine: Box<dyn Engine> = Box::new(options).engine(EngineSetup::new(&vs, &mesh))?;
     let [lr, eps, weight_decay] =
         ["lr", "eps", "weight_decay"].map(|key| golden["adam"][key].as_f64().unwrap());
     let mut optimizer = AdamW::new(

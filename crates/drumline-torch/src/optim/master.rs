@@ -70,7 +70,11 @@ impl Pair {
         let tensor = &parameter.tensor;
         let master = match tensor.kind() {
             Kind::BFloat16 | Kind::Half => {
-                no_grad(|| tensor.f_detach()?.f_to_kind(Kind::Float))?.set_requires_grad(true)
+                // Its values are those of the parameter at the first step.
+                let (size, stride) = (tensor.size(), tensor.stride());
+                tensor
+                    .f_new_empty_strided(size, stride, (Kind::Float, tensor.device()))?
+                    .set_requires_grad(true)
             }
             _ => tensor.shallow_clone(),
         };

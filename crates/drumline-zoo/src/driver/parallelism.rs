@@ -2,9 +2,11 @@
 
 use drumline::ProcessGroup;
 use drumline::comm::{Axis, MeshShape};
-use drumline::engine::{DdpOptions, EngineOptions, ShardOptions, SyncGroup};
+use drumline::engine::{DdpOptions, EngineOptions, ShardOptions, Stage, SyncGroup};
+use tch::Device;
 
 use crate::config::{Parallel, SharedKeys};
+use crate::first_weights::FirstWeights;
 use crate::task::Place;
 
 /// How ranks train one model together.
@@ -40,6 +42,21 @@ impl Parallelism {
     /// Whether ranks divide the training's state among them.
     pub(super) fn is_divided(&self) -> bool {
         self.shape.num_ranks() > self.shape.size(Axis::Dp)
+    }
+
+    /// What a rank does with first weights. An engine that divides them gives all ranks those of rank 0.
+    pub(super) fn first_weights(&self, rank: usize) -> FirstWeights {
+        match rank {
+            _ if self.keys.zero == Stage::Zero0 || self.num_ranks == 1 => FirstWeights::Own,
+            0 => FirstWeights::Giver,
+            _ => FirstWeights::Taker,
+        }
+    }
+
+    /// Where a model that trains on `device` is created. If ranks divide its parameters, it is never whole on a GPU.
+    pub(super) fn first_device(&self, device: Device) -> Device {
+        let is_divided = self.keys.zero == Stage::Zero3 && self.num_ranks > 1;
+        if is_divided { Device::Cpu } else { device }
     }
 
     /// The options of the engine of a model whose synchronised norms have this group.

@@ -38,7 +38,7 @@ use super::parallelism::Parallelism;
 use super::train::{Batches, Network, step_trainer};
 use super::whole_batch::WholeBatch;
 use crate::config::PrecisionKind;
-use crate::task::{Built, Place, Start, Task, shared};
+use crate::task::{Built, ModelPlace, Place, Start, Task, shared};
 
 /// A figure of a step that both runs record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -172,7 +172,8 @@ impl<T: Task> Parity<'_, T> {
     ) -> anyhow::Result<Ran> {
         tch::manual_seed(self.seed as i64);
         let store = VarStore::new(self.device);
-        let Built { model, sync_group } = self.task.model(&store, group)?;
+        let Built { model, sync_group } =
+            self.task.model(&store, ModelPlace { group, device: self.device })?;
         let record = Rc::new(RefCell::new(Record::default()));
         let trainer = step_trainer(self.task, group, Network { model: &*model, store: &store }, batches)?
             .engine(parallelism.engine(sync_group)?)

@@ -40,6 +40,9 @@ impl MasterCallback for Report {
         if let Some(step) = state.resumed_at() {
             self.progress.say(&format!("[resume] == after step {step}, epoch {} ==", state.epoch() + 1));
         }
+        if let Some(note) = state.accumulation_note() {
+            self.progress.say(&format!("[shard] == {note} =="));
+        }
         self.progress.say("            =======  Training  =======");
         Ok(())
     }

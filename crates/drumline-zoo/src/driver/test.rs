@@ -23,7 +23,9 @@ use super::train::Network;
 use super::{Given, load, opened};
 use crate::config::SharedKeys;
 use crate::precision::Precision;
-use crate::task::{Built, Evaluated, Place, Purpose, Start, Task, TestData, Trainer, alike_keys, shared};
+use crate::task::{
+    Built, Evaluated, ModelPlace, Place, Purpose, Start, Task, TestData, Trainer, alike_keys, shared,
+};
 
 /// Which model of a run is tested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +55,8 @@ pub(crate) fn test<T: Task>(given: &Given<'_>, options: TestOptions) -> anyhow::
     let (task, keys) = (&task, shared(&task));
     let device = job.device(keys.run.device)?;
     let store = VarStore::new(device);
-    let Built { model, sync_group } = job.agree(task.model(&store, &job.group))?;
+    let Built { model, sync_group } =
+        job.agree(task.model(&store, ModelPlace { group: &job.group, device }))?;
     let precision = Precision::new(keys.run.precision, &keys.fp16);
     precision.convert_weights(&store)?;
     let tested = TestedModel { job: &job, task, given, options }.load(&store)?;

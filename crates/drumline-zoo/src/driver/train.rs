@@ -21,7 +21,8 @@ use crate::config::SharedKeys;
 use crate::optimizer::with_optimizer;
 use crate::precision::Precision;
 use crate::task::{
-    Built, DataSets, Evaluated, Keep, Place, Purpose, ResumeMode, Task, Trainer, alike_keys, shared,
+    Built, DataSets, Evaluated, Keep, ModelPlace, Place, Purpose, ResumeMode, Task, Trainer, alike_keys,
+    shared,
 };
 
 /// The first steps are not traced: they allocate memory and read files for the first time.
@@ -117,16 +118,22 @@ impl<T: Task> TrainingRun<'_, T> {
         let Begin { found, checkpoints, progress, seed } = begin;
         let (job, task) = (self.job, self.task);
         let device = job.device(self.keys.run.device)?;
+        let parallelism = job.agree(Parallelism::of(&job.group, &self.keys))?;
         tch::manual_seed(seed as i64);
-        let store = VarStore::new(device);
-        let Built { model, sync_group } = job.agree(task.model(&store, &job.group))?;
+        let store = VarStore::new(parallelism.first_device(device));
+        let precision = Precision::new(self.keys.run.precision, &self.keys.fp16);
+        let built = parallelism.first_weights(job.group.rank()).build(|| {
+            let built = task.model(&store, ModelPlace { group: &job.group, device })?;
+            precision.convert_weights(&store)?;
+            Ok(built)
+        });
+        let Built { model, sync_group } = job.agree(built)?;
         let network = Network { model: &*model, store: &store };
         let sets = job.agree(task.train_data(device))?;
         sets.notes.iter().for_each(|note| progress.say(note));
-        let parallelism = job.agree(Parallelism::of(&job.group, &self.keys))?;
         let place = parallelism.place(job.group.rank());
         let trainer = job.agree(self.trainer(network, sets, Split { place, seed }))?;
-        let trainer = trainer.engine(parallelism.engine(sync_group)?).save_path(checkpoints);
+        let trainer = trainer.engine(parallelism.engine(sync_group)?).device(device).save_path(checkpoints);
         let is_new = found.is_none();
         let found = job.agree(found.map(|found| task.resumed(found, &store)).transpose())?;
         let trainer = match found {

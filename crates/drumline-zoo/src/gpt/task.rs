@@ -4,7 +4,6 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, ensure};
-use drumline::ProcessGroup;
 use drumline::data::{Cause, Dataset, DistributedSampler, Sampler, SamplerOptions};
 use drumline_text::GptTokenizer;
 use tch::nn::VarStore;
@@ -18,7 +17,9 @@ use super::weights;
 use crate::driver::{Job, Parallelism, check_file, check_weights};
 use crate::models::gpt::Gpt;
 use crate::optimizer::{OptimizerOptions, warmup};
-use crate::task::{Built, DataSets, Evaluated, Place, Purpose, ReportStyle, Start, Task, TestData, Trainer};
+use crate::task::{
+    Built, DataSets, Evaluated, ModelPlace, Place, Purpose, ReportStyle, Start, Task, TestData, Trainer,
+};
 
 /// The copy of the run's tokenizer in `OUT_DIR`.
 pub(super) const TOKENIZER: &str = "tokenizer.json";
@@ -196,7 +197,7 @@ impl Task for GptTask {
         std::mem::take(&mut self.config.model.dropout) > 0.0
     }
 
-    fn model(&self, store: &VarStore, _: &ProcessGroup) -> anyhow::Result<Built<Gpt>> {
+    fn model(&self, store: &VarStore, _: ModelPlace<'_>) -> anyhow::Result<Built<Gpt>> {
         let options = self.config.model.options(self.tokenizer.vocabulary());
         let model = Gpt::new(&store.root(), &options)?;
         if let Some(file) = &self.config.model.weights {

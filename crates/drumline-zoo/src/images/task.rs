@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use anyhow::bail;
-use drumline::ProcessGroup;
 use drumline::checkpoint::{Loaded, RngState};
 use drumline::data::{Cause, Dataset, DistributedSampler, ImageBatch, Prediction, Sampler, SamplerOptions};
 use drumline::engine::SyncGroup;
@@ -23,7 +22,9 @@ use crate::driver::check_weights;
 use crate::models::{self, Model, ModelOptions, Norm, build};
 use crate::optimizer::OptimizerOptions;
 use crate::percent::Percent;
-use crate::task::{Built, DataSets, Evaluated, Place, Purpose, ReportStyle, Task, TestData, Trainer};
+use crate::task::{
+    Built, DataSets, Evaluated, ModelPlace, Place, Purpose, ReportStyle, Task, TestData, Trainer,
+};
 use crate::weights;
 
 pub(crate) const REPORT_STYLE: ReportStyle = ReportStyle {
@@ -88,13 +89,13 @@ impl Task for ImageTask {
         (!self.config.model.syncbn).then_some("MODEL.SYNCBN True")
     }
 
-    fn model(&self, store: &VarStore, group: &ProcessGroup) -> anyhow::Result<Built<Model>> {
+    fn model(&self, store: &VarStore, place: ModelPlace<'_>) -> anyhow::Result<Built<Model>> {
         let ImageConfig { model: keys, cudnn, .. } = &self.config;
         if cudnn.deterministic {
             use_deterministic_algorithms(Determinism::Require)?;
         }
         tch::Cuda::cudnn_set_benchmark(cudnn.benchmark);
-        let sync_group = keys.syncbn.then(|| SyncGroup::new(group)).transpose()?;
+        let sync_group = keys.syncbn.then(|| SyncGroup::new(place.group)).transpose()?;
         let norm = sync_group.clone().map_or(Norm::Batch, Norm::Sync);
         let options = ModelOptions { num_classes: keys.num_classes as i64, norm };
         let model = build(&keys.arch, &store.root(), &options)?;
@@ -102,7 +103,7 @@ impl Task for ImageTask {
             let load = if keys.new_classifier { weights::load_backbone } else { weights::load };
             load(store, file)?;
         }
-        let is_channels_last = keys.memory_format.is_channels_last(store.device());
+        let is_channels_last = keys.memory_format.is_channels_last(place.device);
         let model = if is_channels_last { model.channels_last(store)? } else { model };
         Ok(Built { model: Box::new(model), sync_group })
     }

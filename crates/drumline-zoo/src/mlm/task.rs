@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use anyhow::{Context, ensure};
-use drumline::ProcessGroup;
 use drumline::data::{Cause, Dataset, Sampler};
 use drumline::metrics::Perplexity;
 use drumline::trainer::CrossEntropy;
@@ -18,7 +17,9 @@ use crate::driver::Job;
 use crate::models::bert::{Bert, MaskedBatch};
 use crate::optimizer::{OptimizerOptions, warmup};
 use crate::percent::Percent;
-use crate::task::{Built, DataSets, Evaluated, Place, Purpose, ReportStyle, Start, Task, TestData, Trainer};
+use crate::task::{
+    Built, DataSets, Evaluated, ModelPlace, Place, Purpose, ReportStyle, Start, Task, TestData, Trainer,
+};
 use crate::text::{self, Lexicon, TextData, TextTask, Texts, check_alike, check_files, dev_plan, train_plan};
 
 /// A BERT that learns to predict masked words.
@@ -125,7 +126,7 @@ impl Task for MlmTask {
         std::mem::take(&mut self.config.model.dropout) > 0.0
     }
 
-    fn model(&self, store: &VarStore, _: &ProcessGroup) -> anyhow::Result<Built<Bert>> {
+    fn model(&self, store: &VarStore, _: ModelPlace<'_>) -> anyhow::Result<Built<Bert>> {
         let num_tokens = self.masking(&self.met()?.lexicon).mask + 1;
         let model = Bert::new(&store.root(), &self.config.model, num_tokens)?;
         if let Some(file) = self.first_weights() {

@@ -1,17 +1,22 @@
 //! First weights, which belong to the seed: they are drawn on the CPU, whatever the device of the model.
 //!
 //! GPUs draw other numbers from the same seed. So a tensor is drawn on the CPU and then copied, as is the custom in
-//! PyTorch. Only one tensor at a time is in host memory.
+//! PyTorch. Only one tensor at a time is in host memory. A rank that gets its weights from another one draws none
+//! ([`FirstWeights`]).
 
 use std::borrow::Borrow;
 
 use tch::nn::{Init, Path, init};
-use tch::{Device, Tensor, no_grad};
+use tch::{Device, Kind, Tensor, no_grad};
+
+use crate::first_weights::FirstWeights;
 
 /// Creates a variable with drawn values.
 pub(super) fn drawn<'a>(path: impl Borrow<Path<'a>>, name: &str, size: &[i64], how: Init) -> Tensor {
     let path = path.borrow();
-    if path.device() == Device::Cpu {
+    if !FirstWeights::of_this_build().have_values() {
+        path.add(name, Tensor::empty(size, (Kind::Float, path.device())), true)
+    } else if path.device() == Device::Cpu {
         path.var(name, size, how)
     } else {
         drawn_and_copied(path, name, size, how)
@@ -24,6 +29,9 @@ fn drawn_and_copied(path: &Path<'_>, name: &str, size: &[i64], how: Init) -> Ten
 
 /// Draws the values of a variable again, from a normal distribution around zero.
 pub(super) fn draw_normal_again(variable: &mut Tensor, stdev: f64) {
+    if !FirstWeights::of_this_build().have_values() {
+        return;
+    }
     no_grad(|| {
         if variable.device() == Device::Cpu {
             let _ = variable.normal_(0.0, stdev);

@@ -193,4 +193,8 @@ impl BatchMetric<NumberedPairs, Tensor> for Bleu<'_> {
     fn is_due(&self) -> bool {
         self.round.translates.get()
     }
+
+    fn uses_model(&self) -> bool {
+        true
+    }
 }

@@ -4,7 +4,6 @@ use std::path::Path;
 use std::rc::Rc;
 
 use anyhow::{Context, bail, ensure};
-use drumline::ProcessGroup;
 use drumline::comm::Exchange;
 use drumline::data::{Cause, Sampler};
 use drumline::metrics::Perplexity;
@@ -27,8 +26,8 @@ use crate::driver::{Job, changes, checksum};
 use crate::models::transformer::Transformer;
 use crate::optimizer::OptimizerOptions;
 use crate::task::{
-    Built, DataSets, Evaluated, Folders, Keep, Place, Purpose, ReportStyle, ResumeMode, Start, Task,
-    TestData, Trainer,
+    Built, DataSets, Evaluated, Folders, Keep, ModelPlace, Place, Purpose, ReportStyle, ResumeMode, Start,
+    Task, TestData, Trainer,
 };
 use crate::weights;
 use crate::weights_file::weights_file;
@@ -259,7 +258,7 @@ impl Task for NmtTask {
         std::mem::take(&mut self.config.model.dropout) > 0.0
     }
 
-    fn model(&self, store: &VarStore, _: &ProcessGroup) -> anyhow::Result<Built<Transformer>> {
+    fn model(&self, store: &VarStore, _: ModelPlace<'_>) -> anyhow::Result<Built<Transformer>> {
         let model = transformer(&self.config, &self.texts()?.codecs, store)?;
         if let Some(path) = &self.config.run.pretrain_path {
             weights::load(store, &weights_file(path)?)?;

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, ensure};
-use drumline::ProcessGroup;
 use drumline::comm::ensure_alike;
 use drumline::data::{Cause, Dataset, Sampler};
 use drumline::trainer::TrainState;
@@ -21,7 +20,9 @@ use crate::config::{Test, Train};
 use crate::driver::{Job, check_file, check_weights};
 use crate::optimizer::{OptimizerOptions, warmup};
 use crate::percent::Percent;
-use crate::task::{Built, DataSets, Evaluated, Place, Purpose, ReportStyle, Start, Task, TestData, Trainer};
+use crate::task::{
+    Built, DataSets, Evaluated, ModelPlace, Place, Purpose, ReportStyle, Start, Task, TestData, Trainer,
+};
 use crate::weights;
 
 /// Texts are sorted by length within this many batches. More would need less padding, but an epoch would go from short
@@ -219,7 +220,7 @@ impl Task for LabelTask {
         std::mem::take(&mut self.config.model.dropout) > 0.0
     }
 
-    fn model(&self, store: &VarStore, _: &ProcessGroup) -> anyhow::Result<Built<dyn ModuleT>> {
+    fn model(&self, store: &VarStore, _: ModelPlace<'_>) -> anyhow::Result<Built<dyn ModuleT>> {
         let net = build(&store.root(), &self.config, &self.met()?.lexicon)?;
         if let Some(file) = &self.config.model.weights {
             weights::load(store, file)?;

@@ -4,10 +4,10 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use drumline_comm::{call_site, on_behalf_of};
-use drumline_parallel::{Clip, Engine, EngineOptions, EngineSetup, GradSync};
+use drumline_parallel::{Clip, Engine, EngineOptions, EngineSetup, Forwards, GradSync};
 use drumline_torch::Named;
 use tch::nn::{ModuleT, VarStore};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::error::Result;
 use super::shared::Shared;
@@ -105,7 +105,7 @@ fn check(store: &VarStore, shared: &Shared) -> Result {
     let is_prepared =
         |named: &&Named| named.tensor.numel() > 0 && models.iter().any(|model| model.has(named));
     let failure = match named(store).iter().find(is_prepared) {
-        _ if store.device() != shared.device => Some(format!(
+        _ if ![Device::Cpu, shared.device].contains(&store.device()) => Some(format!(
             "the model is on {:?}, expected {:?}; try VarStore::new(accelerator.device())",
             store.device(),
             shared.device
@@ -144,7 +144,7 @@ impl<M: 'static> PreparedModel<M> {
             );
             return Err(on_all(text).into());
         }
-        let setup = EngineSetup { store, mesh: &shared.mesh, observer: None };
+        let setup = EngineSetup { device: shared.device, ..EngineSetup::new(store, &shared.mesh) };
         let engine = options.engine(setup)?;
         let replica = Rc::new(Replica { engine, begun: RefCell::default(), scaled_backwards: Cell::new(0) });
         shared.models.borrow_mut().push(Prepared { replica: replica.clone(), tensors: named(store) });
@@ -194,10 +194,10 @@ impl<M> PreparedModel<M> {
         impl Drop for Ends<'_> {
             fn drop(&mut self) {
                 // It frees memory, and cannot do more than that.
-                let _ = self.0.engine().end_evaluation();
+                let _ = self.0.engine().end_evaluation(None);
             }
         }
-        self.replica.engine().begin_evaluation()?;
+        self.replica.engine().begin_evaluation(Forwards::Any)?;
         let _ends = Ends(&self.replica);
         Ok(body())
     }

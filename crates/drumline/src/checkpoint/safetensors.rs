@@ -27,8 +27,9 @@ use std::path::Path;
 use ::safetensors::SafeTensorError;
 use ::safetensors::tensor::Dtype;
 use drumline_torch::{Named, TorchError, bytes_mut};
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
+use dtype::kind_of;
 pub(super) use dtype::{dtype_of, empty, size_of};
 pub(super) use header::{Entry, Header};
 use writing::replace_parts;
@@ -136,6 +137,37 @@ pub fn read(path: &Path) -> Result<BTreeMap<String, Tensor>, SafetensorsError> {
         tensors.insert(name, tensor);
     }
     Ok(tensors)
+}
+
+/// All tensors of a file, which must have them completely. Their bytes stay in the file, and are read when they are used:
+/// the file must not be changed while the tensors live. A change of a tensor stays in this process.
+pub fn map(path: &Path) -> Result<BTreeMap<String, Tensor>, SafetensorsError> {
+    let header = Header::read(&mut File::open(path)?)?;
+    let Some(len) = header.entries.iter().map(|entry| entry.bytes.end).max() else {
+        return Ok(BTreeMap::new());
+    };
+    let Some(text) = path.to_str() else { return read(path) };
+    let bytes = Tensor::f_from_file(text, false, len as i64, (Kind::Uint8, Device::Cpu));
+    let bytes = bytes.map_err(TorchError::from)?;
+    header.entries.into_iter().map(|entry| Ok((entry.name.clone(), mapped(&bytes, entry)?))).collect()
+}
+
+/// A tensor whose bytes are in these.
+fn mapped(file: &Tensor, entry: Entry) -> Result<Tensor, SafetensorsError> {
+    let Entry { name, dtype, shape, offsets, bytes } = entry;
+    if offsets.iter().any(|offset| *offset > 0) {
+        return Err(SafetensorsError::PartOnly { name, offsets });
+    }
+    let kind = kind_of(&name, dtype)?;
+    let shape: Vec<i64> = shape.iter().map(|size| *size as i64).collect();
+    let make = || {
+        let own = file.f_narrow(0, bytes.start as i64, (bytes.end - bytes.start) as i64)?;
+        // libtorch wants elements at multiples of their size.
+        let is_aligned = bytes.start.is_multiple_of(size_of(dtype) as u64);
+        let own = if is_aligned { own } else { own.copy() };
+        own.f_view_dtype(kind)?.f_view(&shape[..])
+    };
+    Ok(make().map_err(TorchError::from)?)
 }
 
 /// Writes complete tensors to a file. The file replaces the one at `path` when it is complete.

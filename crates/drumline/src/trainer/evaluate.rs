@@ -5,6 +5,7 @@
 use std::rc::Rc;
 
 use drumline_comm::{ReduceOp, on_behalf_of};
+use drumline_parallel::Forwards;
 use drumline_torch::{TorchError, nccl};
 use tch::no_grad;
 
@@ -19,7 +20,7 @@ use super::metric::{LOSS, Scores};
 use super::model::{Mode, Model};
 use super::state::{Best, Evaluation};
 use super::weights::with_evaluation_weights;
-use crate::comm::shared_failure::{agree, guarded};
+use crate::comm::shared_failure::{LocalFailure, agree, guarded};
 use crate::data::loader::{Cause, Dataset, Loader};
 use crate::schedule::Evaluated;
 
@@ -72,14 +73,21 @@ impl<B: Batch, O> Evaluator<'_, B, O> {
         context: &mut Context<'_>,
     ) -> Result<Option<Evaluation>, TrainerError> {
         // Each rank has its own running means. Those of the rank that trained last are evaluated and saved.
-        on_behalf_of(context.site, || learner.engine.begin_evaluation())?;
+        let forwards = match &self.dev {
+            Some(dev) if !self.scores.use_model() => Forwards::Counted(dev.num_batches()),
+            _ => Forwards::Any,
+        };
+        on_behalf_of(context.site, || learner.engine.begin_evaluation(forwards))?;
         let share = guarded(|| {
             let share = self.share(learner, context)?;
             nccl::settle(learner.device())?;
             Ok(share)
         });
-        learner.engine.end_evaluation()?;
         let share = share.map_err(|failure| failure.within("evaluation"));
+        let failure = share.as_ref().err().map(|failure| failure.text.as_str());
+        let ended = on_behalf_of(context.site, || learner.engine.end_evaluation(failure));
+        // A failure of a rank that waited for another one is less of a cause.
+        let share = share.and_then(|share| ended.map(|()| share).map_err(LocalFailure::from));
         let own = agree::<_, TrainerError>(&context.state.group, share)?;
         let mut is_cut = [u8::from(own.is_none())];
         context.state.group.all_reduce(&mut is_cut, ReduceOp::Max)?;

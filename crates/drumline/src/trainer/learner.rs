@@ -35,6 +35,8 @@ use crate::schedule::Schedule;
 pub(super) struct Learner<'a, M: Model<B> + ?Sized, B: Batch> {
     pub(super) model: &'a M,
     pub(super) store: &'a VarStore,
+    /// Where the model trains.
+    pub(super) device: Device,
     pub(super) engine: Rc<dyn Engine>,
     pub(super) loss: Box<dyn Loss<B, M::Output> + 'a>,
     /// Metrics of each step.
@@ -79,7 +81,7 @@ pub(super) struct Rescaled {
 
 impl<M: Model<B> + ?Sized, B: Batch> Learner<'_, M, B> {
     pub(super) fn device(&self) -> Device {
-        self.store.device()
+        self.device
     }
 
     /// Whether ranks divide the training's state among them; the same on all ranks.

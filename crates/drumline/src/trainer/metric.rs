@@ -29,6 +29,12 @@ pub trait BatchMetric<B, O> {
     fn is_due(&self) -> bool {
         true
     }
+
+    /// Whether [`update`](Self::update) runs the model, as a metric of generated text does; the same on all ranks. Where
+    /// ranks divide parameters, all of them are then gathered for the evaluation.
+    fn uses_model(&self) -> bool {
+        false
+    }
 }
 
 impl<T: Metric, B: Supervised> BatchMetric<B, Tensor> for T {
@@ -103,6 +109,11 @@ impl<'a, B, O> Scores<'a, B, O> {
 
     fn due(&self) -> impl Iterator<Item = &Scored<'a, B, O>> {
         self.0.iter().filter(|(_, metric)| metric.is_due())
+    }
+
+    /// Whether a metric of this evaluation runs the model by itself.
+    pub(super) fn use_model(&self) -> bool {
+        self.due().any(|(_, metric)| metric.uses_model())
     }
 
     /// The names that a metric key may have. Returns an error if a name is used twice.

@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use drumline_comm::{Mesh, ReduceOp, call_site};
 use drumline_observe::bar::Progress;
-use drumline_parallel::{Engine, EngineSetup};
+use drumline_parallel::{Engine, EngineSetup, ReductionObserver};
 use drumline_torch::{Adam, AdamOptions, Optimizer, TorchError, parameters};
 use serde_json::Value;
 use tch::nn::VarStore;
+use tch::{Cuda, Device};
 
 use super::DistTrainer;
 use super::batch::Batch;
@@ -58,7 +59,7 @@ struct Parts<'a, B: Batch, O> {
 impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
     fn parts(&mut self, mesh: &Mesh) -> Result<Parts<'a, B, M::Output>, Cause> {
         self.settings.check()?;
-        check_device(self.store, self.device)?;
+        check_device(self.train_device())?;
         let key = MetricKey::parse(self.settings.metric_key.as_deref(), &self.scores.names()?)?;
         self.train_scores.names()?;
         let no_loss = "there is no loss; try .loss(CrossEntropy::default())";
@@ -143,7 +144,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
 
     fn loader_options(&self, batch_size: usize) -> LoaderOptions {
         let Settings { num_workers: workers, pin_memory, .. } = self.settings;
-        let pin_memory = pin_memory && self.store.device().is_cuda();
+        let pin_memory = pin_memory && self.train_device().is_cuda();
         LoaderOptions { batch_size, workers, prefetch: 2, drop_last: false, pin_memory }
     }
 }
@@ -158,14 +159,14 @@ fn check_len<B: Send>(name: &str, data: &AnyDataset<B>) -> Result<usize, Cause> 
     }
 }
 
-fn check_device(store: &VarStore, wanted: Option<tch::Device>) -> Result<(), Cause> {
-    let found = store.device();
-    match wanted.filter(|wanted| *wanted != found) {
-        None => Ok(()),
-        Some(wanted) => {
-            Err(format!("the model is on {found:?}, expected {wanted:?}; try VarStore::new({wanted:?})")
-                .into())
-        }
+fn check_device(device: Device) -> Result<(), Cause> {
+    let num_gpus = Cuda::device_count().max(0) as usize;
+    match device {
+        Device::Cuda(gpu) if gpu >= num_gpus => Err(format!(
+            "the device is {device:?}, and {num_gpus} GPUs can be used here; try local_device(&group)"
+        )
+        .into()),
+        _ => Ok(()),
     }
 }
 
@@ -177,7 +178,7 @@ fn default_optimizer(store: &VarStore) -> Result<Box<dyn Optimizer>, Cause> {
 impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
     /// Prepares the run. All ranks call it together.
     pub(super) fn prepare(mut self, load_best_model: LoadBestModel) -> Result<Run<'a, M, B>, TrainerError> {
-        let group = self.group.clone();
+        let (group, device) = (self.group.clone(), self.train_device());
         let mesh = self.mesh()?;
         let parts = self.parts(&mesh);
         let parts = agree::<_, TrainerError>(&group, parts.map_err(LocalFailure::from))?;
@@ -190,12 +191,15 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         config.append(&mut self.settings.config);
         let steps_per_epoch = data.num_steps(0, &self.settings, &mesh)?;
         let waits = Arc::new(Waits::new(self.tracer.observer()));
-        let scaler = scaler_for(self.settings.precision, self.settings.loss_scale, self.store.device());
+        let scaler = scaler_for(self.settings.precision, self.settings.loss_scale, device);
         let scaler = agree::<_, TrainerError>(&group, scaler.map_err(LocalFailure::from))?;
-        let setup = EngineSetup { store: self.store, mesh: &mesh, observer: Some(Arc::clone(&waits) as _) };
+        let observer: Arc<dyn ReductionObserver> = waits.clone();
+        let setup = EngineSetup { store: self.store, mesh: &mesh, device, observer: Some(observer) };
         let engine: Rc<dyn Engine> = self.engine.engine(setup)?.into();
         let mut optimizer = parts.optimizer;
         engine.adopt(&mut *optimizer)?;
+        let accumulates = self.settings.update_every > 1;
+        let accumulation_note = if accumulates { engine.accumulation_note() } else { None };
         let checkpoints = self.checkpoints.map(|own| logged(own, parts.progress.as_ref()));
         if let Some(progress) = parts.progress.clone() {
             self.hooks.master.insert(0, Box::new(ProgressDisplay::new(progress)));
@@ -204,16 +208,17 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
             !(self.hooks.is_empty() && self.schedule.is_none() && self.settings.clips.is_empty());
         let mut may_refuse_step = [u8::from(may_refuse)];
         group.all_reduce(&mut may_refuse_step, ReduceOp::Max)?;
-        let graphs = graphs_of(&self.settings, self.store)?;
+        let graphs = graphs_of(&self.settings, self.store, device)?;
         let faults = InjectedFaults::from_env(&group)?;
         let state = TrainState::new(Start {
-            device: self.store.device(),
+            device,
             optimizer,
             config,
             n_epochs: self.settings.n_epochs,
             max_steps: self.settings.max_steps,
             steps_per_epoch,
             has_save_path: self.settings.save_path.is_some(),
+            accumulation_note,
             group,
         });
         let site = call_site();
@@ -222,6 +227,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
             learner: Learner {
                 model: self.model,
                 store: self.store,
+                device,
                 engine,
                 loss: parts.loss,
                 scores: self.train_scores,
@@ -255,6 +261,11 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         })
     }
 
+    /// Where the model trains.
+    fn train_device(&self) -> Device {
+        self.device.unwrap_or_else(|| self.store.device())
+    }
+
     /// The mesh of the engine. An error is the same on all ranks.
     fn mesh(&self) -> Result<Mesh, TrainerError> {
         let shape = self.engine.mesh_shape(self.group.size());
@@ -275,8 +286,12 @@ fn logged(checkpoints: Checkpoints, progress: Option<&Progress>) -> Checkpoints 
 }
 
 /// The CUDA graphs of the training, if they are enabled.
-fn graphs_of<B: Batch, O>(settings: &Settings, store: &VarStore) -> Result<Graphs<B, O>, TorchError> {
-    if settings.cuda_graphs && store.device().is_cuda() {
+fn graphs_of<B: Batch, O>(
+    settings: &Settings,
+    store: &VarStore,
+    device: Device,
+) -> Result<Graphs<B, O>, TorchError> {
+    if settings.cuda_graphs && device.is_cuda() {
         Graphs::of(store.trainable_variables())
     } else {
         Ok(Graphs::off())

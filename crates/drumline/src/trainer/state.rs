@@ -111,6 +111,7 @@ pub struct TrainState {
     pub(super) slow: SlowRanks,
     pub(super) notices: Vec<String>,
     pub(super) has_save_path: bool,
+    pub(super) accumulation_note: Option<String>,
     pub(super) stop_reason: Option<String>,
 }
 
@@ -124,12 +125,22 @@ pub(super) struct Start {
     pub(super) max_steps: Option<u64>,
     pub(super) steps_per_epoch: u64,
     pub(super) has_save_path: bool,
+    pub(super) accumulation_note: Option<String>,
 }
 
 impl TrainState {
     pub(super) fn new(start: Start) -> Self {
-        let Start { group, device, optimizer, config, n_epochs, max_steps, steps_per_epoch, has_save_path } =
-            start;
+        let Start {
+            group,
+            device,
+            optimizer,
+            config,
+            n_epochs,
+            max_steps,
+            steps_per_epoch,
+            has_save_path,
+            accumulation_note,
+        } = start;
         Self {
             group,
             device,
@@ -142,6 +153,7 @@ impl TrainState {
             max_steps,
             steps_per_epoch,
             has_save_path,
+            accumulation_note,
             begin: Instant::now(),
             epoch: 0,
             step_in_epoch: 0,
@@ -319,6 +331,11 @@ impl TrainState {
     /// The number of ranks.
     pub fn world_size(&self) -> usize {
         self.group.size()
+    }
+
+    /// How gradients of several micro-batches are accumulated, and why, if the engine has decided that.
+    pub fn accumulation_note(&self) -> Option<&str> {
+        self.accumulation_note.as_deref()
     }
 
     /// The device of the model.

@@ -39,10 +39,15 @@ pub(in super::super) fn size_of(dtype: Dtype) -> usize {
     dtype.bitsize() / 8
 }
 
+/// libtorch's type for the elements of a tensor in a file.
+pub(in super::super) fn kind_of(name: &str, dtype: Dtype) -> Result<Kind, SafetensorsError> {
+    let kind = PAIRS.iter().find(|(_, theirs)| *theirs == dtype).map(|(kind, _)| *kind);
+    kind.ok_or_else(|| SafetensorsError::NoKind { name: name.to_owned(), dtype })
+}
+
 /// A tensor in host memory, with uninitialised values.
 pub(in super::super) fn empty(name: &str, dtype: Dtype, shape: &[usize]) -> Result<Tensor, SafetensorsError> {
-    let kind = PAIRS.iter().find(|(_, theirs)| *theirs == dtype).map(|(kind, _)| *kind);
-    let kind = kind.ok_or_else(|| SafetensorsError::NoKind { name: name.to_owned(), dtype })?;
+    let kind = kind_of(name, dtype)?;
     let shape: Vec<i64> = shape.iter().map(|size| *size as i64).collect();
     Ok(Tensor::f_empty(&shape, (kind, Device::Cpu)).map_err(TorchError::from)?)
 }

@@ -51,8 +51,7 @@ fn load(from: &Path) -> anyhow::Result<()> {
     let _net = Net::new(&store);
     let options = ShardOptions::new(Stage::Zero3);
     let mesh = Mesh::new(&group, options.mesh_shape(group.size())?)?;
-    let engine: Box<dyn Engine> =
-        Box::new(options).engine(EngineSetup { store: &store, mesh: &mesh, observer: None })?;
+    let engine: Box<dyn Engine> = Box::new(options).engine(EngineSetup::new(&store, &mesh))?;
     let reader = ShardReader::open(from)?;
     let (mut held, mut read, mut needed) = (Vec::new(), Vec::new(), 0);
     for placed in engine.state() {

@@ -49,7 +49,11 @@ ranks_test!(what_makes_no_sense_is_an_error_before_anything_is_done, 2, {
     assert_refused(&group, new()?.update_every(0), "update_every is 0")?;
     let scaled = new()?.precision(Precision::Fp16).loss_scale(ScalePolicy::Static(0.0));
     assert_refused(&group, scaled, "the loss scale policy is Static(0.0)")?;
-    assert_refused(&group, new()?.device(Device::Cuda(7)), "the model is on Cpu, expected Cuda(7)")?;
+    assert_refused(
+        &group,
+        new()?.device(Device::Cuda(7)),
+        "the device is Cuda(7), and 0 GPUs can be used here",
+    )?;
     assert_refused(
         &group,
         new()?.batch_size_per_gpu(9).drop_last(true),

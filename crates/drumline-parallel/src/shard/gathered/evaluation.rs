@@ -1,0 +1,130 @@
+//! Forwards of an evaluation.
+//!
+//! ```text
+//!   counted   rank 0: 3 forwards   ── ── ──        units are gathered when they are used, as in training;
+//!             rank 1: 2 forwards   ── ── gathers   a rank that has fewer forwards takes part in the others' gathers
+//!   any       all units are gathered once, and ranks use them in any order and number
+//! ```
+
+use super::super::residency::Residency;
+use super::super::{Result, engine};
+use super::{Gatherer, Mode, NUM_SLOTS, State};
+use crate::engine::Forwards;
+use crate::reduction::Site;
+use tch::{Kind, Tensor};
+
+/// An evaluation whose forwards all ranks make together.
+pub(super) struct Counted {
+    /// The forwards of the rank that has most.
+    most: usize,
+    done: usize,
+    /// What a step of the training used, for the next step.
+    training: Residency,
+    micro_batch: Vec<Vec<usize>>,
+}
+
+impl Gatherer {
+    /// All ranks call it.
+    pub(in super::super) fn begin_evaluation(&self, forwards: Forwards) -> Result {
+        let mut state = self.0.state();
+        let begun = state.begin_evaluation(forwards);
+        if let Err(error) = &begun {
+            let _ = state.rest();
+            state.group.abort(&error.to_string());
+        }
+        begun
+    }
+
+    /// Runs a forward.
+    pub(in super::super) fn evaluate(&self, site: Site, body: impl FnOnce()) -> Result {
+        if !self.is_counted() {
+            body();
+            return self.check();
+        }
+        self.begin_micro_batch();
+        self.together(site, || {
+            body();
+            Ok(())
+        })?;
+        self.end_forward()
+    }
+
+    /// Whether ranks wait for each other in forwards of an evaluation.
+    pub(in super::super) fn is_counted(&self) -> bool {
+        self.0.state().counted.is_some()
+    }
+
+    /// Takes part in the forwards that other ranks still make, unless this rank has `failed`.
+    pub(in super::super) fn end_evaluation(&self, site: Site, ends: engine::Evaluated) -> Result {
+        let joined = match ends {
+            engine::Evaluated::All => self.join_forwards(site),
+            engine::Evaluated::Failed => Ok(()),
+        };
+        let mut state = self.0.state();
+        if let Some(Counted { training, micro_batch, .. }) = state.counted.take() {
+            state.residency = training;
+            state.micro_batch = micro_batch;
+        }
+        state.mode = Mode::Outside;
+        state.rest()?;
+        state.whole.clear();
+        drop(state);
+        self.0.leave_out(None);
+        joined
+    }
+
+    fn join_forwards(&self, site: Site) -> Result {
+        while self.0.state().counted.as_ref().is_some_and(|counted| counted.done < counted.most) {
+            self.join_micro_batch(site)?;
+            self.end_forward()?;
+        }
+        Ok(())
+    }
+
+    fn end_forward(&self) -> Result {
+        let mut state = self.0.state();
+        state.join()?;
+        state.residency.end_step();
+        state.counted.iter_mut().for_each(|counted| counted.done += 1);
+        state.rest()?;
+        drop(state);
+        self.0.leave_out(None);
+        Ok(())
+    }
+}
+
+impl State {
+    fn begin_evaluation(&mut self, forwards: Forwards) -> Result {
+        self.join()?;
+        let own = match forwards {
+            Forwards::Counted(own) => own as u64,
+            Forwards::Any => 0,
+        };
+        let mut all = vec![0; self.group.size()];
+        self.group.all_gather(&[own], &mut all)?;
+        match (all.iter().min(), all.iter().max()) {
+            // A rank without a forward would not know which units are used.
+            (Some(1..), Some(most)) => {
+                let training = std::mem::replace(&mut self.residency, Residency::new(NUM_SLOTS));
+                let micro_batch = std::mem::take(&mut self.micro_batch);
+                self.rest()?;
+                self.counted = Some(Counted { most: *most as usize, done: 0, training, micro_batch });
+                Ok(())
+            }
+            _ => self.gather_whole(),
+        }
+    }
+
+    fn gather_whole(&mut self) -> Result {
+        self.residency.forget();
+        let mut whole = Vec::new();
+        for unit in &self.units {
+            let memory = Tensor::f_empty([unit.num_bytes() as i64], (Kind::Uint8, unit.own.device()))?;
+            unit.gather(&self.group, &memory)?;
+            unit.movable.point_at(&memory)?;
+            whole.push(memory);
+        }
+        (self.whole, self.mode) = (whole, Mode::Whole);
+        Ok(())
+    }
+}
