@@ -3,6 +3,7 @@
 //! | command | what is timed |
 //! |---|---|
 //! | `gpu` | steps of a network on a GPU, eager and as a graph |
+//! | `load` | the weights of a GPT from a file, for ranks that share one copy |
 //! | `loader` | batches of images |
 //! | `observe` | steps with and without what watches them |
 //! | `shard` | steps of a GPT with each stage of ZeRO |
@@ -12,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod gpu;
+mod load;
 mod loader;
 mod observe;
 mod shard;
@@ -34,6 +36,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Gpu(gpu::GpuArgs),
+    Load(load::LoadArgs),
     Loader(loader::LoaderArgs),
     Observe(observe::ObserveArgs),
     Shard(shard::ShardArgs),
@@ -45,6 +48,7 @@ enum Command {
 fn main() -> ExitCode {
     drumline::exit_code(match Cli::parse().command {
         Command::Gpu(args) => gpu::run(&args),
+        Command::Load(args) => load::run(&args),
         Command::Loader(args) => loader::run(&args),
         Command::Observe(args) => observe::run(&args),
         Command::Shard(args) => shard::run(&args),

@@ -221,7 +221,7 @@ fn batch(args: &ShardArgs, index: i64, vocabulary: i64) -> (tch::Tensor, tch::Te
 }
 
 /// This process's share of the memory that it uses: pages that several processes map count in parts.
-fn pss() -> anyhow::Result<f64> {
+pub(super) fn pss() -> anyhow::Result<f64> {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").context("cannot read the memory in use")?;
     let line = text.lines().find_map(|line| line.strip_prefix("Pss:"));
     let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<f64>().ok());

@@ -15,7 +15,7 @@ use crate::error::ZooError;
 
 /// What a rank does with the first weights of a model that is being built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum FirstWeights {
+pub enum FirstWeights {
     /// It has its own.
     #[default]
     Own,
@@ -30,8 +30,27 @@ thread_local! {
 }
 
 impl FirstWeights {
-    /// Builds a model.
-    pub(crate) fn build<R>(self, build: impl FnOnce() -> R) -> R {
+    /// What a rank of an engine that gives all ranks the weights of rank 0 does.
+    pub fn of_rank(rank: usize) -> Self {
+        if rank == 0 { Self::Giver } else { Self::Taker }
+    }
+
+    /// Builds a model, and loads its weights if they are in a file.
+    ///
+    /// ```
+    /// use drumline_zoo::first_weights::FirstWeights;
+    /// use drumline_zoo::models::gpt::{Gpt, GptOptions};
+    /// use tch::{Device, nn::VarStore};
+    ///
+    /// let rank = 1;
+    /// let store = VarStore::new(Device::Cpu);
+    /// let options = GptOptions { n_layer: 1, n_head: 2, n_embd: 8, n_positions: 8, vocab_size: 30, ..Default::default() };
+    /// let model = FirstWeights::of_rank(rank).build(|| Gpt::new(&store.root(), &options))?;
+    /// // An engine with `ShardOptions` gives it the weights of rank 0.
+    /// # let _ = model;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn build<R>(self, build: impl FnOnce() -> R) -> R {
         struct Before(FirstWeights);
         impl Drop for Before {
             fn drop(&mut self) {
@@ -67,4 +86,61 @@ impl FirstWeights {
         })
         .map_err(|error| ZooError::Torch(error.into()))
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use rank_test::ranks_test;
+    use tch::nn::VarStore;
+    use tch::{Device, Kind};
+
+    use super::*;
+    use crate::gpt::weights;
+    use crate::models::gpt::{Gpt, GptOptions};
+
+    const SMALL: usize = 8 << 20;
+
+    /// Memory that only this process has.
+    fn private_bytes() -> usize {
+        let text = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        line.trim().trim_end_matches("kB").trim().parse::<usize>().unwrap() << 10
+    }
+
+    fn options() -> GptOptions {
+        let small =
+            GptOptions { n_layer: 2, n_head: 4, n_embd: 512, n_positions: 64, ..GptOptions::default() };
+        GptOptions { vocab_size: 30_000, ..small }
+    }
+
+    fn num_bytes(store: &VarStore) -> usize {
+        store.variables().values().map(|variable| variable.numel() * 4).sum()
+    }
+
+    // Runs in its own process, because other tests allocate memory meanwhile.
+    ranks_test!(a_taker_touches_no_weights_and_a_giver_maps_those_of_a_file, 1, {
+        tch::set_num_threads(1);
+        let folder = tempfile::tempdir()?;
+        let (file, options) = (folder.path().join("model.safetensors"), options());
+        let grown = |first_weights: FirstWeights, file: Option<&std::path::Path>| {
+            let before = private_bytes();
+            let store = VarStore::new(Device::Cpu);
+            first_weights.build(|| {
+                Gpt::new(&store.root(), &options).unwrap();
+                file.iter().for_each(|file| weights::load(&store, &options, file).unwrap());
+            });
+            (private_bytes().saturating_sub(before), store)
+        };
+        let (own, written) = grown(FirstWeights::Own, None);
+        assert!(own > num_bytes(&written) - SMALL, "control: {own} of {}", num_bytes(&written));
+        weights::save(&written, &options, &file)?;
+        let (taker, _) = grown(FirstWeights::Taker, Some(&file));
+        assert!(taker < SMALL, "{taker}");
+        let (giver, loaded) = grown(FirstWeights::Giver, Some(&file));
+        assert!(giver < own / 2, "the file's bytes stay in the file: {giver} and {own}");
+        for (name, variable) in loaded.variables() {
+            assert_eq!(variable, written.variables()[&name], "{name}");
+            assert_eq!((variable.kind(), variable.requires_grad()), (Kind::Float, true));
+        }
+    });
 }

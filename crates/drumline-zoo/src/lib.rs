@@ -27,7 +27,7 @@ pub mod decode;
 #[doc(hidden)]
 pub mod driver;
 mod error;
-mod first_weights;
+pub mod first_weights;
 #[doc(hidden)]
 pub mod formula;
 pub mod gpt;

@@ -1,5 +1,7 @@
 //! How groups are formed: the whole job first, then groups of some of its ranks.
 
+use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -18,8 +20,8 @@ use crate::monitor::GroupState;
 use crate::process::{GroupOptions, Process, Transport};
 use crate::reduce::ReduceOp;
 use crate::shm::{
-    CoreShare, DescriptorListener, Descriptors, Heap, HeapBuffer, Layout, Node, Pages, Region, Segment,
-    SharedBuffer, Stop, create, region_len,
+    Context, CoreShare, DescriptorListener, Descriptors, Heap, HeapBuffer, Layout, Node, Region, Segment,
+    SharedBuffer, Stop, allocate, create, create_within_memory, part, region_len,
 };
 use crate::tcp::Fabric;
 
@@ -135,16 +137,21 @@ impl ProcessGroup {
         let (region, all_have_it) = self.run(call, |tiers, cx| {
             tiers.barrier(cx)?;
             tiers.children += 1;
-            let region = self.make_region(tiers, bytes, slices);
-            if let (Err(error), Some(node)) = (&region, &tiers.node)
+            let memory = self.share_memory(tiers, bytes, slices);
+            if let (Err(error), Some(node)) = (&memory, &tiers.node)
                 && error.kind() == std::io::ErrorKind::TimedOut
             {
                 // The next round would wait for the same rank again, for as long.
                 return Err(Stop::Silent(vec![node.members()[0]]));
             }
-            let mut have_it = [region.is_ok()];
-            tiers.all_reduce(cx, &mut have_it, ReduceOp::Min)?;
-            Ok((region, have_it[0]))
+            let region = if on_all(tiers, cx, memory.is_ok())? {
+                memory.and_then(|memory| memory.cleared(tiers.children, bytes))
+            } else {
+                memory.and_then(|_| Err(std::io::Error::other("another rank could not allocate its memory")))
+            };
+            let all_have_it = on_all(tiers, cx, region.is_ok())?;
+            region.iter().for_each(|region| region.segment().map_pages());
+            Ok((region, all_have_it))
         })?;
         let what = "making a buffer in shared memory";
         let failed = |cause: String| CommError::System { group: self.inner.state.group.clone(), what, cause };
@@ -155,18 +162,23 @@ impl ProcessGroup {
         Ok(region)
     }
 
-    fn make_region(&self, tiers: &Tiers, bytes: usize, slices: Slices) -> std::io::Result<Region> {
-        let (me, ranks) = match (slices, &tiers.node) {
-            (Slices::OfEachRank, Some(node)) => (node.me(), node.ranks()),
-            _ => (0, 1),
+    /// Gives the ranks of this node one memory, of which each allocates a part.
+    fn share_memory(&self, tiers: &Tiers, bytes: usize, slices: Slices) -> std::io::Result<Memory> {
+        let (rank, num_ranks) = tiers.node.as_ref().map_or((0, 1), |node| (node.me(), node.ranks()));
+        let (me, ranks) = match slices {
+            Slices::OfEachRank => (rank, num_ranks),
+            Slices::OfEachNode => (0, 1),
         };
-        let make = || create(region_len(bytes, ranks), Pages::Now);
+        let len = region_len(bytes, ranks);
+        let make = || create_within_memory(len);
         let deadline = Instant::now() + self.inner.process.options.timeout;
         let fd = match &self.inner.descriptors {
             Some(descriptors) => descriptors.share(make, deadline),
             None => make(),
         };
-        Region::map(&fd?, tiers.children, bytes, me, ranks)
+        let (fd, part) = (fd?, part(len, rank, num_ranks));
+        allocate(&fd, &part)?;
+        Ok(Memory { fd, me, ranks, part })
     }
 
     fn next_child(&self) -> String {
@@ -179,6 +191,30 @@ impl ProcessGroup {
         let members: Vec<_> = ranks.iter().map(|&rank| self.members()[rank]).collect();
         form(self.inner.process.clone(), &self.inner.state.group.child(name.into()), &members)
     }
+}
+
+/// The memory of a region, and the slice that is this rank's.
+struct Memory {
+    fd: OwnedFd,
+    me: usize,
+    ranks: usize,
+    /// The bytes that this rank allocates and clears.
+    part: Range<usize>,
+}
+
+impl Memory {
+    fn cleared(self, id: u64, bytes: usize) -> std::io::Result<Region> {
+        let region = Region::map(&self.fd, id, bytes, self.me, self.ranks)?;
+        region.segment().clear(&self.part);
+        Ok(region)
+    }
+}
+
+/// Whether all ranks have it.
+fn on_all(tiers: &mut Tiers, cx: &Context<'_>, has_it: bool) -> Result<bool, Stop> {
+    let mut all_have_it = [has_it];
+    tiers.all_reduce(cx, &mut all_have_it, ReduceOp::Min)?;
+    Ok(all_have_it[0])
 }
 
 /// Who has a slice of a region.
@@ -300,10 +336,8 @@ fn share_memory(
     };
     let descriptors = descriptors.map_err(|error| failed(error.to_string()))?;
     let len = Layout::new(local.len()).len();
-    let fd = descriptors
-        .share(|| create(len, Pages::WhenTouched), deadline)
-        .map_err(|error| failed(error.to_string()))?;
-    let segment = Segment::map(&fd, len, Pages::WhenTouched).map_err(|error| failed(error.to_string()))?;
+    let fd = descriptors.share(|| create(len), deadline).map_err(|error| failed(error.to_string()))?;
+    let segment = Segment::map(&fd, len).map_err(|error| failed(error.to_string()))?;
     let node = Node::new(Arc::new(segment), local.to_vec(), place, core_share);
     Ok((Some(node), Some(descriptors)))
 }

@@ -229,7 +229,7 @@ fn poll_readable(fd: BorrowedFd<'_>, deadline: Instant) -> io::Result<bool> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::shm::segment::{Pages, create};
+    use crate::shm::segment::create;
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_secs(5)
@@ -244,7 +244,7 @@ mod tests {
             descriptors.share(|| unreachable!("only the leader makes it"), soon()).unwrap()
         });
         let leader = listener.accept(&[0, 1], soon(), || Ok(())).unwrap();
-        let mine = leader.share(|| create(4096, Pages::WhenTouched), soon()).unwrap();
+        let mine = leader.share(|| create(4096), soon()).unwrap();
         let theirs = member.join().unwrap();
         assert_eq!(rustix::fs::fstat(&mine).unwrap().st_ino, rustix::fs::fstat(&theirs).unwrap().st_ino);
     }

@@ -15,7 +15,7 @@ use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
-use super::segment::{Pages, Segment};
+use super::segment::Segment;
 use crate::element::Element;
 use crate::select::DIRECT_MIN;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -44,7 +44,12 @@ pub(crate) struct Region {
 impl Region {
     /// Maps the region behind `fd`. `id` is the same on all ranks, and is not used again in the group.
     pub(crate) fn map(fd: impl AsFd, id: u64, bytes: usize, me: usize, ranks: usize) -> io::Result<Self> {
-        Ok(Self { segment: Segment::map(fd, region_len(bytes, ranks), Pages::Now)?, id, me, bytes })
+        Ok(Self { segment: Segment::map(fd, region_len(bytes, ranks))?, id, me, bytes })
+    }
+
+    /// The memory of all slices.
+    pub(crate) fn segment(&self) -> &Segment {
+        &self.segment
     }
 
     /// The address of this rank's slice.
@@ -223,7 +228,7 @@ mod tests {
     use crate::shm::segment::create;
 
     fn region(bytes: usize, id: u64) -> Arc<Region> {
-        let fd = create(region_len(bytes, 2), Pages::Now).expect("memory is there");
+        let fd = create(region_len(bytes, 2)).expect("memory is there");
         Arc::new(Region::map(&fd, id, bytes, 1, 2).expect("it was just made"))
     }
 

@@ -35,7 +35,7 @@ pub(crate) use mail::Mail;
 pub(crate) use node::{Context, Node};
 pub(crate) use record::KnownTexts;
 pub use segment::available_memory;
-pub(crate) use segment::{Pages, Segment, create};
+pub(crate) use segment::{Segment, allocate, create, create_within_memory, part};
 pub(crate) use wait::{CoreShare, Stop, Watch};
 
 /// Brings the cache line of `place` to this core, ready to be written.

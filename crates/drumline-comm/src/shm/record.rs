@@ -185,12 +185,12 @@ fn reduce_of(code: u8, factor: f64) -> Option<ReduceOp> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::shm::segment::{Pages, Segment, create};
+    use crate::shm::segment::{Segment, create};
 
     #[test]
     fn a_record_is_read_as_it_was_written() {
-        let fd = create(size_of::<Record>(), Pages::WhenTouched).unwrap();
-        let segment = Segment::map(&fd, size_of::<Record>(), Pages::WhenTouched).unwrap();
+        let fd = create(size_of::<Record>()).unwrap();
+        let segment = Segment::map(&fd, size_of::<Record>()).unwrap();
         // SAFETY: fresh zeroed memory, aligned to a page; all-zero is a valid record of atomics.
         let record = unsafe { segment.at(0, size_of::<Record>()).cast::<Record>().as_ref() };
         assert_eq!(record.read().to_string(), "no call yet");

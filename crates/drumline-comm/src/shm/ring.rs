@@ -131,12 +131,12 @@ fn pieces(capacity: usize, count: u64, len: usize, mut each: impl FnMut(usize, R
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::shm::segment::{Pages, create};
+    use crate::shm::segment::create;
 
     #[test]
     fn a_stream_comes_out_as_it_went_in() {
-        let fd = create(RING, Pages::WhenTouched).unwrap();
-        let segment = Arc::new(Segment::map(&fd, RING, Pages::WhenTouched).unwrap());
+        let fd = create(RING).unwrap();
+        let segment = Arc::new(Segment::map(&fd, RING).unwrap());
         let (mut giver, mut taker) = (Ring::new(segment.clone(), 0), Ring::new(segment, 0));
         let sent: Vec<u8> = (0..1_000_000u32).map(|i| (i * 7 % 251) as u8).collect();
         let expected = sent.clone();
@@ -159,8 +159,8 @@ mod tests {
 
     #[test]
     fn a_full_ring_takes_no_more() {
-        let fd = create(RING, Pages::WhenTouched).unwrap();
-        let segment = Arc::new(Segment::map(&fd, RING, Pages::WhenTouched).unwrap());
+        let fd = create(RING).unwrap();
+        let segment = Arc::new(Segment::map(&fd, RING).unwrap());
         let mut ring = Ring::new(segment, 0);
         assert_eq!(ring.give(&vec![1; RING]), CAPACITY);
         assert_eq!((ring.room(), ring.ready(), ring.give(&[1])), (0, CAPACITY, 0));

@@ -90,7 +90,8 @@ impl UnitGrads {
         };
         let own = match &through {
             Through::Own(_) => None,
-            _ => Some(Tensor::f_zeros([layout.shard_len() as i64], (kind, device))?),
+            // The first reduction fills all of it.
+            _ => Some(Tensor::f_empty([layout.shard_len() as i64], (kind, device))?),
         };
         let rank = groups.shard.rank();
         let row = |rows: &OwnRows| {

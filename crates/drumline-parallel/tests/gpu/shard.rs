@@ -3,10 +3,10 @@
 use anyhow::{Error, Result};
 use drumline_comm::{Mesh, ProcessGroup};
 use drumline_parallel::{
-    Clip, DdpOptions, Engine, EngineOptions, EngineSetup, GradSync, ParallelError, ShardOptions,
+    Clip, DdpOptions, Engine, EngineOptions, EngineSetup, Forwards, GradSync, ParallelError, ShardOptions,
 };
 use drumline_plan::Stage;
-use drumline_torch::cuda::{GraphedStep, memory};
+use drumline_torch::cuda::{GraphedStep, memory, reset_peak};
 use drumline_torch::{Optimizer, Sgd, SgdOptions, parameters};
 use rank_test::ranks_test;
 use tch::nn::{Linear, Module, VarStore, linear};
@@ -113,6 +113,43 @@ fn stages_equal_replicas(modes: &[Mode]) -> Result<()> {
 ranks_test!(stages_on_one_rank_equal_a_replica, 1, timeout = super::BRIEF, {
     stages_equal_replicas(&[Mode::Eager, Mode::Graph])?
 });
+/// The most memory while a frozen model becomes that of an engine, and the outputs of an evaluation.
+fn started(group: &ProcessGroup, created_on: Device) -> Result<(u64, Vec<Tensor>)> {
+    const WIDE: i64 = 1024;
+    let before = memory(0)?.allocated;
+    reset_peak(0)?;
+    let vs = VarStore::new(created_on);
+    let block = |index: usize| linear(vs.root() / "h" / index, WIDE, WIDE, Default::default());
+    let blocks: Vec<Linear> = (0..16).map(block).collect();
+    for (index, block) in blocks.iter().enumerate() {
+        for tensor in [Some(&block.ws), block.bs.as_ref()].into_iter().flatten() {
+            let _ = tch::no_grad(|| tensor.shallow_clone().fill_(1e-3 * (index + 1) as f64));
+        }
+        // All but the first are frozen, so that there is memory for parameters only.
+        let _ = block.ws.set_requires_grad(index == 0);
+    }
+    let options = ShardOptions::new(Stage::Zero3);
+    let mesh = Mesh::new(group, options.mesh_shape(group.size())?)?;
+    let engine = Box::new(options).engine(EngineSetup { device: GPU, ..EngineSetup::new(&vs, &mesh) })?;
+    let peak = memory(0)?.peak_allocated - before;
+    let forwards = 1 + group.rank();
+    engine.begin_evaluation(Forwards::Counted(forwards))?;
+    let x = Tensor::ones([2, WIDE], (Kind::Float, GPU));
+    let forward = || tch::no_grad(|| blocks.iter().fold(&x * 1.0, |x, block| block.forward(&x).tanh()));
+    let outputs = (0..forwards).map(|_| Ok(engine.evaluate_with(forward)?)).collect::<Result<_>>()?;
+    engine.end_evaluation(None)?;
+    Ok((peak, outputs))
+}
+
+ranks_test!(a_model_created_on_the_cpu_is_never_whole_on_a_gpu, 2, {
+    let group = join()?;
+    let (whole, outputs) = started(&group, GPU)?;
+    let (divided, same_outputs) = started(&group, Device::Cpu)?;
+    assert!(whole >= 64 << 20, "control: {whole} bytes, and a model has 64 MiB");
+    assert!(divided < 60 << 20, "a half, two slots and a unit: {divided} bytes");
+    assert!(outputs.iter().zip(&same_outputs).all(|(one, other)| one.equal(other)));
+});
+
 /// How many tensors a step gives memory to, once it has settled.
 fn allocations_of_a_step(
     group: &ProcessGroup,

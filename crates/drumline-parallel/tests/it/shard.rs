@@ -10,8 +10,8 @@ use drumline_parallel::{
 };
 use drumline_plan::Stage;
 use drumline_torch::{
-    AdamOptions, AdamW, Autocast, MasterWeights, Named, Optimizer, Sgd, SgdOptions, grad, parameters,
-    weights_in,
+    AdamOptions, AdamW, Autocast, LossScaler, MasterWeights, Named, Optimizer, ScalePolicy, Sgd, SgdOptions,
+    StepMade, grad, parameters, weights_in,
 };
 use rank_test::ranks_test;
 use tch::nn::{Module, ModuleT, VarStore};
@@ -428,6 +428,55 @@ ranks_test!(bf16_parameters_have_master_rows, 2, {
     let ddp = train(DdpOptions::default().into())?;
     for stage in STAGES {
         assert_close(&train(ShardOptions::new(stage).into())?, &ddp, 1e-2);
+    }
+});
+
+/// Weights after steps with a scaled loss, of which one rank's gradient overflows in step 2, in a row of rank 0; and the
+/// scales.
+fn trained_with_an_overflow(
+    group: &ProcessGroup,
+    kind: Kind,
+    options: Box<dyn EngineOptions>,
+) -> Result<(Tensor, Vec<f64>)> {
+    let vs = VarStore::new(Device::Cpu);
+    let weight = vs.root().ones("w", &[8, 4]);
+    weights_in(&parameters(&vs), kind)?;
+    let mesh = Mesh::new(group, options.mesh_shape(group.size())?)?;
+    let engine = options.engine(EngineSetup::new(&vs, &mesh))?;
+    let make = |copies| AdamW::new(copies, AdamOptions { lr: 0.01, ..AdamOptions::default() });
+    let mut optimizer = MasterWeights::new(parameters(&vs), make)?;
+    engine.adopt(&mut optimizer)?;
+    let mut scaler = LossScaler::new(ScalePolicy::default(), Device::Cpu)?;
+    let mut scales = Vec::new();
+    for step in 0..STEPS {
+        optimizer.zero_grad()?;
+        let slope = Tensor::full([8, 4], 0.01 * (1 + group.rank()) as f64, (kind, Device::Cpu));
+        if step == 2 && group.rank() == 1 {
+            let _ = slope.narrow(0, 0, 1).fill_(f64::INFINITY);
+        }
+        let forward = || (&weight * &slope).sum(Kind::Float);
+        let loss = engine.forward_with(GradSync::Reduce, forward)?;
+        drop(scaler.backward_with(&loss, |loss| engine.backward(loss, GradSync::Reduce))?);
+        let unscaled = engine.unscale(&scaler, optimizer.parameters())?;
+        let made = engine.step_unless_overflowed(&unscaled, &mut optimizer)?;
+        assert_eq!(made == StepMade::Skipped, step == 2, "on each rank");
+        drop(unscaled.update(&mut scaler)?);
+        scales.push(scaler.scale()?);
+    }
+    Ok((engine.full("w")?.to_kind(Kind::Float), scales))
+}
+
+ranks_test!(an_overflow_in_the_rows_of_one_rank_skips_the_step_of_all, 2, {
+    let group = ProcessGroup::from_env()?;
+    for kind in [Kind::Float, Kind::Half] {
+        let (expected, scales) = trained_with_an_overflow(&group, kind, DdpOptions::default().into())?;
+        assert_eq!(scales[1], 2.0 * scales[2]);
+        for stage in STAGES {
+            let options = ShardOptions::new(stage).into();
+            let (ours, ours_scales) = trained_with_an_overflow(&group, kind, options)?;
+            assert_close(&[ours], &[expected.shallow_clone()], 1e-6);
+            assert_eq!(ours_scales, scales, "{stage}");
+        }
     }
 });
 

@@ -46,11 +46,8 @@ impl Parallelism {
 
     /// What a rank does with first weights. An engine that divides them gives all ranks those of rank 0.
     pub(super) fn first_weights(&self, rank: usize) -> FirstWeights {
-        match rank {
-            _ if self.keys.zero == Stage::Zero0 || self.num_ranks == 1 => FirstWeights::Own,
-            0 => FirstWeights::Giver,
-            _ => FirstWeights::Taker,
-        }
+        let has_own = self.keys.zero == Stage::Zero0 || self.num_ranks == 1;
+        if has_own { FirstWeights::Own } else { FirstWeights::of_rank(rank) }
     }
 
     /// Where a model that trains on `device` is created. If ranks divide its parameters, it is never whole on a GPU.

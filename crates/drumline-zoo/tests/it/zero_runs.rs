@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use drumline_text::synth_story::SynthStoryOptions;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::running::{Place, Rank, ended, start};
 
@@ -19,9 +19,13 @@ fn run(words: &[&str]) -> Rank {
 
 /// The tensors of a run's export.
 fn exported(place: &Place) -> BTreeMap<String, Tensor> {
-    let [from, out] = ["exp", "hf"].map(|name| place.path(name).display().to_string());
+    exported_from(place, "exp", "hf")
+}
+
+fn exported_from(place: &Place, run_folder: &str, out_folder: &str) -> BTreeMap<String, Tensor> {
+    let [from, out] = [run_folder, out_folder].map(|name| place.path(name).display().to_string());
     run(&["export", "--from", &from, "--out", &out]);
-    Tensor::read_safetensors(place.path("hf/model.safetensors")).unwrap().into_iter().collect()
+    Tensor::read_safetensors(place.path(out_folder).join("model.safetensors")).unwrap().into_iter().collect()
 }
 
 fn num_shards(checkpoint: &Path) -> usize {
@@ -57,6 +61,45 @@ fn other_ranks_resume_and_the_export_is_that_of_an_unsharded_run() {
     let said = sharded.passes(3, &format!("train {} PARALLEL.ZERO 2", steps(6)));
     assert!(said.contains("6 steps"), "{said}");
     assert_eq!(num_shards(&latest), 6, "three ranks wrote them");
+}
+
+#[test]
+fn weights_of_a_file_reach_all_ranks_through_rank_0() {
+    let place = Place::of_stories(&STORIES);
+    let steps = "OPTIM.MAX_EPOCH 4 TRAIN.MAX_STEPS 2";
+    place.passes(1, &format!("train {steps}"));
+    let first = exported(&place);
+    let file = place.path("hf/model.safetensors").display().to_string();
+    let tuned = |out: &str, more: &str| {
+        let out_dir = place.path(out).display().to_string();
+        place.passes(2, &format!("train {steps} MODEL.WEIGHTS {file} OUT_DIR {out_dir} {more}"));
+        out.to_owned()
+    };
+    let runs = [
+        tuned("ddp", ""),
+        tuned("zero", "PARALLEL.ZERO 3"),
+        tuned("ddp16", "PRECISION bf16-master"),
+        tuned("zero16", "PRECISION bf16-master PARALLEL.ZERO 3"),
+    ];
+    let [ddp, zero, ddp16, zero16] = runs.map(|run| exported_from(&place, &run, &format!("hf-{run}")));
+    let most = |ours: &BTreeMap<String, Tensor>, theirs: &BTreeMap<String, Tensor>| {
+        let difference = |(name, tensor): (&String, &Tensor)| {
+            f64::try_from((tensor.to_kind(Kind::Float) - theirs[name].to_kind(Kind::Float)).abs().max())
+                .unwrap()
+        };
+        ours.iter().map(difference).fold(0.0, f64::max)
+    };
+    assert!(most(&ddp, &zero) < 1e-5 && most(&ddp16, &zero16) < 1e-2);
+    assert!(most(&ddp, &first) > 1e-4, "control: the steps change weights");
+}
+
+#[test]
+fn micro_batches_are_accumulated_as_is_said() {
+    let place = Place::of_stories(&STORIES);
+    let said =
+        place.passes(2, "train OPTIM.MAX_EPOCH 1 TRAIN.MAX_STEPS 2 TRAIN.ACCUMULATE 2 PARALLEL.ZERO 3");
+    let line = said.lines().find(|line| line.starts_with("[shard] ==")).unwrap();
+    assert!(line.contains("reduced once per step: whole gradients have"), "{line}");
 }
 
 #[test]

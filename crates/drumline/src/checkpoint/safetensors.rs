@@ -175,3 +175,51 @@ pub fn write(path: &Path, tensors: &[Named]) -> Result<(), SafetensorsError> {
     let parts: Vec<Part<'_>> = tensors.iter().map(Part::whole).collect();
     replace_parts(path, &parts)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(name: &str, tensor: Tensor) -> Named {
+        Named { name: name.into(), tensor }
+    }
+
+    #[test]
+    fn mapped_tensors_are_those_that_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("model.safetensors");
+        let whole = Tensor::arange(12, (Kind::Float, Device::Cpu)).view([3, 4]);
+        let tensors = [
+            named("weight", whole.shallow_clone()),
+            named("half", whole.to_kind(Kind::BFloat16)),
+            named("flags", whole.gt(3.0)),
+            named("count", Tensor::from(7i64)),
+            named("empty", Tensor::zeros([0, 5], (Kind::Float, Device::Cpu))),
+        ];
+        write(&file, &tensors).unwrap();
+        let (read, mapped) = (read(&file).unwrap(), map(&file).unwrap());
+        assert_eq!(read.len(), tensors.len());
+        for (name, tensor) in &read {
+            assert_eq!((mapped[name].kind(), mapped[name].size()), (tensor.kind(), tensor.size()), "{name}");
+            assert!(mapped[name].equal(tensor), "{name}");
+        }
+        let _ = mapped["weight"].shallow_clone().fill_(5.0);
+        assert!(map(&file).unwrap()["weight"].equal(&whole), "a change stays in this process");
+    }
+
+    #[test]
+    fn elements_may_lie_at_any_byte_and_none_need_be_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("odd.safetensors");
+        let mut header = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#.to_owned();
+        header += if header.len() % 2 == 0 { " " } else { "" };
+        let values: Vec<u8> = [1.5f32, -2.0].iter().flat_map(|value| value.to_le_bytes()).collect();
+        let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &values].concat();
+        std::fs::write(&file, bytes).unwrap();
+        assert_eq!(map(&file).unwrap()["a"], Tensor::from_slice(&[1.5f32, -2.0]));
+        write(&file, &[]).unwrap();
+        assert!(map(&file).unwrap().is_empty());
+        std::fs::write(&file, b"cut").unwrap();
+        assert!(map(&file).unwrap_err().is_malformed());
+    }
+}

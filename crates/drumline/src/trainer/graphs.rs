@@ -27,7 +27,7 @@ use super::error::TrainerError;
 use super::hooks::Hook;
 use super::learner::{Computed, Learner};
 use super::model::{Mode, Model};
-use super::step_mode::{Key, NeverGraph, Parameter, Seen, Shapes, Wish, shapes};
+use super::step_mode::{Key, NeverGraph, Parameters, Seen, Shapes, Wish, shapes};
 use super::supply::{Supply, Window};
 use crate::comm::shared_failure::{LocalFailure, SharedFailure, guarded, with_causes};
 use crate::data::loader::Cause;
@@ -42,10 +42,17 @@ pub(super) struct Graphs<B, O>(Option<Active<B, O>>);
 struct Active<B, O> {
     pool: Pool,
     seen: Seen,
-    /// All parameters of the model, also those that are frozen now.
-    parameters: Vec<Tensor>,
+    watched: Watched,
     gradients: Option<Recorded<B, O>>,
     optimizer: OptimizerGraph,
+}
+
+/// Tensors that must be as they were when a graph was recorded.
+pub(super) struct Watched {
+    /// All parameters of the model, also those that are frozen now.
+    pub(super) variables: Vec<Tensor>,
+    /// The tensors that this rank holds.
+    pub(super) held: Vec<Tensor>,
 }
 
 enum OptimizerGraph {
@@ -65,11 +72,11 @@ impl OptimizerGraph {
 }
 
 impl<B, O> Active<B, O> {
-    fn new(parameters: Vec<Tensor>) -> Result<Self, TorchError> {
+    fn new(watched: Watched) -> Result<Self, TorchError> {
         Ok(Self {
             pool: Pool::new()?,
             seen: Seen::default(),
-            parameters,
+            watched,
             gradients: None,
             optimizer: OptimizerGraph::Unrecorded,
         })
@@ -77,7 +84,8 @@ impl<B, O> Active<B, O> {
 
     /// What a step of batches of these shapes depends on.
     fn key(&self, shapes: Shapes) -> Key {
-        Key { shapes, parameters: self.parameters.iter().map(Parameter::of).collect() }
+        let Watched { variables, held } = &self.watched;
+        Key { shapes, parameters: Parameters::of(variables, held) }
     }
 
     /// Drops the recordings, when none of them runs any more. Memory that graphs have used is not used for other ones.
@@ -98,9 +106,9 @@ impl<B: Batch, O> Graphs<B, O> {
         Self(None)
     }
 
-    /// A training on a GPU, of a model with these parameters.
-    pub(super) fn of(parameters: Vec<Tensor>) -> Result<Self, TorchError> {
-        Ok(Self(Some(Active::new(parameters)?)))
+    /// A training on a GPU.
+    pub(super) fn of(watched: Watched) -> Result<Self, TorchError> {
+        Ok(Self(Some(Active::new(watched)?)))
     }
 
     /// Whether this rank can run a step of these batches as graphs. It is called once per step.

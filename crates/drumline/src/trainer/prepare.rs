@@ -20,7 +20,7 @@ use super::context::{Clock, Context};
 use super::data::AnyDataset;
 use super::error::TrainerError;
 use super::evaluate::Evaluator;
-use super::graphs::Graphs;
+use super::graphs::{Graphs, Watched};
 use super::learner::Learner;
 use super::loss::Loss;
 use super::metric::MetricKey;
@@ -208,7 +208,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
             !(self.hooks.is_empty() && self.schedule.is_none() && self.settings.clips.is_empty());
         let mut may_refuse_step = [u8::from(may_refuse)];
         group.all_reduce(&mut may_refuse_step, ReduceOp::Max)?;
-        let graphs = graphs_of(&self.settings, self.store, device)?;
+        let graphs = graphs_of(&self.settings, self.store, &*engine, device)?;
         let faults = InjectedFaults::from_env(&group)?;
         let state = TrainState::new(Start {
             device,
@@ -289,10 +289,12 @@ fn logged(checkpoints: Checkpoints, progress: Option<&Progress>) -> Checkpoints 
 fn graphs_of<B: Batch, O>(
     settings: &Settings,
     store: &VarStore,
+    engine: &dyn Engine,
     device: Device,
 ) -> Result<Graphs<B, O>, TorchError> {
     if settings.cuda_graphs && device.is_cuda() {
-        Graphs::of(store.trainable_variables())
+        let held = engine.state().into_iter().map(|placed| placed.tensor).collect();
+        Graphs::of(Watched { variables: store.trainable_variables(), held })
     } else {
         Ok(Graphs::off())
     }

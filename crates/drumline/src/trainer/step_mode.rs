@@ -70,16 +70,22 @@ pub(super) fn tensors<B: Batch>(batches: &[B]) -> Option<Vec<&Tensor>> {
     Some(batches.iter().map(Batch::tensors).collect::<Option<Vec<_>>>()?.concat())
 }
 
-/// What a graph has recorded of a parameter: where it lies, and whether backward reaches it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Parameter {
-    address: usize,
-    requires_grad: bool,
+/// What a graph has recorded of the model.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Parameters {
+    /// For each parameter: whether backward reaches it.
+    are_trained: Vec<bool>,
+    /// Where the tensors that this rank holds lie. Parameters that are gathered when they are used have no place of their
+    /// own, but the rows that this rank owns have.
+    addresses: Vec<usize>,
 }
 
-impl Parameter {
-    pub(super) fn of(tensor: &Tensor) -> Self {
-        Self { address: tensor.data_ptr() as usize, requires_grad: tensor.requires_grad() }
+impl Parameters {
+    pub(super) fn of(variables: &[Tensor], held: &[Tensor]) -> Self {
+        Self {
+            are_trained: variables.iter().map(Tensor::requires_grad).collect(),
+            addresses: held.iter().map(|tensor| tensor.data_ptr() as usize).collect(),
+        }
     }
 }
 
@@ -88,7 +94,7 @@ impl Parameter {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct Key {
     pub(super) shapes: Shapes,
-    pub(super) parameters: Vec<Parameter>,
+    pub(super) parameters: Parameters,
 }
 
 impl Key {
@@ -157,14 +163,14 @@ mod tests {
 
     fn of(rows: i64) -> Key {
         let shapes = vec![(vec![rows, 3], Kind::Float), (vec![rows], Kind::Int64)];
-        let parameters = (0..3).map(|place| Parameter { address: 64 * place, requires_grad: true }).collect();
+        let parameters = Parameters { are_trained: vec![true; 3], addresses: vec![0, 64, 128] };
         Key { shapes, parameters }
     }
 
     /// The key with one parameter frozen.
     fn frozen(rows: i64) -> Key {
         let mut key = of(rows);
-        key.parameters[1].requires_grad = false;
+        key.parameters.are_trained[1] = false;
         key
     }
 
@@ -216,8 +222,9 @@ mod tests {
     fn each_part_of_a_key_counts() {
         let recorded = of(8);
         let mut moved = of(8);
-        moved.parameters[2].address += 64;
-        let fewer = Key { parameters: recorded.parameters[..2].to_vec(), ..of(8) };
+        moved.parameters.addresses[2] += 64;
+        let mut fewer = of(8);
+        fewer.parameters.addresses.pop();
         let wish = |key: &Key| key.against(&recorded);
         assert_eq!(wish(&of(8)), Wish::Graph);
         assert_eq!([&moved, &fewer, &frozen(8)].map(wish), [Wish::Forget; 3]);

@@ -2,10 +2,11 @@
 //! says why.
 
 use drumline::LogOptions;
+use drumline::engine::Stage;
 use drumline::trainer::{Callback, CallbackResult, Precision, TrainState};
 use rank_test::ranks_test;
 
-use super::trained::{BRIEF, Case, WARM_UPS, Waves, assert_same_losses, join, train, train_on};
+use super::trained::{BRIEF, Case, Trained, WARM_UPS, Waves, assert_same_losses, join, train, train_on};
 
 ranks_test!(a_training_by_graphs_has_the_losses_of_one_without, 1, timeout = BRIEF, {
     let group = join()?;
@@ -31,6 +32,19 @@ ranks_test!(a_rank_that_reduces_over_nccl_rehearses_and_records, 1, timeout = BR
         let (graphed, eager) = (train(&group, case)?, train(&group, Case { graphs: false, ..case })?);
         assert_eq!(graphed.forwards, (WARM_UPS + 2) * update_every, "{case:?}");
         assert_same_losses(&eager, &graphed, 1e-5);
+    }
+});
+
+ranks_test!(each_stage_of_zero_is_recorded, 1, timeout = BRIEF, {
+    let group = join()?;
+    for (zero, update_every) in Stage::ALL.into_iter().skip(1).flat_map(|stage| [(stage, 1), (stage, 2)]) {
+        let plain = Case { update_every, epochs: 6 * update_every as u64, ..Case::default() };
+        let case = Case { zero: Some(zero), ..plain };
+        let (graphed, eager) = (train(&group, case)?, train(&group, Case { graphs: false, ..case })?);
+        assert_eq!(graphed.forwards, (WARM_UPS + 2) * update_every, "{case:?}");
+        assert_same_losses(&eager, &graphed, 1e-5);
+        let replica = train(&group, Case { graphs: false, ..plain })?;
+        assert_same_losses(&Trained { weights: 0.0, ..replica }, &graphed, 1e-5);
     }
 });
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drumline::data::{Dataset, Sample, SampleError};
-use drumline::engine::{SyncBatchNorm, SyncGroup};
+use drumline::engine::{EngineOptions, ShardOptions, Stage, SyncBatchNorm, SyncGroup};
 use drumline::optim::{AdamOptions, AdamW, DynamicScale, Named, ScalePolicy, Sgd, SgdOptions, parameters};
 use drumline::schedule::At;
 use drumline::tch::nn::{Linear, Module, ModuleT, VarStore, linear};
@@ -52,6 +52,8 @@ pub(super) struct Case {
     pub(super) fills: bool,
     /// Whether ranks share the statistics of a norm.
     pub(super) syncs: bool,
+    /// The stage of ZeRO, which a single rank goes through as if there were several. The model is then created on the CPU.
+    pub(super) zero: Option<Stage>,
 }
 
 impl Case {
@@ -70,6 +72,7 @@ impl Case {
         reads: false,
         fills: false,
         syncs: false,
+        zero: None,
     };
 }
 
@@ -214,16 +217,22 @@ pub(super) fn train_on(
     data: impl Dataset<Batch = (Tensor, Tensor)> + 'static,
     callback: impl Callback,
 ) -> anyhow::Result<Trained> {
-    let store = VarStore::new(GPU);
+    let store = VarStore::new(if case.zero.is_some() { Device::Cpu } else { GPU });
     let sync_group = case.syncs.then(|| SyncGroup::new(group)).transpose()?;
     let (net, noted) = (Net::new(&store, case, sync_group.as_ref()), Arc::default());
     let trainer = DistTrainer::new(group, &net, &store, data).loss(CrossEntropy::default());
-    let trainer = trainer.print_every(0).validate_every(Every::Never).seed(5);
+    let trainer = trainer.device(GPU).print_every(0).validate_every(Every::Never).seed(5);
     let trainer =
         trainer.batch_size_per_gpu(case.batch_size).update_every(case.update_every).n_epochs(case.epochs);
     let trainer = trainer.cuda_graphs(case.graphs).num_workers(case.workers).pin_memory(case.pin_memory);
     let trainer = trainer.precision(case.precision).loss_scale(HIGH);
-    let options = DdpOptions { reduces_alone: case.reduces_alone, sync_group, ..DdpOptions::default() };
+    let options: Box<dyn EngineOptions> = match case.zero {
+        Some(stage) => {
+            ShardOptions { shards_alone: true, keep_gathered: 100, sync_group, ..ShardOptions::new(stage) }
+                .into()
+        }
+        None => DdpOptions { reduces_alone: case.reduces_alone, sync_group, ..DdpOptions::default() }.into(),
+    };
     let lr = if case.adam { 0.01 } else { 0.1 };
     let changing = move |at: At| lr * (1.0 + 0.5 * (at.step as f64).sin());
     let trainer = trainer.engine(options).clip_norm(0.5);
@@ -236,8 +245,9 @@ pub(super) fn train_on(
         trainer.optimizer(Sgd::new(parameters(&store), options)?)
     };
     trainer.train(LoadBestModel::No)?;
-    let weights =
-        parameters(&store).iter().map(|named| named.tensor.sum(Kind::Double).double_value(&[])).sum();
+    let sum = |named: &Named| named.tensor.sum(Kind::Double).double_value(&[]);
+    // In stage 3 they are divided.
+    let weights = if case.zero.is_some() { 0.0 } else { parameters(&store).iter().map(sum).sum() };
     let steps = noted.lock().unwrap().clone();
     Ok(Trained { steps, forwards: net.forwards.load(Ordering::Relaxed), weights })
 }
