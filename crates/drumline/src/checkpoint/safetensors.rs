@@ -212,7 +212,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("odd.safetensors");
         let mut header = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#.to_owned();
-        header += if header.len() % 2 == 0 { " " } else { "" };
+        header += if header.len().is_multiple_of(2) { " " } else { "" };
         let values: Vec<u8> = [1.5f32, -2.0].iter().flat_map(|value| value.to_le_bytes()).collect();
         let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &values].concat();
         std::fs::write(&file, bytes).unwrap();

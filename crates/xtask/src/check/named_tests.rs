@@ -41,9 +41,7 @@ fn has(source: &Source, module: &str, test: &str) -> bool {
         lines.take_while(|line| line.starts_with("#[")).any(|line| line == "#[test]")
     };
     let plain = source.text.split_once(&format!("fn {test}()")).is_some_and(|(before, _)| is_marked(before));
-    plain
-        || source.text.contains(&format!("ranks_test!({test},"))
-        || source.text.contains(&format!("ranks_test!(\n    {test},"))
+    plain || source.text.contains(&format!("!({test},")) || source.text.contains(&format!("!(\n    {test},"))
 }
 
 #[cfg(test)]

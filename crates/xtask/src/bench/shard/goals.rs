@@ -42,7 +42,7 @@ fn communication(tally: &TallyOf<Training>, case: Case) -> Vec<String> {
         tally.ratio(with, without, |with, without| Some(with.step_ms - without.step_ms))
     };
     let added = added(ZERO_3, OURS_ALONE).zip(added(FSDP_TUNED, TORCH_ALONE));
-    // Less than a millisecond cannot be told from none.
+    // Less than a millisecond cannot be distinguished from none.
     let ratio = added.map(|(ours, theirs)| theirs.median / ours.median.max(1.0));
     let need = Need::AtLeast(10.0);
     let measured = added.zip(ratio).map_or("not measured".to_owned(), |((ours, theirs), ratio)| {
