@@ -4,7 +4,7 @@ use drumline::optim::{Optimizer, ParameterGroups, ScalePolicy};
 use drumline::trainer::{self, Batch, DistTrainer, Model};
 use drumline_torch::{Autocast, MasterWeights, Named, TorchError, is_weight, parameters, weights_in};
 use tch::nn::VarStore;
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Kind};
 
 use crate::config::{Fp16, PrecisionKind};
 use crate::first_weights::FirstWeights;
@@ -49,7 +49,8 @@ impl Precision {
             return weights_in(&parameters, kind);
         }
         parameters.iter().filter(|named| is_weight(&named.tensor)).try_for_each(|Named { tensor, .. }| {
-            let untouched = Tensor::f_empty(tensor.size(), (kind, tensor.device()))?;
+            let options = (kind, tensor.device());
+            let untouched = tensor.f_new_empty_strided(tensor.size(), tensor.stride(), options)?;
             Ok(tensor.shallow_clone().f_set_data(&untouched)?)
         })
     }

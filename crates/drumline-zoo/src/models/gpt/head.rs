@@ -11,6 +11,8 @@
 //! in 16 bits and overwrite them with the gradient: that is faster, but all logits exist at once. So the number of
 //! chunks that was asked for is used.
 
+use std::cell::OnceCell;
+
 use drumline_torch::{
     RightClasses, SmoothedLabels, TorchError, autograd_function, linear_cross_entropy_cuda,
     smoothed_cross_entropy,
@@ -25,30 +27,36 @@ const NEVER: f64 = -3e4;
 pub(super) struct Head {
     weight: Tensor,
     vocab_size: i64,
-    /// A bias that keeps padding rows from being predicted.
-    bias: Option<Tensor>,
+    /// A bias that keeps padding rows from being predicted, made when it is first used: the weight may have moved to
+    /// another device since the head was created.
+    bias: OnceCell<Tensor>,
 }
 
 impl Head {
     /// Creates the head. Rows of `weight` from `vocab_size` on are padding.
     pub(super) fn new(weight: &Tensor, vocab_size: i64) -> Self {
-        let rows = weight.size()[0];
-        let bias = (rows > vocab_size).then(|| {
-            let bias = no_grad(|| weight.new_zeros([rows], (Kind::Float, weight.device())));
-            let _ = bias.narrow(0, vocab_size, rows - vocab_size).fill_(NEVER);
+        Self { weight: weight.shallow_clone(), vocab_size, bias: OnceCell::new() }
+    }
+
+    /// The bias, if there are padding rows.
+    fn bias(&self) -> Option<&Tensor> {
+        let rows = self.weight.size()[0];
+        let make = || {
+            let bias = no_grad(|| Tensor::zeros([rows], (Kind::Float, self.weight.device())));
+            let _ = bias.narrow(0, self.vocab_size, rows - self.vocab_size).fill_(NEVER);
             bias
-        });
-        Self { weight: weight.shallow_clone(), vocab_size, bias }
+        };
+        (rows > self.vocab_size).then(|| self.bias.get_or_init(make))
     }
 
     pub(super) fn logits(&self, states: &Tensor) -> Tensor {
-        states.linear(&self.weight, self.bias.as_ref())
+        states.linear(&self.weight, self.bias())
     }
 
     /// The sum of the losses over rows of states.
     pub(super) fn loss(&self, states: &Tensor, targets: &Tensor, chunks: i64) -> Result<Tensor, TorchError> {
         if chunks > 1 {
-            let projection = Projection { weight: &self.weight, bias: self.bias.as_ref() };
+            let projection = Projection { weight: &self.weight, bias: self.bias() };
             return linear_cross_entropy(states, projection, targets, chunks);
         }
         let right = RightClasses { classes: targets, valid: self.vocab_size };
@@ -56,7 +64,7 @@ impl Head {
             return Ok(sum);
         }
         let labels = SmoothedLabels { classes: targets, ignored: None, smoothing: 0.0 };
-        smoothed_cross_entropy(&states.f_linear(&self.weight, self.bias.as_ref())?, labels)
+        smoothed_cross_entropy(&states.f_linear(&self.weight, self.bias())?, labels)
     }
 }
 
