@@ -1,5 +1,5 @@
-//! Collectives on GPU tensors: with NCCL, by windows of a GPU that ranks share, or in pieces through host memory. The first collective of a group chooses the
-//! route, and the group keeps it.
+//! Collectives on GPU tensors: with NCCL, by windows of a GPU that ranks share, or in pieces through host memory. The
+//! first collective of a group chooses the route, and the group keeps it.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -68,7 +68,7 @@ pub(super) struct Windows {
     release: Release,
 }
 
-/// What a rank tells the others about its window. Errors cross processes as text.
+/// What other ranks learn about a rank's window. Errors cross processes as text.
 #[derive(Debug, Serialize, Deserialize)]
 enum Made {
     Window(Vec<u8>),
@@ -85,11 +85,11 @@ impl Windows {
         }
         let memory = node_shared_zeros(group, Kind::Int, NUM_FLAGS)?;
         let made = Flags::new(memory).and_then(|flags| Ok((flags, Window::new(device, 2 * HALF)?)));
-        let told = match &made {
+        let own = match &made {
             Ok((_, (_, handle))) => Made::Window(handle.to_vec()),
             Err(error) => Made::Failed(error.to_string()),
         };
-        let all = group.all_gather_object(&told)?;
+        let all = group.all_gather_object(&own)?;
         let opened = made.and_then(|(flags, (own, _))| Ok((flags, open_all(group, device, own, &all)?)));
         let failure = opened.as_ref().err().map(ToString::to_string);
         let failures = group.all_gather_object(&failure)?;
@@ -391,9 +391,15 @@ impl Release {
                 }
                 std::thread::sleep(CHECK_INTERVAL);
             }
-            // Several ranks do this, with almost the same count.
+            // Several ranks do this, with almost the same count. A write that a stream has queued may lower a flag again.
             let raised = count.load(Ordering::Acquire).wrapping_add(RAISED);
-            (0..num_flags).for_each(|flag| flags.on_host(flag).store(raised, Ordering::Release));
+            loop {
+                (0..num_flags).for_each(|flag| flags.on_host(flag).store(raised, Ordering::Release));
+                if ends.load(Ordering::Acquire) {
+                    return;
+                }
+                std::thread::sleep(CHECK_INTERVAL);
+            }
         };
         let thread = std::thread::Builder::new().name("gpu-windows".into()).spawn(watch);
         let thread =
