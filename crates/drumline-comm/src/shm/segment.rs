@@ -72,11 +72,24 @@ fn check_room(len: usize) -> io::Result<()> {
     ))
 }
 
-/// The bytes of host memory that can be allocated without killing processes, if the system says.
+/// The bytes of host memory that can be allocated without killing processes, if the system says: those of the machine, or
+/// of the container (cgroup) if that has fewer.
 pub fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+    let of_machine = line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10;
+    Some(left_in_cgroup().map_or(of_machine, |left| left.min(of_machine)))
+}
+
+/// What is left of the limit of this process's cgroup, if there is one (version 2).
+fn left_in_cgroup() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let folder = text.lines().find_map(|line| line.strip_prefix("0::"))?;
+    let read = |name: &str| {
+        let text = std::fs::read_to_string(format!("/sys/fs/cgroup{folder}/{name}")).ok()?;
+        text.trim().parse::<u64>().ok()
+    };
+    Some(read("memory.max")?.saturating_sub(read("memory.current")?))
 }
 
 impl Segment {
