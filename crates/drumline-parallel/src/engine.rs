@@ -61,6 +61,15 @@ pub enum Forwards {
     Any,
 }
 
+/// When an evaluation that a rank wants to end is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cut {
+    /// At once: no rank waits for another one.
+    Now,
+    /// After the next forward of all ranks.
+    AfterForward,
+}
+
 /// A kind of parallelism, as a training loop sees it. All ranks call each method together, unless its documentation
 /// says otherwise.
 pub trait Engine {
@@ -101,6 +110,12 @@ pub trait Engine {
     fn begin_evaluation(&self, forwards: Forwards) -> Result {
         let _ = forwards;
         self.sync_buffers()
+    }
+
+    /// Asks for the end of an evaluation before all its forwards. If the rank may not just stop, all ranks get
+    /// [`EvaluationCut`](ParallelError::EvaluationCut) from their next forward.
+    fn cut_evaluation(&self) -> Cut {
+        Cut::Now
     }
 
     /// Ends an evaluation. A rank that has failed says why: others may be waiting for it.

@@ -44,6 +44,9 @@ pub enum ParallelError {
         /// The model's device.
         device: Device,
     },
+    /// A rank has asked for the end of an evaluation that all ranks make together.
+    #[error("the evaluation ends early: a rank has asked for its end")]
+    EvaluationCut,
     /// A setting or an argument has a value that cannot be used.
     #[error("{what} is {got}; expected {expected}")]
     Value {
@@ -136,7 +139,7 @@ pub enum ParallelError {
     /// An operation outside of a step uses parameters that are divided among ranks.
     #[error(
         "`{operation}` on rank {rank} uses parameters of unit `{unit}` outside of a step, where they are divided among ranks; \
-         try `Engine::full`, or the engine's `evaluate` between `begin_evaluation` and `end_evaluation`"
+         try `Engine::full`, or the engine's `evaluate` between `begin_evaluation` and `end_evaluation` (for a metric: `BatchMetric::uses_model`)"
     )]
     UsedOutsideStep {
         /// The rank.

@@ -52,7 +52,7 @@ pub use averaging::{AveragingLevel, HierarchicalAverager, PeriodicAverager};
 pub use data_parallel::{DataParallel, StageBytes};
 pub use ddp::{AllReduce, CommHook, Ddp, DdpOptions, DivideBy, GradBucket, Uneven, UnevenTurn};
 pub use distributed_optimizer::{DistributedOptimizer, Divide, broadcast_optimizer_state};
-pub use engine::{Alone, Clip, Engine, EngineOptions, EngineSetup, Forwards, GradSync, Placed};
+pub use engine::{Alone, Clip, Cut, Engine, EngineOptions, EngineSetup, Forwards, GradSync, Placed};
 pub use error::{NotRecordable, ParallelError};
 pub use hooks::{Compressed, PostLocalSgd, PowerSgd, PowerSgdOptions, Traffic, subgroup};
 pub use observer::{ReducedBucket, ReductionObserver};

@@ -30,7 +30,9 @@ thread_local! {
 }
 
 impl FirstWeights {
-    /// What a rank of an engine that gives all ranks the weights of rank 0 does.
+    /// What a rank of an engine that gives all ranks the weights of rank 0 does: one with
+    /// [`ShardOptions`](drumline::engine::ShardOptions) that ignores no parameter. What an engine does not give to the
+    /// others stays undefined on them.
     pub fn of_rank(rank: usize) -> Self {
         if rank == 0 { Self::Giver } else { Self::Taker }
     }

@@ -10,8 +10,8 @@
 
 pub use crate::step_trace::{Recording, StepTrace};
 pub use drumline_parallel::{
-    Accumulation, Agreed, AllReduce, Alone, Brought, Clip, CommHook, Compressed, Count, DataParallel, Ddp,
-    DdpOptions, Divide, DivideBy, Engine, EngineOptions, EngineSetup, Forwards, GradBucket, GradSync,
+    Accumulation, Agreed, AllReduce, Alone, Brought, Clip, CommHook, Compressed, Count, Cut, DataParallel,
+    Ddp, DdpOptions, Divide, DivideBy, Engine, EngineOptions, EngineSetup, Forwards, GradBucket, GradSync,
     NotRecordable, ParallelError, Placed, PostLocalSgd, PowerSgd, PowerSgdOptions, ReducedBucket,
     ReductionObserver, ShardOptions, StageBytes, SyncBatchNorm, SyncGroup, Traffic, Uneven, UnevenTurn,
     subgroup,

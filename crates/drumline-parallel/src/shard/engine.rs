@@ -15,7 +15,7 @@ use super::gathered::Gatherer;
 use super::groups::Groups;
 use super::weights::Weights;
 use crate::agreement::Agreed;
-use crate::engine::{Clip, Engine, Forwards, GradSync, Placed};
+use crate::engine::{Clip, Cut, Engine, Forwards, GradSync, Placed};
 use crate::error::{NotRecordable, ParallelError};
 use crate::synced::{BackwardKind, Synced};
 
@@ -194,6 +194,16 @@ impl Engine for Sharded {
         self.gatherer.as_ref().map_or(Ok(()), |gatherer| gatherer.begin_evaluation(forwards))
     }
 
+    fn cut_evaluation(&self) -> Cut {
+        match self.gatherer.as_ref().filter(|gatherer| gatherer.is_counted()) {
+            Some(gatherer) => {
+                gatherer.cut();
+                Cut::AfterForward
+            }
+            None => Cut::Now,
+        }
+    }
+
     #[track_caller]
     fn end_evaluation(&self, failure: Option<&str>) -> Result {
         let Some(gatherer) = &self.gatherer else { return Ok(()) };
@@ -202,7 +212,8 @@ impl Engine for Sharded {
             self.abort(cause);
         }
         let ends = if failure.is_some() { Evaluated::Failed } else { Evaluated::All };
-        gatherer.end_evaluation(call_site(), ends)
+        let ended = gatherer.end_evaluation(call_site(), ends);
+        ended.inspect_err(|error| self.abort(&error.to_string()))
     }
 
     #[track_caller]

@@ -129,6 +129,12 @@ impl Residency {
         }
     }
 
+    /// The slots are used for something else. The order of uses stays.
+    pub(super) fn release(&mut self) {
+        self.held.fill(None);
+        self.last_use.fill(0);
+    }
+
     /// What is gathered and what was used in this step do not count.
     pub(super) fn forget(&mut self) {
         self.held.fill(None);

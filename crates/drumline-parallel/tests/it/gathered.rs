@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use drumline_comm::{Mesh, ProcessGroup};
 use drumline_parallel::{
-    Accumulation, Agreed, Brought, Clip, Engine, EngineOptions, EngineSetup, Forwards, GradSync, ShardOptions,
+    Accumulation, Agreed, Brought, Clip, Cut, Engine, EngineOptions, EngineSetup, Forwards, GradSync,
+    ParallelError, ShardOptions,
 };
 use drumline_plan::Stage;
 use drumline_torch::{AdamOptions, AdamW, Optimizer, parameters};
@@ -219,11 +220,18 @@ fn evaluated(
     let mut training = Training::new(group, options)?;
     training.step(group.rank(), 0)?;
     training.engine.begin_evaluation(forwards)?;
-    let forward = |batch: usize| {
+    let mut outputs = Vec::new();
+    let counted = if let Forwards::Counted(own) = forwards { own } else { num };
+    for batch in 0..counted.max(num) {
+        if batch == num && training.engine.cut_evaluation() == Cut::Now {
+            break;
+        }
         let forward = || tch::no_grad(|| training.model.forward(&input(0, batch as i64), &ORDER));
-        Ok(training.engine.evaluate_with(forward)?)
-    };
-    let outputs = (0..num).map(forward).collect::<Result<_>>()?;
+        match training.engine.evaluate_with(forward) {
+            Err(ParallelError::EvaluationCut) => break,
+            output => outputs.push(output?),
+        }
+    }
     training.engine.end_evaluation(None)?;
     let loss = training.step(group.rank(), 1)?;
     Ok((outputs, loss))
@@ -232,12 +240,18 @@ fn evaluated(
 ranks_test!(counted_forwards_gather_units_when_they_are_used, 3, {
     let group = ProcessGroup::from_env()?;
     let whole = evaluated(&group, options(true), Forwards::Any, 5)?;
-    // Numbers of forwards, and how many a rank that is asked to stop makes.
-    for (counts, made) in [([2, 5, 3], [2, 5, 3]), ([4, 4, 4], [4, 1, 4]), ([0, 2, 1], [0, 2, 1])] {
-        let (own, made) = (counts[group.rank()], made[group.rank()]);
-        let (outputs, loss) = evaluated(&group, options(true), Forwards::Counted(own), made)?;
+    // Numbers of forwards, after how many a rank asks for the end, and how many all ranks then have.
+    for (counts, asks_after, ends_after) in [
+        ([2, 5, 3], [2, 5, 3], 5),
+        ([4, 4, 4], [4, 1, 4], 1),
+        ([4, 4, 4], [4, 4, 0], 0),
+        ([1, 4, 2], [1, 3, 2], 3),
+        ([0, 2, 1], [0, 2, 1], 2),
+    ] {
+        let (own, asks_after) = (counts[group.rank()], asks_after[group.rank()]);
+        let (outputs, loss) = evaluated(&group, options(true), Forwards::Counted(own), asks_after)?;
         assert!(outputs.iter().zip(&whole.0).all(|(ours, theirs)| ours.equal(theirs)));
-        assert_eq!((outputs.len(), loss), (made, whole.1));
+        assert_eq!((outputs.len(), loss), (own.min(ends_after), whole.1), "{counts:?}");
     }
 });
 

@@ -1,11 +1,11 @@
 //! Evaluation on all of `dev_data`: each rank takes its share, and each sample counts once.
 //!
-//! Ranks do not wait for each other within their shares, which need not be equal.
+//! Shares need not be equal. Ranks do not wait for each other within them, unless they gather parameters together.
 
 use std::rc::Rc;
 
 use drumline_comm::{ReduceOp, on_behalf_of};
-use drumline_parallel::Forwards;
+use drumline_parallel::{Cut, Forwards, ParallelError};
 use drumline_torch::{TorchError, nccl};
 use tch::no_grad;
 
@@ -117,17 +117,21 @@ impl<B: Batch, O> Evaluator<'_, B, O> {
         let Some(dev) = &self.dev else { return Ok(None) };
         context.state.valid_batches = (0, dev.num_batches() as u64);
         for batch in dev.epoch(0) {
-            if context.stop.is_requested() {
+            if context.stop.is_requested() && learner.engine.cut_evaluation() == Cut::Now {
                 return Ok(None);
             }
             let batch = batch?.to_device(learner.device())?;
-            let (output, sum) = no_grad(|| {
+            let evaluated = no_grad(|| {
                 let _autocast = learner.autocast()?;
                 let forward = || learner.model.forward_batch(&batch, Mode::Eval);
-                let output = learner.engine.evaluate_with(forward)??;
+                let output = match learner.engine.evaluate_with(forward) {
+                    Err(ParallelError::EvaluationCut) => return Ok(None),
+                    output => output??,
+                };
                 let sum = learner.loss.sum(&output, &batch)?;
-                Ok::<_, Cause>((output, sum.f_double_value(&[]).map_err(TorchError::from)?))
-            })?;
+                Ok::<_, Cause>(Some((output, sum.f_double_value(&[]).map_err(TorchError::from)?)))
+            });
+            let Some((output, sum)) = evaluated? else { return Ok(None) };
             loss[0] += sum;
             loss[1] += learner.loss.count(&batch)?;
             no_grad(|| self.scores.update(&output, &batch))?;

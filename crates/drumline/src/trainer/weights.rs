@@ -29,8 +29,8 @@ pub(super) fn with_evaluation_weights<'a, T>(
 ) -> Result<T, TrainerError> {
     exchange_weights(context, engine)?;
     let done = act(context);
-    exchange_weights(context, engine)?;
-    done
+    let exchanged = exchange_weights(context, engine);
+    done.and_then(|done| exchanged.map(|()| done))
 }
 
 fn exchange_weights(context: &Context<'_>, engine: &dyn Engine) -> Result<(), TrainerError> {

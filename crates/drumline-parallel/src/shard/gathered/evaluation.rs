@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   counted   rank 0: 3 forwards   ── ── ──        units are gathered when they are used, as in training;
-//!             rank 1: 2 forwards   ── ── gathers   a rank that has fewer forwards takes part in the others' gathers
+//!             rank 1: 2 forwards   ── ── gathers   a rank that has fewer forwards takes part in the others' gathers;
+//!                                                  after each forward ranks agree whether one asks for the end
 //!   any       all units are gathered once, and ranks use them in any order and number
 //! ```
 
@@ -10,7 +11,9 @@ use super::super::residency::Residency;
 use super::super::{Result, engine};
 use super::{Gatherer, Mode, NUM_SLOTS, State};
 use crate::engine::Forwards;
+use crate::error::ParallelError;
 use crate::reduction::Site;
+use drumline_comm::{ReduceOp, on_behalf_of};
 use tch::{Kind, Tensor};
 
 /// An evaluation whose forwards all ranks make together.
@@ -18,6 +21,8 @@ pub(super) struct Counted {
     /// The forwards of the rank that has most.
     most: usize,
     done: usize,
+    /// This rank asks for the end; later: a rank has asked for it.
+    is_cut: bool,
     /// What a step of the training used, for the next step.
     training: Residency,
     micro_batch: Vec<Vec<usize>>,
@@ -46,7 +51,19 @@ impl Gatherer {
             body();
             Ok(())
         })?;
-        self.end_forward()
+        self.end_forward(site)?;
+        let is_cut = self
+            .0
+            .state()
+            .counted
+            .as_ref()
+            .is_some_and(|counted| counted.done == counted.most && counted.is_cut);
+        if is_cut { Err(ParallelError::EvaluationCut) } else { Ok(()) }
+    }
+
+    /// Asks for the end of an evaluation after the next forward of all ranks.
+    pub(in super::super) fn cut(&self) {
+        self.0.state().counted.iter_mut().for_each(|counted| counted.is_cut = true);
     }
 
     /// Whether ranks wait for each other in forwards of an evaluation.
@@ -76,17 +93,17 @@ impl Gatherer {
     fn join_forwards(&self, site: Site) -> Result {
         while self.0.state().counted.as_ref().is_some_and(|counted| counted.done < counted.most) {
             self.join_micro_batch(site)?;
-            self.end_forward()?;
+            self.end_forward(site)?;
         }
         Ok(())
     }
 
-    fn end_forward(&self) -> Result {
+    fn end_forward(&self, site: Site) -> Result {
         let mut state = self.0.state();
         state.join()?;
         state.residency.end_step();
-        state.counted.iter_mut().for_each(|counted| counted.done += 1);
         state.rest()?;
+        state.agree_on_end(site)?;
         drop(state);
         self.0.leave_out(None);
         Ok(())
@@ -94,6 +111,18 @@ impl Gatherer {
 }
 
 impl State {
+    /// A forward has ended on all ranks: if one of them asks for it, it was the last one.
+    fn agree_on_end(&mut self, site: Site) -> Result {
+        let Some(counted) = &mut self.counted else { return Ok(()) };
+        counted.done += 1;
+        let mut is_cut = [u8::from(counted.is_cut)];
+        on_behalf_of(site, || self.group.all_reduce(&mut is_cut, ReduceOp::Max))?;
+        if is_cut[0] > 0 {
+            (counted.most, counted.is_cut) = (counted.done, true);
+        }
+        Ok(())
+    }
+
     fn begin_evaluation(&mut self, forwards: Forwards) -> Result {
         self.join()?;
         let own = match forwards {
@@ -105,10 +134,12 @@ impl State {
         match (all.iter().min(), all.iter().max()) {
             // A rank without a forward would not know which units are used.
             (Some(1..), Some(most)) => {
-                let training = std::mem::replace(&mut self.residency, Residency::new(NUM_SLOTS));
+                let mut training = std::mem::replace(&mut self.residency, Residency::new(NUM_SLOTS));
+                training.release();
                 let micro_batch = std::mem::take(&mut self.micro_batch);
                 self.rest()?;
-                self.counted = Some(Counted { most: *most as usize, done: 0, training, micro_batch });
+                self.counted =
+                    Some(Counted { most: *most as usize, done: 0, is_cut: false, training, micro_batch });
                 Ok(())
             }
             _ => self.gather_whole(),
