@@ -53,7 +53,7 @@ pub use local_group::LocalGroup;
 pub use mesh::{Axis, Mesh, MeshShape, NoSuchAxis, ShapeError};
 pub use process::{GroupOptions, Transport, UnknownTransport};
 pub use reduce::ReduceOp;
-pub use shm::{HeapBuffer, SharedBuffer, available_memory, copy_past_caches};
+pub use shm::{FirstBytes, HeapBuffer, SharedBuffer, available_memory, copy_past_caches};
 pub use tcp::{LinkSecurity, UnknownLinkSecurity};
 
 // Compiles and runs the README's example.

@@ -9,6 +9,7 @@ use drumline_comm::{Element, ProcessGroup, ReduceOp, bf16, f16};
 use tch::{Device, Kind, Tensor};
 use torch_sys::C_tensor;
 
+use crate::bytes::bytes;
 use crate::collectives::TensorCollectives;
 use crate::error::TorchError;
 use crate::status::{Closure, Message, check};
@@ -194,13 +195,42 @@ impl HeapTensor {
     }
 }
 
-/// A one-dimensional tensor of zeros of which the ranks of each node have one copy together. All ranks of the group call
-/// it together. The program decides who writes which element, and orders writes and reads by collectives.
-pub fn node_shared_zeros(group: &ProcessGroup, kind: Kind, len: usize) -> Result<Tensor, TorchError> {
-    let buffer = group.shared_alloc::<u8>(len * kind.elt_size_in_bytes())?;
+/// Values for a part of a flat memory.
+#[derive(Debug)]
+pub struct ValuesAt {
+    /// The first element.
+    pub offset: usize,
+    /// A contiguous tensor in host memory, of the memory's kind.
+    pub values: Tensor,
+}
+
+/// A one-dimensional tensor of which the ranks of each node have one copy together. All ranks of the group call it
+/// together. Each rank writes its `first` values, and what no rank writes is zero. Afterwards the program decides who
+/// writes which element, and orders writes and reads by collectives.
+pub fn node_shared(
+    group: &ProcessGroup,
+    kind: Kind,
+    len: usize,
+    first: &[ValuesAt],
+) -> Result<Tensor, TorchError> {
+    let size = kind.elt_size_in_bytes();
+    let first = first.iter().map(|ValuesAt { offset, values }| Ok((offset * size, bytes_of(values, kind)?)));
+    let first: Vec<(usize, &[u8])> = first.collect::<Result<_, TorchError>>()?;
+    let buffer = group.shared_alloc::<u8>(len * size, &|memory| {
+        first.iter().try_for_each(|(offset, bytes)| memory.write_at(*offset, bytes))
+    })?;
     let data = buffer.as_ptr();
     // SAFETY: the memory has `len` elements and lives as long as the buffer, which the tensor keeps alive.
     unsafe { tensor_over(data.cast(), kind, &[len as i64], Closure::keeping(buffer)) }
+}
+
+/// The bytes of a tensor, which must be of this kind.
+fn bytes_of(tensor: &Tensor, kind: Kind) -> Result<&[u8], TorchError> {
+    if tensor.f_kind()? != kind {
+        let (expected, got) = (format!("{kind:?}"), format!("{:?}", tensor.f_kind()?));
+        return Err(TorchError::Kind { what: "a first value".to_owned(), expected, got });
+    }
+    bytes(tensor)
 }
 
 /// A tensor over a vector's memory, without a copy.

@@ -8,10 +8,18 @@
 //! load for themselves.
 
 use std::cell::Cell;
+use std::fs::File;
+use std::io;
+use std::num::NonZeroU64;
+use std::path::Path;
 
+use rustix::fs::Advice;
 use tch::Tensor;
 
 use crate::error::ZooError;
+
+/// The bytes of a request to read ahead.
+const AHEAD: u64 = 128 << 10;
 
 /// What a rank does with the first weights of a model that is being built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -73,6 +81,16 @@ impl FirstWeights {
         self != Self::Taker
     }
 
+    /// Whether another rank reads this file of weights. A rank that waits for it lets the kernel read ahead meanwhile.
+    pub(crate) fn leaves(self, file: &Path) -> bool {
+        if self.have_values() {
+            return false;
+        }
+        // Where that fails, the other rank waits a little longer for the disk.
+        let _ = read_ahead(file);
+        true
+    }
+
     /// Gives a variable the value of a file. The giver's variable becomes the value itself, which may be mapped from the
     /// file.
     pub(crate) fn fill(self, variable: &mut Tensor, value: &Tensor) -> Result<(), ZooError> {
@@ -88,6 +106,17 @@ impl FirstWeights {
         })
         .map_err(|error| ZooError::Torch(error.into()))
     }
+}
+
+/// Asks the kernel to have a file in memory. It returns before the bytes are there.
+fn read_ahead(file: &Path) -> io::Result<()> {
+    let file = File::open(file)?;
+    let len = file.metadata()?.len();
+    // The kernel reads no more than this at a time.
+    for offset in (0..len).step_by(AHEAD as usize) {
+        rustix::fs::fadvise(&file, offset, NonZeroU64::new(AHEAD), Advice::WillNeed)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

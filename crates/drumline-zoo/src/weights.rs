@@ -68,7 +68,7 @@ pub(crate) fn save_tensors(tensors: Tensors, path: &Path) -> Result<(), ZooError
 }
 
 fn load_except(store: &VarStore, path: &Path, skipped: &[String]) -> Result<(), ZooError> {
-    if !FirstWeights::of_this_build().have_values() {
+    if FirstWeights::of_this_build().leaves(path) {
         return Ok(());
     }
     let mut saved = read(path)?;

@@ -20,8 +20,8 @@ use crate::monitor::GroupState;
 use crate::process::{GroupOptions, Process, Transport};
 use crate::reduce::ReduceOp;
 use crate::shm::{
-    Context, CoreShare, DescriptorListener, Descriptors, Heap, HeapBuffer, Layout, Node, Region, Segment,
-    SharedBuffer, Stop, allocate, create, create_within_memory, part, region_len,
+    Context, CoreShare, DescriptorListener, Descriptors, FirstBytes, Heap, HeapBuffer, Layout, Node, Region,
+    Segment, SharedBuffer, Stop, allocate, create, create_within_memory, part, region_len,
 };
 use crate::tcp::Fabric;
 
@@ -102,32 +102,43 @@ impl ProcessGroup {
         Ok(HeapBuffer::new(region, len))
     }
 
-    /// Memory of which the ranks of each node have one copy together, of the same length on all ranks.
+    /// Memory of which the ranks of each node have one copy together, of the same length on all ranks. Each rank's `write`
+    /// writes the first values that it has. Bytes that no rank writes are zero.
     ///
     /// ```
     /// use drumline_comm::LocalGroup;
     ///
     /// LocalGroup::run(2, |group| {
-    ///     let shared = group.shared_alloc::<f32>(2)?;
+    ///     let first = 5f32.to_ne_bytes();
+    ///     let shared = group.shared_alloc::<f32>(3, &|memory| memory.write_at(8, &first))?;
     ///     // SAFETY: each rank writes its own element, and reads after all have written.
-    ///     let both = unsafe {
+    ///     let all = unsafe {
     ///         shared.as_ptr().add(group.rank()).write(group.rank() as f32 + 1.0);
     ///         group.barrier()?;
     ///         std::slice::from_raw_parts(shared.as_ptr(), shared.len())
     ///     };
-    ///     assert_eq!(both, [1.0, 2.0]);
+    ///     assert_eq!(all, [1.0, 2.0, 5.0]);
     ///     group.barrier()
     /// })?;
     /// # Ok::<(), drumline_comm::CommError>(())
     /// ```
     #[track_caller]
-    pub fn shared_alloc<T: Element>(&self, len: usize) -> Result<SharedBuffer<T>, CommError> {
-        let region = self.new_region::<T>(Call::new(Op::SharedAlloc), len, Slices::OfEachNode)?;
+    pub fn shared_alloc<T: Element>(
+        &self,
+        len: usize,
+        write: &dyn Fn(&FirstBytes<'_>) -> std::io::Result<()>,
+    ) -> Result<SharedBuffer<T>, CommError> {
+        let region = self.new_region::<T>(Call::new(Op::SharedAlloc), len, Slices::OfEachNode(write))?;
         Ok(SharedBuffer::new(region, len))
     }
 
     #[track_caller]
-    fn new_region<T: Element>(&self, call: Call, len: usize, slices: Slices) -> Result<Region, CommError> {
+    fn new_region<T: Element>(
+        &self,
+        call: Call,
+        len: usize,
+        slices: Slices<'_>,
+    ) -> Result<Region, CommError> {
         let call = call.of(T::DTYPE, len);
         // The total length of all ranks' slices must not overflow.
         let bytes =
@@ -145,7 +156,7 @@ impl ProcessGroup {
                 return Err(Stop::Silent(vec![node.members()[0]]));
             }
             let region = if on_all(tiers, cx, memory.is_ok())? {
-                memory.and_then(|memory| memory.cleared(tiers.children, bytes))
+                memory.and_then(|memory| memory.begun(tiers.children, bytes, slices))
             } else {
                 memory.and_then(|_| Err(std::io::Error::other("another rank could not allocate its memory")))
             };
@@ -163,11 +174,11 @@ impl ProcessGroup {
     }
 
     /// Gives the ranks of this node one memory, of which each allocates a part.
-    fn share_memory(&self, tiers: &Tiers, bytes: usize, slices: Slices) -> std::io::Result<Memory> {
+    fn share_memory(&self, tiers: &Tiers, bytes: usize, slices: Slices<'_>) -> std::io::Result<Memory> {
         let (rank, num_ranks) = tiers.node.as_ref().map_or((0, 1), |node| (node.me(), node.ranks()));
         let (me, ranks) = match slices {
             Slices::OfEachRank => (rank, num_ranks),
-            Slices::OfEachNode => (0, 1),
+            Slices::OfEachNode(_) => (0, 1),
         };
         let len = region_len(bytes, ranks);
         let make = || create_within_memory(len);
@@ -198,14 +209,17 @@ struct Memory {
     fd: OwnedFd,
     me: usize,
     ranks: usize,
-    /// The bytes that this rank allocates and clears.
+    /// The bytes that this rank allocates.
     part: Range<usize>,
 }
 
 impl Memory {
-    fn cleared(self, id: u64, bytes: usize) -> std::io::Result<Region> {
+    fn begun(self, id: u64, bytes: usize, slices: Slices<'_>) -> std::io::Result<Region> {
         let region = Region::map(&self.fd, id, bytes, self.me, self.ranks)?;
-        region.segment().clear(&self.part);
+        match slices {
+            Slices::OfEachRank => region.segment().clear(&self.part),
+            Slices::OfEachNode(write) => write(&FirstBytes::new(&self.fd, bytes))?,
+        }
         Ok(region)
     }
 }
@@ -218,10 +232,12 @@ fn on_all(tiers: &mut Tiers, cx: &Context<'_>, has_it: bool) -> Result<bool, Sto
 }
 
 /// Who has a slice of a region.
-#[derive(Debug, Clone, Copy)]
-enum Slices {
+#[derive(Clone, Copy)]
+enum Slices<'a> {
+    /// Each rank, of zeros.
     OfEachRank,
-    OfEachNode,
+    /// The ranks of a node together, of what they write.
+    OfEachNode(&'a dyn Fn(&FirstBytes<'_>) -> std::io::Result<()>),
 }
 
 /// Forms the group `name` of these ranks of the job. This process is one of them.

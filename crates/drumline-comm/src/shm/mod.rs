@@ -34,7 +34,7 @@ pub(crate) use line::INLINE;
 pub(crate) use mail::Mail;
 pub(crate) use node::{Context, Node};
 pub(crate) use record::KnownTexts;
-pub use segment::available_memory;
+pub use segment::{FirstBytes, available_memory};
 pub(crate) use segment::{Segment, allocate, create, create_within_memory, part};
 pub(crate) use wait::{CoreShare, Stop, Watch};
 

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -58,6 +58,36 @@ pub(crate) fn allocate(fd: impl AsFd, range: &Range<usize>) -> io::Result<()> {
     }
     let none = rustix::fs::FallocateFlags::empty();
     Ok(rustix::fs::fallocate(fd, none, range.start as u64, range.len() as u64)?)
+}
+
+/// Memory that ranks share and that nobody has used yet, to be written once.
+///
+/// It is written as a file: the kernel clears a page that a process touches for the first time, but not one that is
+/// written whole.
+#[derive(Debug)]
+pub struct FirstBytes<'a> {
+    fd: BorrowedFd<'a>,
+    len: usize,
+}
+
+impl<'a> FirstBytes<'a> {
+    pub(crate) fn new(fd: &'a impl AsFd, len: usize) -> Self {
+        Self { fd: fd.as_fd(), len }
+    }
+
+    /// Writes these bytes from byte `offset` on.
+    pub fn write_at(&self, mut offset: usize, mut bytes: &[u8]) -> io::Result<()> {
+        if bytes.len() > self.len.saturating_sub(offset) {
+            let end = offset.saturating_add(bytes.len());
+            let message = format!("bytes to {end} of shared memory that has {}", self.len);
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        }
+        while !bytes.is_empty() {
+            let written = rustix::io::retry_on_intr(|| rustix::io::pwrite(self.fd, bytes, offset as u64))?;
+            (offset, bytes) = (offset + written, &bytes[written..]);
+        }
+        Ok(())
+    }
 }
 
 /// An error if the machine has less memory: the kernel would allocate what there is and then kill processes.
@@ -170,6 +200,23 @@ mod tests {
         unsafe {
             a.at(5000, 1).write(42);
             assert_eq!(b.at(5000, 1).read(), 42);
+        }
+    }
+
+    #[test]
+    fn first_bytes_are_written_where_they_belong_and_others_are_zero() {
+        let fd = create(3 * PAGE).unwrap();
+        allocate(&fd, &(0..3 * PAGE)).unwrap();
+        let first = FirstBytes::new(&fd, 3 * PAGE);
+        first.write_at(PAGE - 1, &[7; PAGE + 2]).unwrap();
+        assert!(first.write_at(3 * PAGE - 1, &[1, 2]).is_err(), "beyond its end");
+        assert!(first.write_at(usize::MAX, &[1]).is_err());
+        let segment = Segment::map(&fd, 3 * PAGE).unwrap();
+        // SAFETY: nobody else writes to the mapping.
+        let bytes = unsafe { std::slice::from_raw_parts(segment.at(0, 3 * PAGE).as_ptr(), 3 * PAGE) };
+        for (offset, byte) in bytes.iter().enumerate() {
+            let is_written = (PAGE - 1..=2 * PAGE).contains(&offset);
+            assert_eq!(*byte, if is_written { 7 } else { 0 }, "{offset}");
         }
     }
 

@@ -26,7 +26,7 @@ use super::over_nccl::{check_count, check_root};
 use super::resident::Resident;
 use crate::cuda::{Flags, Priority, Stream, Window, WindowHandle};
 use crate::error::TorchError;
-use crate::memory::node_shared_zeros;
+use crate::memory::node_shared;
 use crate::nccl::{Watched, enlist};
 use crate::recordable::{HostRoute, NotRecordable};
 
@@ -83,7 +83,7 @@ impl Windows {
         if 2 * group.size() > NUM_FLAGS {
             return Ok(None);
         }
-        let memory = node_shared_zeros(group, Kind::Int, NUM_FLAGS)?;
+        let memory = node_shared(group, Kind::Int, NUM_FLAGS, &[])?;
         let made = Flags::new(memory).and_then(|flags| Ok((flags, Window::new(device, 2 * HALF)?)));
         let own = match &made {
             Ok((_, (_, handle))) => Made::Window(handle.to_vec()),

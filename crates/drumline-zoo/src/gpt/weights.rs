@@ -40,7 +40,7 @@ const PREFIX: &str = "transformer.";
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn load(store: &VarStore, options: &GptOptions, path: &Path) -> Result<(), ZooError> {
-    if !FirstWeights::of_this_build().have_values() {
+    if FirstWeights::of_this_build().leaves(path) {
         return Ok(());
     }
     let saved = renamed(read(path)?, path)?;

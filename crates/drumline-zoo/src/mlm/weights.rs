@@ -25,7 +25,7 @@ const TIED: [(&str, &str); 2] = [
 
 /// Loads all weights of the [`Bert`](crate::models::bert::Bert) in `store`.
 pub fn load(store: &VarStore, path: &Path) -> Result<(), ZooError> {
-    if !FirstWeights::of_this_build().have_values() {
+    if FirstWeights::of_this_build().leaves(path) {
         return Ok(());
     }
     let mut saved = read(path)?;
