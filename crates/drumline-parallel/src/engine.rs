@@ -191,6 +191,12 @@ pub trait Engine {
         Ok(placed.tensor.f_detach()?.copy())
     }
 
+    /// Gives the model back after the last step: if ranks held parts of its parameters, these are whole again, in host
+    /// memory that the ranks of a machine share. Without it, such parameters are empty when the engine is dropped.
+    fn release(&self) -> Result {
+        Ok(())
+    }
+
     /// An error that says why, if a step cannot be recorded as a CUDA graph. Called after the first two steps, which
     /// show in which order gradients become ready.
     fn is_recordable(&self) -> std::result::Result<(), NotRecordable>;

@@ -74,7 +74,8 @@ pub struct ShardOptions {
     pub broadcast_buffers: bool,
     /// The group of the model's [`SyncBatchNorm`](crate::SyncBatchNorm) layers, if it has any.
     pub sync_group: Option<SyncGroup>,
-    /// Names of parameters and buffers that are not synchronised.
+    /// Names of parameters and buffers that are not synchronised: each rank trains them for itself, they do not count in
+    /// the norm of all gradients, and those of rank 0 are saved.
     pub ignored: Vec<String>,
     /// Is called when a unit is reduced.
     pub observer: Option<Arc<dyn ReductionObserver>>,
@@ -157,7 +158,7 @@ impl ShardOptions {
     fn make(self, store: &VarStore, mesh: &Mesh, device: Device) -> Result<Sharded> {
         let groups = Groups::of(mesh)?;
         let tensors = ModelTensors::of(store, &self.ignored, &groups.all)?;
-        let ModelTensors { params, frozen, buffers } = &tensors;
+        let ModelTensors { params, frozen, buffers, aliases, ignored } = &tensors;
         let placements = self.stage.placements();
         let gathers = self.gather_parameters.unwrap_or(device != Device::Cpu);
         let copies = match placements.parameters {
@@ -188,17 +189,27 @@ impl ShardOptions {
         let mut state = placed_rows(&weights, params, is_first_replica);
         state.extend(placed_rows(&frozen_rows, frozen, is_first_replica));
         let is_first = groups.all.rank() == 0;
-        let whole = whole.into_iter().chain(buffers.iter().cloned());
+        state.extend(aliases.iter().flat_map(|alias| alias.placed(&state)).collect::<Vec<_>>());
+        // Nobody owns rows of a parameter without elements.
+        let divided = params.iter().chain(if frozen_rows.is_empty() { &[] } else { &frozen[..] });
+        let empty: Vec<_> = divided.filter(|named| named.tensor.numel() == 0).cloned().collect();
+        let on_each_rank = buffers.iter().chain(ignored).chain(&empty).cloned();
+        let whole = whole.into_iter().chain(on_each_rank);
         state.extend(whole.map(|named| Placed::replicated(named, is_first)));
         let shapes = params.iter().map(|named| Shape::of(named, true));
         let shapes = shapes.chain(frozen.iter().map(|named| Shape::of(named, !frozen_rows.is_empty())));
-        let shapes = shapes.chain(buffers.iter().map(|named| Shape::of(named, false))).collect();
+        let shapes = shapes.chain(buffers.iter().chain(ignored).map(|named| Shape::of(named, false)));
+        let mut shapes: Vec<_> = shapes.collect();
+        shapes.extend(aliases.iter().flat_map(|alias| Shape::of_alias(alias, &shapes)).collect::<Vec<_>>());
         let watch = Watch(self.observer.clone());
         let reduction = grads::reducer(&groups, params.clone(), &weights, kept, watch)?;
         let gathered: Vec<_> = weights.iter().chain(&frozen_rows).filter_map(Weights::gathered).collect();
         let gatherer =
             if gathered.is_empty() { None } else { Some(Gatherer::new(&groups.gather, gathered, device)?) };
-        let own = own_rows(&weights, params);
+        let mut own = own_rows(&weights, params);
+        let trained = empty.iter().chain(ignored).filter(|named| named.tensor.requires_grad());
+        own.extend(trained.cloned());
+        let ignored = ignored.iter().map(|named| named.name.clone()).collect();
         let accumulation = match (self.accumulation, placements.gradients) {
             (Some(given), _) => Choice::given(given),
             (None, Placement::Replicated) => Choice::given(Accumulation::All),
@@ -221,6 +232,7 @@ impl ShardOptions {
             frozen: frozen_rows,
             gatherer,
             own,
+            ignored,
             state,
             shapes,
             scratch,

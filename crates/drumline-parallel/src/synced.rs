@@ -10,6 +10,9 @@ mod norm_calls;
 mod shared_buffers;
 
 use std::cell::Cell;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use drumline_comm::{ProcessGroup, call_site, on_behalf_of};
@@ -19,6 +22,7 @@ use tch::nn::VarStore;
 
 use crate::agreement::Agreed;
 use crate::arena::Arena;
+use crate::engine::Placed;
 use crate::error::{NotRecordable, ParallelError};
 use crate::layout::Caps;
 use crate::reduction::Reduction;
@@ -36,25 +40,58 @@ pub(crate) struct ModelTensors {
     pub(crate) frozen: Vec<Named>,
     /// Changed by each forward.
     pub(crate) buffers: Vec<Named>,
+    /// Second names of trained parameters.
+    pub(crate) aliases: Vec<Alias>,
+    /// What ranks do not share, in the order of `parameters` and `buffers`.
+    pub(crate) ignored: Vec<Named>,
+}
+
+/// Another name of a parameter.
+pub(crate) struct Alias {
+    pub(crate) name: String,
+    /// The name under which it is among the parameters.
+    pub(crate) of: String,
 }
 
 impl ModelTensors {
     /// The tensors of a store, without the ignored ones. An error unless all ranks of the group have the same.
     pub(crate) fn of(store: &VarStore, ignored: &[String], group: &ProcessGroup) -> Result<Self> {
         let kept = |named: &Named| !ignored.contains(&named.name);
-        let mut params = parameters(store);
-        let mut rest = buffers(store);
-        params.retain(kept);
-        rest.retain(kept);
+        let (mut params, mut ignored): (Vec<_>, Vec<_>) = parameters(store).into_iter().partition(kept);
+        let (mut rest, left_out): (Vec<_>, Vec<_>) = buffers(store).into_iter().partition(kept);
+        ignored.extend(left_out);
         // A tensor with two names has one gradient.
-        let mut seen = std::collections::HashSet::new();
-        params.retain(|named| named.tensor.numel() == 0 || seen.insert(named.tensor.data_ptr()));
+        let mut seen: HashMap<*mut c_void, String> = HashMap::new();
+        let mut aliases = Vec::new();
+        params.retain(|Named { name, tensor }| {
+            if tensor.numel() == 0 {
+                return true;
+            }
+            match seen.entry(tensor.data_ptr()) {
+                Entry::Vacant(place) => {
+                    place.insert(name.clone());
+                    true
+                }
+                Entry::Occupied(first) => {
+                    aliases.push(Alias { name: name.clone(), of: first.get().clone() });
+                    false
+                }
+            }
+        });
         crate::same_model::check(group, &[params.clone(), rest.clone()].concat())?;
         let mut frozen = frozen(store);
         frozen.retain(kept);
         let is_frozen = |named: &Named| frozen.iter().any(|frozen| frozen.name == named.name);
         rest.retain(|named| !is_frozen(named));
-        Ok(Self { params, frozen, buffers: rest })
+        Ok(Self { params, frozen, buffers: rest, aliases, ignored })
+    }
+}
+
+impl Alias {
+    /// The parts of the parameter, under this name.
+    pub(crate) fn placed<'a>(&'a self, state: &'a [Placed]) -> impl Iterator<Item = Placed> + 'a {
+        let parts = state.iter().filter(|placed| placed.name == self.of);
+        parts.map(|placed| Placed { name: self.name.clone(), ..placed.clone() })
     }
 }
 
@@ -129,7 +166,7 @@ impl Synced {
     /// All ranks of the group call it. Buffers become those of rank 0; parameters are up to the reduction.
     pub(crate) fn new(setup: SyncedSetup) -> Result<Self> {
         let SyncedSetup { group, tensors, reduction, broadcast_buffers, sync_group } = setup;
-        let ModelTensors { params, frozen, buffers } = tensors;
+        let ModelTensors { params, frozen, buffers, .. } = tensors;
         let others = match reduction {
             None => None,
             Some(reduction) => {

@@ -12,6 +12,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_void};
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
@@ -110,6 +111,12 @@ impl Movable {
             return Err(TorchError::value("the memory of a tensor in bytes", size(memory), needed));
         }
         self.point(memory.data_ptr())
+    }
+
+    /// The addresses of its elements when it has no memory.
+    pub fn addresses(&self) -> Range<usize> {
+        let len = self.tensor.numel() * self.tensor.kind().elt_size_in_bytes();
+        self.at_rest.start..self.at_rest.start + len.max(1)
     }
 
     /// It has no memory from now on.

@@ -17,7 +17,7 @@ use super::weights::Weights;
 use crate::agreement::Agreed;
 use crate::engine::{Clip, Cut, Engine, Forwards, GradSync, Placed};
 use crate::error::{NotRecordable, ParallelError};
-use crate::synced::{BackwardKind, Synced};
+use crate::synced::{Alias, BackwardKind, Synced};
 
 /// How an evaluation of this rank has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,6 +50,14 @@ impl Shape {
     }
 }
 
+impl Shape {
+    /// The same tensor under another name.
+    pub(super) fn of_alias<'a>(alias: &'a Alias, shapes: &'a [Self]) -> impl Iterator<Item = Self> + 'a {
+        let same = shapes.iter().filter(|shape| shape.name == alias.of);
+        same.map(|shape| Self { name: alias.name.clone(), size: shape.size.clone(), ..*shape })
+    }
+}
+
 /// The engine of a model whose states are divided among ranks.
 pub(super) struct Sharded {
     pub(super) mesh: Mesh,
@@ -65,6 +73,8 @@ pub(super) struct Sharded {
     pub(super) gatherer: Option<Gatherer>,
     /// The rows of trained parameters that this rank owns.
     pub(super) own: Vec<Named>,
+    /// Names of parameters that this rank trains for itself.
+    pub(super) ignored: Vec<String>,
     pub(super) state: Vec<Placed>,
     /// Of the model's tensors.
     pub(super) shapes: Vec<Shape>,
@@ -92,6 +102,11 @@ impl Sharded {
         let mut scratch = self.scratch.borrow_mut();
         units.iter().try_for_each(|unit| unit.gather(&self.groups.shard, &mut scratch))?;
         Ok(wait_for_readers()?)
+    }
+
+    /// Those of which ranks have the mean gradient. What a rank trains for itself does not count in a norm of all.
+    fn shared(&self, parameters: &[Named]) -> Vec<Named> {
+        parameters.iter().filter(|named| !self.ignored.contains(&named.name)).cloned().collect()
     }
 
     /// Runs a forward or backward, in which parameters are gathered when they are used.
@@ -145,25 +160,32 @@ impl Engine for Sharded {
 
     #[track_caller]
     fn begin_step(&self, agreed: &Agreed) -> Result {
-        // After a step that was skipped, parameters are still gathered.
-        self.gatherer.as_ref().map_or(Ok(()), Gatherer::end_step)?;
+        if let Some(gatherer) = &self.gatherer {
+            // After a step that was skipped, parameters are still gathered.
+            gatherer.end_step()?;
+            if agreed.is_uneven() {
+                let begun = gatherer.begin_uneven_step();
+                begun.inspect_err(|error| self.abort(&error.to_string()))?;
+            }
+        }
         self.synced.begin_agreed_step(agreed)
     }
 
     fn begin_micro_batch(&self) {
+        self.gatherer.iter().for_each(Gatherer::begin_micro_batch);
         self.synced.begin_micro_batch();
     }
 
     #[track_caller]
     fn forward(&self, sync: GradSync, body: &mut dyn FnMut()) -> Result {
-        self.gatherer.iter().for_each(Gatherer::begin_micro_batch);
+        self.gatherer.iter().for_each(Gatherer::begin_forward);
         self.gathering(|| self.synced.forward_micro_batch(self.kind(sync), body))
     }
 
     #[track_caller]
     fn backward(&self, loss: &Tensor, sync: GradSync) -> Result {
         self.gathering(|| self.synced.backward_of(loss, self.kind(sync)))?;
-        self.gatherer.as_ref().map_or(Ok(()), Gatherer::join)
+        self.gatherer.as_ref().map_or(Ok(()), Gatherer::end_backward)
     }
 
     #[track_caller]
@@ -173,7 +195,12 @@ impl Engine for Sharded {
         let joined = if self.synced.is_lockstep() {
             Err(ParallelError::NormsWithoutSamples { rank: self.groups.all.rank() })
         } else {
-            self.synced.join_micro_batch(self.kind(sync), &mut || gatherer.join_micro_batch(site))
+            // Gradients are sent meanwhile, and wait for ranks that do not come any more.
+            let gathers = &mut || {
+                let joined = gatherer.join_micro_batch(site);
+                joined.inspect_err(|error| self.abort(&error.to_string()))
+            };
+            self.synced.join_micro_batch(self.kind(sync), gathers)
         };
         joined.inspect_err(|error| self.abort(&error.to_string()))
     }
@@ -235,7 +262,7 @@ impl Engine for Sharded {
     /// Each element counts once: norms are combined over the ranks among which rows are divided.
     #[track_caller]
     fn grad_norm(&self, parameters: &[Named]) -> Result<f64> {
-        let own = grad_norm(parameters, NormType::L2)?;
+        let own = grad_norm(&self.shared(parameters), NormType::L2)?;
         let mut all = vec![0.0; self.groups.shard.size()];
         self.groups.shard.all_gather(&[own], &mut all)?;
         Ok(all.iter().map(|norm| norm * norm).sum::<f64>().sqrt())
@@ -259,7 +286,7 @@ impl Engine for Sharded {
             Clip::Norm(max_norm) => max_norm,
             Clip::Value(max_value) => return Ok(clip_grad_value(parameters, max_value).map(|()| None)?),
         };
-        let own = grad_norm_on_device(parameters, self.device)?;
+        let own = grad_norm_on_device(&self.shared(parameters), self.device)?;
         let mut squares = own.f_square()?;
         self.groups.shard.all_reduce_tensor(&mut squares, ReduceOp::Sum)?;
         let total = squares.f_sqrt()?;
@@ -313,6 +340,13 @@ impl Engine for Sharded {
             self.groups.shard.all_reduce_tensor(&mut bytes, ReduceOp::Max)?;
         }
         Ok(whole)
+    }
+
+    #[track_caller]
+    fn release(&self) -> Result {
+        let Some(gatherer) = &self.gatherer else { return Ok(()) };
+        gatherer.end_step()?;
+        self.weights.iter().chain(&self.frozen).try_for_each(|unit| unit.restore(&self.groups.shard))
     }
 
     fn is_recordable(&self) -> std::result::Result<(), NotRecordable> {

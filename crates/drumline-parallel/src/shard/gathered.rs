@@ -18,7 +18,7 @@ mod evaluation;
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use drumline_comm::{ProcessGroup, Subject, about, on_behalf_of};
+use drumline_comm::{ProcessGroup, ReduceOp, Subject, about, on_behalf_of};
 use drumline_torch::cuda::{Event, Priority, Stream, StreamScope, Timing};
 use drumline_torch::{KERNEL, Movable, TensorCollectives, UsageWatch};
 use tch::{Device, Kind, Tensor};
@@ -116,8 +116,11 @@ struct State {
     site: Site,
     /// The uses of the last micro-batch that this rank has computed.
     micro_batch: Vec<Vec<usize>>,
+    /// Whether that micro-batch has ended: the next forward begins another one.
+    has_ended: bool,
     /// The memory of units that are all gathered.
     whole: Vec<Tensor>,
+    is_evaluating: bool,
     /// An evaluation in which units are gathered when they are used.
     counted: Option<Counted>,
     failure: Option<ParallelError>,
@@ -197,7 +200,9 @@ impl Gatherer {
             mode: Mode::Outside,
             site: std::panic::Location::caller(),
             micro_batch: Vec::new(),
+            has_ended: false,
             whole: Vec::new(),
+            is_evaluating: false,
             counted: None,
             failure: None,
         });
@@ -217,6 +222,7 @@ impl Gatherer {
             shared: &'a Shared,
             residency: Residency,
             micro_batch: Vec<Vec<usize>>,
+            has_ended: bool,
             failure: Option<ParallelError>,
         }
         impl Drop for Before<'_> {
@@ -224,7 +230,7 @@ impl Gatherer {
                 let mut state = self.shared.state();
                 std::mem::swap(&mut state.residency, &mut self.residency);
                 std::mem::swap(&mut state.micro_batch, &mut self.micro_batch);
-                state.failure = self.failure.take();
+                (state.has_ended, state.failure) = (self.has_ended, self.failure.take());
                 // Moving a tensor does not fail.
                 let _ = state.rest();
                 let _ = state.point_held();
@@ -234,7 +240,7 @@ impl Gatherer {
             let mut state = self.0.state();
             let residency = std::mem::replace(&mut state.residency, Residency::new(NUM_SLOTS));
             let (micro_batch, failure) = (std::mem::take(&mut state.micro_batch), state.failure.take());
-            Before { shared: &self.0, residency, micro_batch, failure }
+            Before { shared: &self.0, residency, micro_batch, has_ended: state.has_ended, failure }
         };
         let _mode = self.enter(Mode::Alone, site);
         body()
@@ -269,17 +275,39 @@ impl Gatherer {
     }
 
     /// A backward has ended: later work waits for all gathers, so that they are part of a graph in which it is recorded.
-    pub(super) fn join(&self) -> Result {
-        self.0.state().join()
+    pub(super) fn end_backward(&self) -> Result {
+        let mut state = self.0.state();
+        state.has_ended = true;
+        state.join()
     }
 
-    /// Begins a micro-batch that this rank computes.
+    /// Begins a micro-batch. What the one before has used is known until this one computes something.
     pub(super) fn begin_micro_batch(&self) {
-        self.0.state().micro_batch.clear();
+        self.0.state().has_ended = true;
+    }
+
+    /// Begins a forward: the first of a micro-batch, unless there was no backward since the one before.
+    pub(super) fn begin_forward(&self) {
+        let mut state = self.0.state();
+        if std::mem::take(&mut state.has_ended) {
+            state.micro_batch.clear();
+        }
+    }
+
+    /// Begins a step in which some rank has no batch. If a rank does not know yet which units a micro-batch uses, all units
+    /// are gathered for this step. All ranks call it.
+    pub(super) fn begin_uneven_step(&self) -> Result {
+        let mut state = self.0.state();
+        let mut all_know = [u8::from(!state.micro_batch.is_empty())];
+        state.group.all_reduce(&mut all_know, ReduceOp::Min)?;
+        if all_know[0] == 0 { state.gather_whole() } else { Ok(()) }
     }
 
     /// Takes part in the gathers of a micro-batch that other ranks compute.
     pub(super) fn join_micro_batch(&self, site: Site) -> Result {
+        if self.0.state().mode == Mode::Whole {
+            return Ok(());
+        }
         let uses = std::mem::take(&mut self.0.state().micro_batch);
         if uses.is_empty() {
             return Err(ParallelError::NoFirstUse { rank: self.0.state().group.rank() });
@@ -296,7 +324,7 @@ impl Gatherer {
     /// Parameters have changed, or are about to.
     pub(super) fn end_step(&self) -> Result {
         let mut state = self.0.state();
-        if state.mode == Mode::Whole || state.counted.is_some() {
+        if state.is_evaluating {
             let expected = "outside of it; try after end_evaluation";
             return Err(ParallelError::value(
                 "the place to change parameters",
@@ -306,7 +334,7 @@ impl Gatherer {
         }
         state.join()?;
         state.residency.end_step();
-        state.rest()?;
+        state.end_whole()?;
         drop(state);
         self.0.leave_out(None);
         self.check()

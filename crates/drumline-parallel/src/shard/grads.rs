@@ -170,6 +170,21 @@ impl ShardedGrads {
     }
 }
 
+/// The elements of a gradient in the order in which those of its parameter lie in memory.
+fn flat_like(grad: &Tensor, param: &Tensor) -> Result<Tensor> {
+    let (size, stride) = (param.size(), param.stride());
+    let place = (param.kind(), param.device());
+    let in_order = if grad.is_sparse() || grad.stride() != stride {
+        let mut made = Tensor::f_empty_strided(&size, &stride, place)?;
+        // Dense already, unless it is of an embedding with sparse gradients.
+        made.f_copy_(&if grad.is_sparse() { grad.f_to_dense(None, false)? } else { grad.shallow_clone() })?;
+        made
+    } else {
+        grad.shallow_clone()
+    };
+    Ok(in_order.f_as_strided([param.numel() as i64], [1], None)?)
+}
+
 /// The device of a model's parameters.
 pub(super) fn device_of(params: &[Named]) -> Device {
     params.first().map_or(Device::Cpu, |named| named.tensor.device())
@@ -235,7 +250,7 @@ impl Places for ShardedGrads {
         if let Through::Chunks { slots, .. } = &self.units[index].through {
             let unit = &self.units[index];
             let leaf = &self.params[unit.plan.members[0]].tensor;
-            let gradient = grad(leaf)?.map(|grad| grad.f_contiguous()?.f_view([-1])).transpose()?;
+            let gradient = grad(leaf)?.map(|grad| flat_like(&grad, leaf)).transpose()?;
             self.queues.as_ref().map_or(Ok(()), |queues| queues.gather_streams().map(drop))?;
             for (chunk, (segment, range)) in unit.chunks().iter().enumerate() {
                 let slot = &slots[(job + chunk) % NUM_SLOTS];

@@ -43,7 +43,7 @@ pub(super) fn plan_units(params: &[Named], num_ranks: usize, keep: Option<usize>
     for (index, Named { name, tensor }) in params.iter().enumerate() {
         let unit = match (keep, unit_of(name, tensor.numel())) {
             (Some(most), _) if tensor.numel() <= most => "",
-            (Some(_), "") => name,
+            (Some(most), unit) if unit.is_empty() || unit == name => module_of(index, params, most),
             (_, unit) => unit,
         };
         let kind = tensor.kind();
@@ -57,6 +57,16 @@ pub(super) fn plan_units(params: &[Named], num_ranks: usize, keep: Option<usize>
         UnitPlan { name: name.to_owned(), kind, members, layout: UnitLayout::new(parameters, num_ranks) }
     };
     groups.into_iter().map(plan).collect()
+}
+
+/// The unit of a large parameter outside of numbered blocks: itself, or its module if an operation uses several large
+/// parameters of that together, as an LSTM's does.
+fn module_of(index: usize, params: &[Named], most: usize) -> &str {
+    let name = params[index].name.as_str();
+    let Some((module, _)) = name.rsplit_once('.') else { return name };
+    let is_of_it = |other: &Named| other.name.rsplit_once('.').is_some_and(|(of, _)| of == module);
+    let is_large = |other: &&Named| other.tensor.numel() > most && is_of_it(other);
+    if params.iter().filter(is_large).count() > 1 { module } else { name }
 }
 
 fn parameter(Named { name, tensor }: &Named) -> Parameter {
@@ -108,6 +118,32 @@ mod tests {
         let members: Vec<_> = units.iter().map(|unit| (unit.name.as_str(), unit.members.clone())).collect();
         assert_eq!(members, [("h.0", vec![0, 2]), ("h.0", vec![1]), ("", vec![3])]);
         assert_eq!(units[0].layout.num_elements(), 12);
+    }
+
+    #[test]
+    fn large_parameters_of_one_module_are_together_where_they_are_gathered() {
+        let named = |name: &str, len: i64| Named {
+            name: name.into(),
+            tensor: Tensor::zeros([len], (Kind::Float, Device::Cpu)),
+        };
+        let params = [
+            named("lstm.weight_ih_l0", 101),
+            named("lstm.weight_hh_l0", 101),
+            named("lstm.bias_ih_l0", 9),
+            named("fc.weight", 101),
+            named("table", 101),
+            named("h.0.weight", 101),
+        ];
+        let units = plan_units(&params, 2, Some(100));
+        let members: Vec<_> = units.iter().map(|unit| (unit.name.as_str(), unit.members.clone())).collect();
+        let expected = [
+            ("lstm", vec![0, 1]),
+            ("", vec![2]),
+            ("fc.weight", vec![3]),
+            ("table", vec![4]),
+            ("h.0", vec![5]),
+        ];
+        assert_eq!(members, expected);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use drumline_comm::ProcessGroup;
-use drumline_torch::{HeapTensor, Movable, Named, TensorCollectives, node_shared_zeros, tensor_within};
+use drumline_torch::{HeapTensor, Movable, Named, TensorCollectives, ValuesAt, node_shared, tensor_within};
 use tch::{Device, Tensor};
 
 use super::gathered::GatheredUnit;
@@ -59,29 +59,115 @@ enum Flat {
     WhenUsed { movable: Arc<Movable>, own: Tensor },
 }
 
+impl Drop for Weights {
+    /// Parameters that would have no memory are empty: an operation that uses them is an error, and no crash.
+    fn drop(&mut self) {
+        let Flat::WhenUsed { movable, .. } = &self.flat else { return };
+        if movable.rest().is_err() {
+            return;
+        }
+        let memory = movable.addresses();
+        for param in self.params.iter().filter(|param| memory.contains(&(param.data_ptr() as usize))) {
+            if let Ok(empty) = Tensor::f_empty([0], (self.plan.kind, param.device())) {
+                let _ = tch::no_grad(|| param.shallow_clone().f_set_data(&empty));
+            }
+        }
+    }
+}
+
+impl Flat {
+    /// The flat memory of a unit, with rank 0's values.
+    fn filled(groups: &Groups, plan: &UnitPlan, params: &[Named], held: Held) -> Result<Self> {
+        let (shard, len, kind) = (&groups.shard, plan.layout.flat_len(), plan.kind);
+        let Held { copies, device } = held;
+        Ok(match copies {
+            Copies::OnEachRank => {
+                let flat = HeapTensor::zeros_on(shard, device, kind, len)?;
+                flat.tensor().shallow_clone().f_copy_(&broadcast(groups, plan, params, device)?)?;
+                Self::OnEachRank(flat)
+            }
+            Copies::OnEachNode => {
+                Self::OnEachNode(node_shared(shard, kind, len, &first_values(groups, plan, params)?)?)
+            }
+            Copies::WhenUsed => {
+                let movable = Arc::new(Movable::new(kind, len, device)?);
+                let own = Tensor::f_zeros([plan.layout.shard_len() as i64], (kind, device))?;
+                let (whole, mut before) = (broadcast(groups, plan, params, device)?, 0);
+                for range in plan.layout.shards(shard.rank()) {
+                    let len = range.len() as i64;
+                    own.f_narrow(0, before, len)?.f_copy_(&whole.f_narrow(0, range.start as i64, len)?)?;
+                    before += len;
+                }
+                Self::WhenUsed { movable, own }
+            }
+        })
+    }
+}
+
+/// All of a unit on each rank, with rank 0's values.
+fn broadcast(groups: &Groups, plan: &UnitPlan, params: &[Named], device: Device) -> Result<Tensor> {
+    let mut whole = Tensor::f_zeros([plan.layout.flat_len() as i64], (plan.kind, device))?;
+    if groups.all.rank() == 0 {
+        for place in places(plan, params, &whole) {
+            let (param, mut place) = place?;
+            place.f_copy_(param)?;
+        }
+    }
+    groups.all.broadcast_tensor(&mut whole, 0)?;
+    Ok(whole)
+}
+
+/// What this rank writes to memory that the ranks of its node share.
+fn first_values(groups: &Groups, plan: &UnitPlan, params: &[Named]) -> Result<Vec<ValuesAt>> {
+    let here = groups.shard.ranks_on_node();
+    if groups.all.size() > here.len() {
+        let whole = ValuesAt { offset: 0, values: broadcast(groups, plan, params, Device::Cpu)? };
+        return Ok(Vec::from_iter((here[0] == groups.shard.rank()).then_some(whole)));
+    }
+    if groups.all.rank() != 0 {
+        return Ok(Vec::new());
+    }
+    let offsets = plan.members.iter().zip(plan.layout.offsets());
+    let values = offsets.map(|(member, offset)| {
+        Ok(ValuesAt { offset: *offset, values: in_memory_order(&params[*member].tensor)? })
+    });
+    values.collect()
+}
+
+/// The parameters of a unit, each with its place in `flat`.
+fn places<'a>(
+    plan: &'a UnitPlan,
+    params: &'a [Named],
+    flat: &'a Tensor,
+) -> impl Iterator<Item = Result<(&'a Tensor, Tensor)>> {
+    plan.members.iter().zip(plan.layout.offsets()).map(move |(member, offset)| {
+        let param = &params[*member].tensor;
+        Ok((param, tensor_within(flat, *offset, &with_whole_rows(param)?)?))
+    })
+}
+
 /// A unit's parameters.
 pub(super) struct Weights {
     pub(super) plan: UnitPlan,
     flat: Flat,
+    /// The parameters that are views of it, in the order of the plan's members.
+    params: Vec<Tensor>,
     pub(super) own: Vec<OwnRows>,
 }
 
 impl Weights {
     /// Moves a unit's parameters into flat memory. All ranks call it, and get the values of rank 0.
     pub(super) fn new(groups: &Groups, plan: UnitPlan, params: &[Named], held: Held) -> Result<Self> {
-        let (shard, len, kind) = (&groups.shard, plan.layout.flat_len(), plan.kind);
-        let Held { copies, device } = held;
-        let flat = match copies {
-            Copies::OnEachRank => Flat::OnEachRank(HeapTensor::zeros_on(shard, device, kind, len)?),
-            Copies::OnEachNode => Flat::OnEachNode(node_shared_zeros(shard, kind, len)?),
-            Copies::WhenUsed => Flat::WhenUsed {
-                movable: Arc::new(Movable::new(kind, len, device)?),
-                own: Tensor::f_zeros([plan.layout.shard_len() as i64], (kind, device))?,
-            },
-        };
-        let mut weights = Self { plan, flat, own: Vec::new() };
-        weights.fill(groups, params)?;
-        weights.own = weights.own_rows(params, shard.rank())?;
+        let _no_grad = tch::no_grad_guard();
+        let flat = Flat::filled(groups, &plan, params, held)?;
+        groups.shard.barrier()?;
+        let members = plan.members.iter().map(|member| params[*member].tensor.shallow_clone()).collect();
+        let mut weights = Self { plan, flat, params: members, own: Vec::new() };
+        for place in places(&weights.plan, params, weights.flat()) {
+            let (param, place) = place?;
+            param.shallow_clone().f_set_data(&place)?;
+        }
+        weights.own = weights.own_rows(params, groups.shard.rank())?;
         Ok(weights)
     }
 
@@ -99,74 +185,6 @@ impl Weights {
             Flat::WhenUsed { movable, own } => Some(GatheredUnit::new(&self.plan, movable, own)),
             Flat::OnEachRank(_) | Flat::OnEachNode(_) => None,
         }
-    }
-
-    /// The parameters, each with its place in `flat`.
-    fn places<'a>(
-        &'a self,
-        params: &'a [Named],
-        flat: &'a Tensor,
-    ) -> impl Iterator<Item = Result<(&'a Tensor, Tensor)>> {
-        self.plan.members.iter().zip(self.plan.layout.offsets()).map(move |(member, offset)| {
-            let param = &params[*member].tensor;
-            Ok((param, tensor_within(flat, *offset, &with_whole_rows(param)?)?))
-        })
-    }
-
-    /// Fills the flat memory with rank 0's parameters, and makes the parameters views of it.
-    fn fill(&self, groups: &Groups, params: &[Named]) -> Result {
-        let _no_grad = tch::no_grad_guard();
-        let is_on_one_node = groups.all.size() == groups.shard.ranks_on_node().len();
-        if matches!(self.flat, Flat::OnEachNode(_)) && is_on_one_node {
-            if groups.all.rank() == 0 {
-                self.copy_into(params, self.flat())?;
-            }
-        } else {
-            let mut received = Tensor::f_zeros(
-                [self.plan.layout.flat_len() as i64],
-                (self.plan.kind, self.flat().device()),
-            )?;
-            if groups.all.rank() == 0 {
-                self.copy_into(params, &received)?;
-            }
-            groups.all.broadcast_tensor(&mut received, 0)?;
-            self.keep(groups, &received)?;
-        }
-        groups.shard.barrier()?;
-        for place in self.places(params, self.flat()) {
-            let (param, place) = place?;
-            param.shallow_clone().f_set_data(&place)?;
-        }
-        Ok(())
-    }
-
-    /// Keeps what this rank has to hold of a whole unit.
-    fn keep(&self, groups: &Groups, whole: &Tensor) -> Result {
-        match &self.flat {
-            Flat::OnEachRank(flat) => flat.tensor().shallow_clone().f_copy_(whole)?,
-            // The memory is written by one rank that has it.
-            Flat::OnEachNode(flat) if groups.shard.ranks_on_node()[0] == groups.shard.rank() => {
-                flat.shallow_clone().f_copy_(whole)?;
-            }
-            Flat::OnEachNode(_) => {}
-            Flat::WhenUsed { own, .. } => {
-                let mut before = 0;
-                for range in self.plan.layout.shards(groups.shard.rank()) {
-                    let len = range.len() as i64;
-                    own.f_narrow(0, before, len)?.f_copy_(&whole.f_narrow(0, range.start as i64, len)?)?;
-                    before += len;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn copy_into(&self, params: &[Named], flat: &Tensor) -> Result {
-        for place in self.places(params, flat) {
-            let (param, mut place) = place?;
-            place.f_copy_(param)?;
-        }
-        Ok(())
     }
 
     fn own_rows(&self, params: &[Named], rank: usize) -> Result<Vec<OwnRows>> {
@@ -213,6 +231,50 @@ impl Weights {
         Ok(())
     }
 
+    /// Moves parameters that are gathered when they are used into memory that the ranks of a node share, in which they are
+    /// whole.
+    pub(super) fn restore(&self, group: &ProcessGroup) -> Result {
+        let Flat::WhenUsed { own, .. } = &self.flat else { return Ok(()) };
+        let _no_grad = tch::no_grad_guard();
+        let first = if group.num_nodes() == 1 {
+            self.own_values(own, group.rank())?
+        } else {
+            // Of each node one rank writes the rows of all.
+            let values = self.gathered_values(own, group)?;
+            Vec::from_iter((group.ranks_on_node()[0] == group.rank()).then_some(values))
+        };
+        let flat = node_shared(group, self.plan.kind, self.plan.layout.flat_len(), &first)?;
+        group.barrier()?;
+        for (param, offset) in self.params.iter().zip(self.plan.layout.offsets()) {
+            param.shallow_clone().f_set_data(&tensor_within(&flat, *offset, param)?)?;
+        }
+        Ok(())
+    }
+
+    /// This rank's elements, each range with its place in the whole.
+    fn own_values(&self, own: &Tensor, rank: usize) -> Result<Vec<ValuesAt>> {
+        let (mut values, mut before) = (Vec::new(), 0);
+        for range in self.plan.layout.shards(rank) {
+            let part = own.f_narrow(0, before, range.len() as i64)?.f_to_device(Device::Cpu)?;
+            values.push(ValuesAt { offset: range.start, values: part });
+            before += range.len() as i64;
+        }
+        Ok(values)
+    }
+
+    /// The elements of all ranks.
+    fn gathered_values(&self, own: &Tensor, group: &ProcessGroup) -> Result<ValuesAt> {
+        let whole = Tensor::f_zeros([self.plan.layout.flat_len() as i64], (self.plan.kind, own.device()))?;
+        let mut before = 0;
+        for segment in self.plan.layout.segments() {
+            let len = segment.shard_len as i64;
+            let mut all = whole.f_narrow(0, segment.start as i64, len * group.size() as i64)?;
+            group.all_gather_into_tensor(&mut all, &own.f_narrow(0, before, len)?)?;
+            before += len;
+        }
+        Ok(ValuesAt { offset: 0, values: whole.f_to_device(Device::Cpu)? })
+    }
+
     /// Whether other ranks read what this rank writes.
     pub(super) fn is_node_shared(&self) -> bool {
         matches!(self.flat, Flat::OnEachNode(_))
@@ -232,6 +294,11 @@ fn copy_remote(group: &ProcessGroup, all: &Tensor, flat: &Tensor) -> Result {
         }
     }
     Ok(())
+}
+
+/// The elements of a parameter in the order in which they lie in flat memory.
+fn in_memory_order(param: &Tensor) -> Result<Tensor> {
+    Ok(with_whole_rows(param)?.f_as_strided([param.numel() as i64], [1], None)?)
 }
 
 /// The tensor itself if each of its rows is contiguous in memory, as with channels last; otherwise a contiguous copy.

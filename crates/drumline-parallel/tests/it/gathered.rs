@@ -191,6 +191,86 @@ ranks_test!(ranks_without_samples_take_part_in_gathers, 2, {
     assert_eq!(losses[0], losses[1]);
 });
 
+/// A step in which only the first ranks have a batch, with two forwards and one backward.
+fn step_with_some(
+    training: &mut Training,
+    group: &ProcessGroup,
+    step: i64,
+    num_with_batch: usize,
+) -> Result<()> {
+    let batches = usize::from(group.rank() < num_with_batch);
+    let brought = Brought { batches, samples: batches * 4, count: 1.0, ..Brought::default() };
+    let agreed = Agreed::reach(training.engine.mesh(), &brought)?;
+    training.optimizer.zero_grad()?;
+    training.engine.begin_step(&agreed)?;
+    if batches > 0 {
+        training.engine.begin_micro_batch();
+        let forward = |sync| {
+            let x = input(group.rank(), step);
+            training
+                .engine
+                .forward_with(sync, || training.model.forward(&x, &ORDER).square().mean(Kind::Float))
+        };
+        let loss = forward(GradSync::Reduce)? + forward(GradSync::Reduce)? * 0.5;
+        training.engine.backward(&loss, GradSync::Reduce)?;
+    }
+    training.engine.join_rest(batches, agreed.most_batches())?;
+    Ok(training.engine.step(&mut training.optimizer)?)
+}
+
+ranks_test!(a_rank_without_a_batch_joins_from_the_first_step_on, 3, {
+    let group = ProcessGroup::from_env()?;
+    let mut values = Vec::new();
+    for gathers in [false, true] {
+        let mut training = Training::new(&group, options(gathers))?;
+        for (step, num_with_batch) in [2, 1, 3, 2, 1].into_iter().enumerate() {
+            step_with_some(&mut training, &group, step as i64, num_with_batch)?;
+        }
+        values.push(training.values()?);
+    }
+    for (ours, theirs) in values[0].iter().zip(&values[1]) {
+        assert!(ours.equal(theirs));
+    }
+});
+
+ranks_test!(a_rank_that_cannot_know_what_others_use_ends_all_at_once, 2, {
+    let group = ProcessGroup::from_env()?;
+    let training = Training::new(&group, options(true))?;
+    let began = Instant::now();
+    // Nobody says that rank 1 has no batch in this first step.
+    let error = if group.rank() == 0 {
+        training.micro_batch(&input(0, 0), &ORDER, GradSync::Reduce).map(drop).unwrap_err()
+    } else {
+        training.engine.begin_micro_batch();
+        training.engine.backward_nothing(GradSync::Reduce).unwrap_err().into()
+    };
+    assert!(began.elapsed() < Duration::from_secs(5), "at once, and not after a timeout: {error}");
+    assert!(error.to_string().contains("rank 1"), "{error}");
+});
+
+ranks_test!(a_model_outlives_its_engine, 2, {
+    let group = ProcessGroup::from_env()?;
+    let x = input(0, 3);
+    for releases in [true, false] {
+        let mut training = Training::new(&group, options(true))?;
+        training.step(group.rank(), 0)?;
+        let expected = training.values()?;
+        if releases {
+            training.engine.release()?;
+        }
+        let Training { model, engine, optimizer: _ } = training;
+        drop(engine);
+        if releases {
+            let all = parameters(&model.vs).into_iter().map(|named| named.tensor.detach());
+            assert!(all.zip(&expected).all(|(ours, expected)| ours.equal(expected)));
+            assert!(f64::try_from(model.forward(&x, &ORDER).sum(Kind::Double))?.is_finite());
+        } else {
+            // The control: an error of libtorch, and no crash.
+            assert!(model.blocks[2].ws.f_matmul(&x.transpose(0, 1)).is_err());
+        }
+    }
+});
+
 ranks_test!(ranks_evaluate_different_numbers_of_batches, 2, {
     let group = ProcessGroup::from_env()?;
     let mut outputs = Vec::new();

@@ -1,5 +1,7 @@
 //! Cases of the tests of FSDP2 and DeepSpeed (docs/fsdp-cases.md): each stage of ZeRO trains as DDP does.
 
+use std::collections::BTreeSet;
+
 use anyhow::Result;
 use drumline_comm::{Mesh, ProcessGroup};
 use drumline_parallel::{Clip, DdpOptions, Engine, EngineOptions, EngineSetup, GradSync, ShardOptions};
@@ -42,6 +44,17 @@ impl Training {
         let mesh = Mesh::new(group, options.mesh_shape(group.size())?)?;
         let engine = options.engine(EngineSetup::new(&vs, &mesh))?;
         let mut optimizer = AdamW::new(parameters(&vs), AdamOptions { lr: 0.02, ..AdamOptions::default() })?;
+        engine.adopt(&mut optimizer)?;
+        Ok(Self { vs, engine, optimizer })
+    }
+
+    /// With an optimizer of `table` and `nothing` alone.
+    fn new_without_tied(group: &ProcessGroup, vs: VarStore, options: Box<dyn EngineOptions>) -> Result<Self> {
+        let mesh = Mesh::new(group, options.mesh_shape(group.size())?)?;
+        let engine = options.engine(EngineSetup::new(&vs, &mesh))?;
+        let mut trained = parameters(&vs);
+        trained.retain(|named| named.name != "tied");
+        let mut optimizer = AdamW::new(trained, AdamOptions::default())?;
         engine.adopt(&mut optimizer)?;
         Ok(Self { vs, engine, optimizer })
     }
@@ -141,6 +154,20 @@ ranks_test!(convolutions_in_channels_last, 2, {
     })?;
 });
 
+// More elements than a slot for gradients has, so that it is reduced in chunks.
+ranks_test!(a_large_convolution_in_channels_last, 2, {
+    let build = |vs: &VarStore| {
+        let conv = conv2d(vs.root() / "one", 128, 1024, 3, ConvConfig { bias: false, ..Default::default() });
+        let in_order = channels_last(&conv.ws.detach());
+        conv.ws.shallow_clone().set_data(&in_order);
+        conv
+    };
+    as_ddp(build, |conv, rank, step| {
+        let x = channels_last(&waves(&[1, 128, 4, 3], 0.13, (rank as i64 * 7 + step) as f64));
+        (conv.forward(&x) * waves(&[1024, 1, 1], 0.3, 0.0)).tanh().square().mean(Kind::Float)
+    })?;
+});
+
 ranks_test!(a_layer_that_is_used_twice_and_an_output_without_a_loss, 2, {
     let build = |vs: &VarStore| Net::new(vs, 0);
     as_ddp(build, |net, rank, step| {
@@ -212,11 +239,56 @@ ranks_test!(what_is_ignored_stays_a_ranks_own, 2, {
         let mesh = Mesh::new(&group, options.mesh_shape(group.size())?)?;
         let engine = Box::new(options).engine(EngineSetup::new(&vs, &mesh))?;
         assert_close(&[of("extra.weight").detach()], &[before], 0.0);
+        let mut optimizer = AdamW::new(parameters(&vs), AdamOptions::default())?;
+        engine.adopt(&mut optimizer)?;
         let (x, y) = samples(group.rank() as i64 * 8..group.rank() as i64 * 8 + 8);
         let output = engine.forward_with(GradSync::Reduce, || net.extra.forward(&net.forward(&x)))?;
         engine.backward(&loss(&output, &y), GradSync::Reduce)?;
         let own = f64::try_from(of("extra.weight").grad().sum(Kind::Double))?;
         let all: Vec<f64> = group.all_gather_object(&own)?;
         assert_ne!(all[0], all[1], "{stage}: each rank has its own gradient");
+        let norm = engine.clip(Clip::Norm(1e3), &engine.parameters())?;
+        let all: Vec<f64> = group.all_gather_object(&norm.unwrap())?;
+        assert_eq!(all[0], all[1], "{stage}: the norm is of what ranks share");
+        let before = of("extra.weight").detach().copy();
+        engine.step(&mut optimizer)?;
+        assert!(!of("extra.weight").detach().equal(&before), "{stage}: each rank steps its own");
+        optimizer.zero_grad()?;
+        assert!(!of("extra.weight").grad().defined());
+        assert_eq!(names_of(&*engine, &group)?, all_names(&vs), "{stage}: all of it is saved");
+    }
+});
+
+fn all_names(vs: &VarStore) -> BTreeSet<String> {
+    vs.variables().into_keys().collect()
+}
+
+/// What some rank saves.
+fn names_of(engine: &dyn Engine, group: &ProcessGroup) -> Result<BTreeSet<String>> {
+    let saved = engine.state().into_iter().filter(|placed| placed.is_saved_here).map(|placed| placed.name);
+    let all: Vec<Vec<String>> = group.all_gather_object(&saved.collect::<Vec<_>>())?;
+    Ok(all.into_iter().flatten().collect())
+}
+
+ranks_test!(second_names_and_parameters_without_elements_are_saved, 3, {
+    let group = ProcessGroup::from_env()?;
+    for gathers in [false, true] {
+        for stage in STAGES {
+            let vs = VarStore::new(Device::Cpu);
+            let table = vs.root().var("table", &[11, 5], Init::Const(0.5));
+            let _ = vs.root().add("tied", table.shallow_clone(), true);
+            let nothing = vs.root().var("nothing", &[0, 4], Init::Const(0.0));
+            let options = ShardOptions {
+                gather_parameters: Some(gathers),
+                keep_gathered: 0,
+                ..ShardOptions::new(stage)
+            };
+            let mut training = Training::new_without_tied(&group, vs, options.into())?;
+            assert_eq!(names_of(&*training.engine, &group)?, all_names(&training.vs), "{stage}");
+            training.step(|| table.square().sum(Kind::Float) + nothing.sum(Kind::Float))?;
+            let [one, other] = ["table", "tied"].map(|name| training.engine.full(name).unwrap());
+            assert!(one.equal(&other), "{stage}");
+            assert_eq!(one.size(), [11, 5]);
+        }
     }
 });

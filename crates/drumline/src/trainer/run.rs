@@ -100,7 +100,14 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     pub(super) fn train(mut self) -> Result<TrainOutcome, TrainerError> {
         let _stream = OwnStream::enter(self.learner.device())?;
         match catch_unwind(AssertUnwindSafe(|| self.whole())) {
-            Ok(Ok(outcome)) => Ok(outcome),
+            Ok(Ok(outcome)) => {
+                // The training is done and saved, also if there is no memory for whole parameters.
+                let released = on_behalf_of(self.context.site, || self.learner.engine.release());
+                if let Err(error) = released {
+                    tracing::warn!(%error, "the model has no parameters any more; try loading its checkpoint");
+                }
+                Ok(outcome)
+            }
             Ok(Err(error)) => {
                 self.fail(&error);
                 Err(error)

@@ -34,6 +34,7 @@ impl Gatherer {
         let mut state = self.0.state();
         let begun = state.begin_evaluation(forwards);
         if let Err(error) = &begun {
+            state.is_evaluating = false;
             let _ = state.rest();
             state.group.abort(&error.to_string());
         }
@@ -47,6 +48,7 @@ impl Gatherer {
             return self.check();
         }
         self.begin_micro_batch();
+        self.begin_forward();
         self.together(site, || {
             body();
             Ok(())
@@ -82,9 +84,8 @@ impl Gatherer {
             state.residency = training;
             state.micro_batch = micro_batch;
         }
-        state.mode = Mode::Outside;
-        state.rest()?;
-        state.whole.clear();
+        (state.is_evaluating, state.has_ended) = (false, true);
+        state.end_whole()?;
         drop(state);
         self.0.leave_out(None);
         joined
@@ -125,6 +126,8 @@ impl State {
 
     fn begin_evaluation(&mut self, forwards: Forwards) -> Result {
         self.join()?;
+        self.end_whole()?;
+        self.is_evaluating = true;
         let own = match forwards {
             Forwards::Counted(own) => own as u64,
             Forwards::Any => 0,
@@ -146,7 +149,8 @@ impl State {
         }
     }
 
-    fn gather_whole(&mut self) -> Result {
+    /// Gathers all units until [`end_whole`](Self::end_whole).
+    pub(super) fn gather_whole(&mut self) -> Result {
         self.residency.forget();
         let mut whole = Vec::new();
         for unit in &self.units {
@@ -156,6 +160,14 @@ impl State {
             whole.push(memory);
         }
         (self.whole, self.mode) = (whole, Mode::Whole);
+        Ok(())
+    }
+
+    /// No unit is gathered any more.
+    pub(super) fn end_whole(&mut self) -> Result {
+        self.mode = Mode::Outside;
+        self.rest()?;
+        self.whole.clear();
         Ok(())
     }
 }
