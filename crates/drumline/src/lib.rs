@@ -15,6 +15,7 @@
 //! | [`comm`] | [`ProcessGroup`] and its collectives, the store, the mesh |
 //! | [`data`] | samplers, loaders, files of predictions |
 //! | [`optim`], [`schedule`], [`metrics`] | optimizers, learning rate schedules, metrics over all ranks |
+//! | [`config`] | `ds_config.json` of DeepSpeed, read unchanged |
 //! | [`checkpoint`] | the whole state of a run, saved and loaded |
 //! | [`launch`] | [`spawn()`], errors that are shown once, stop requests, fault injection |
 //! | [`torch`] | settings of libtorch: devices, precision, determinism |
@@ -41,6 +42,7 @@
 pub mod accelerator;
 pub mod checkpoint;
 pub mod comm;
+pub mod config;
 pub mod data;
 mod device;
 pub mod engine;
@@ -79,6 +81,8 @@ mod guides {
     mod data_parallel {}
     #[doc = include_str!("../../../docs/debugging.md")]
     mod debugging {}
+    #[doc = include_str!("../../../docs/deepspeed.md")]
+    mod deepspeed {}
     #[doc = include_str!("../../../docs/faults.md")]
     mod faults {}
     #[doc = include_str!("../../../docs/hangs.md")]
