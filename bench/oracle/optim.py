@@ -1,4 +1,5 @@
-"""Golden steps of PyTorch 2.11's optimizers and clipped gradients, for the tests of drumline-torch.
+"""Golden steps of PyTorch 2.11's optimizers, of others from their formulas, and clipped gradients, for the tests of
+drumline-torch.
 
     python bench/oracle/optim.py        # with torch 2.11; writes bench/oracle/golden/optim.safetensors and clip.safetensors
 
@@ -10,6 +11,7 @@ file holds what goes in (`param.*`, `grad.<step>.*`, `lr`) and, for each case, t
 import pathlib
 
 import torch
+from formulas import Lamb, Lion, TransformersAdafactor
 from safetensors.torch import save_file
 
 GOLDEN = pathlib.Path(__file__).resolve().parent / "golden"
@@ -17,6 +19,7 @@ SHAPES = {"w": (4, 3), "b": (5,), "conv": (2, 3, 2, 2)}
 STEPS = 10
 WITHOUT = {0, 3, 6, 7}  # steps in which `b` has no gradient
 SGD, Adam, AdamW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
+Adafactor = torch.optim.Adafactor
 CASES = {
     "sgd": (SGD, {}),
     "sgd_momentum": (SGD, dict(momentum=0.9)),
@@ -31,6 +34,15 @@ CASES = {
     "adamw": (AdamW, {}),
     "adamw_odd": (AdamW, dict(betas=(0.7, 0.9), eps=1e-3, weight_decay=0.2, maximize=True)),
     "adamw_amsgrad": (AdamW, dict(betas=(0.5, 0.6), weight_decay=0.1, amsgrad=True)),
+    "lion": (Lion, {}),
+    "lion_odd": (Lion, dict(betas=(0.7, 0.9), weight_decay=0.2, maximize=True)),
+    "lamb": (Lamb, dict(weight_decay=0.1)),
+    "lamb_unbounded": (Lamb, dict(betas=(0.7, 0.9), eps=1e-3, min_coeff=0.0, max_coeff=float("inf"), maximize=True)),
+    "lamb_deepspeed": (Lamb, dict(weight_decay=0.1, correction="step")),
+    "adafactor": (Adafactor, {}),
+    "adafactor_odd": (Adafactor, dict(beta2_decay=-0.5, eps=(1e-3, 1e-2), d=1.5, weight_decay=0.2, maximize=True)),
+    "adafactor_warmup": (TransformersAdafactor, dict(warmup_init=True)),
+    "adafactor_fixed": (TransformersAdafactor, dict(relative_step=False, scale_parameter=False)),
 }
 
 

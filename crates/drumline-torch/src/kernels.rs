@@ -1,14 +1,28 @@
-//! Autograd functions that make fewer passes over memory than libtorch's operations: for floats in host memory, and in
-//! `cuda` for NVIDIA GPUs. For other tensors libtorch's operations are the fallback.
+//! Autograd functions and optimizer steps that make fewer passes over memory than libtorch's operations: for floats in
+//! host memory, and in `cuda` for NVIDIA GPUs. For other tensors libtorch's operations are the fallback.
 //!
 //! - `dropout`: dropout without a stored mask: alone, after a ReLU, or with a sum
 //! - `cross_entropy`: cross-entropy with label smoothing
-//! - `floats`: tensors as slices, and loops compiled for several instruction sets
+//! - `adam`, `lion`, `lamb`, `adafactor`: steps of optimizers on slices
+//! - `weights`, `halves`, `code_map`: weights, gradients and moments in 32, 16 and 8 bits
+//! - `floats`: tensors as slices, and loops compiled for several instruction sets; `random`, `threads`
 
+pub(crate) mod adafactor;
+mod adam;
+mod code_map;
 mod cross_entropy;
 mod cuda;
 mod dropout;
-mod floats;
+pub(crate) mod floats;
+mod halves;
+pub(crate) mod lamb;
+pub(crate) mod lion;
+mod random;
+mod threads;
+mod weights;
+
+pub use adam::{AdamSlices, AdamStep, Codes, MomentSlices};
+pub(crate) use code_map::BLOCK;
 
 pub use cross_entropy::{SmoothedLabels, smoothed_cross_entropy};
 pub use cuda::{
@@ -18,3 +32,8 @@ pub use cuda::{
 };
 pub(crate) use cuda::{CheckedStep, MasterStep, Rounded, Rule};
 pub use dropout::{dropout, relu_dropout, sum_with_dropout};
+pub(crate) use halves::{join_all, split_all};
+pub use random::Draw;
+pub(crate) use threads::{JOB, on_threads};
+pub(crate) use weights::Elements;
+pub use weights::{GradSlices, WeightSlices};

@@ -13,9 +13,9 @@
 //! - `autocast`: forward passes in 16 bits; `amp`: loss scaling, so that small gradients do not underflow
 //! - `named`: parameters and buffers of a model, in an order that all ranks share
 //! - `fused`, `foreach`: fused optimizer kernels; one operation on a list of tensors
-//! - `kernels`: dropout, cross-entropy and norms that read memory once
+//! - `kernels`: dropout, cross-entropy, norms and optimizer steps that read memory once
 //! - `cuda`: GPUs, found when the program runs: streams, graphs, memory; `nccl`: collectives between GPUs
-//! - `optim`, `clip`: SGD, Adam and AdamW with savable state; gradient clipping
+//! - `optim`, `clip`: SGD, Adam and AdamW, Lion, LAMB and Adafactor with savable state; gradient clipping
 //! - `memory_format`: channels last, and weights in 16 bits
 //! - `knobs`: denormals, determinism, TF32, how freed memory is kept; `rng`: the state of the random number generators
 //!
@@ -71,18 +71,20 @@ pub use fused::{FusedAdam, FusedSgd, Lr, StepTensors, WeightDecay};
 pub use grad::{grad, grads_are, move_grad, move_grads, set_grad, take_grad};
 pub use hook::GradHook;
 pub use kernels::{
-    Activation, BatchNormLayer, BranchEnd, LayerNormLayer, RightClasses, SmoothedLabels, batch_norm_cuda,
-    batch_norm_sum_relu_cuda, conv_stem_cuda, dropout, layer_norm_cuda, linear_cross_entropy_cuda,
-    max_pool_cuda, relu_dropout, smoothed_cross_entropy, sum_layer_norm_cuda, sum_with_dropout,
-    sums_with_layer_norm_cuda,
+    Activation, AdamSlices, AdamStep, BatchNormLayer, BranchEnd, Codes, Draw, GradSlices, LayerNormLayer,
+    MomentSlices, RightClasses, SmoothedLabels, WeightSlices, batch_norm_cuda, batch_norm_sum_relu_cuda,
+    conv_stem_cuda, dropout, layer_norm_cuda, linear_cross_entropy_cuda, max_pool_cuda, relu_dropout,
+    smoothed_cross_entropy, sum_layer_norm_cuda, sum_with_dropout, sums_with_layer_norm_cuda,
 };
 pub use knobs::{Determinism, allow_tf32, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
 pub use memory::{HeapTensor, ValuesAt, node_shared, tensor_from_vec, tensor_within};
 pub use memory_format::{channels_last, is_weight, weights_channels_last, weights_in};
 pub use named::{Named, buffers, frozen, parameters};
 pub use optim::{
-    Adam, AdamFamily, AdamOptions, AdamW, CopiedParameter, MasterWeights, Optimizer, OptimizerState,
-    ParameterGroup, ParameterGroups, Sgd, SgdOptions, StateError, no_decay_on_norms,
+    Adafactor, AdafactorOptions, Adam, AdamFamily, AdamOptions, AdamW, BiasCorrection, CopiedParameter,
+    Division, Lamb, LambOptions, Lion, LionOptions, MasterKind, MasterWeights, Moments, Optimizer,
+    OptimizerState, OwnRows, ParameterGroup, ParameterGroups, Sgd, SgdOptions, StateError, StepSize,
+    no_decay_on_norms,
 };
 pub use recordable::{HostRoute, NotRecordable};
 pub use rng::RngState;

@@ -1,4 +1,5 @@
-//! Optimizers on the fused kernels: [`Sgd`], [`Adam`] and [`AdamW`], with PyTorch's numbers and savable state.
+//! Optimizers on fused kernels, with PyTorch's numbers and savable state: [`Sgd`], [`Adam`], [`AdamW`], and with less
+//! state or for large batches [`Lion`], [`Adafactor`] and [`Lamb`].
 //!
 //! ```text
 //!   ParameterGroup{lr_factor, weight_decay} ─▶ batches of one rate, device and kind ─▶ one fused call a batch and step
@@ -8,25 +9,38 @@
 //! - `groups`: parameter groups with their own learning rate and weight decay
 //! - `trained`: the parameters in batches, with their state
 //! - `state`: saving and loading, with all checks first
-//! - `sgd`, `adam`: the steps
+//! - `sgd`, `adam`, `lion`, `lamb`, `adafactor`: the steps; `moments`: how Adam keeps its running means
+//! - `work`: the tensors of one parameter in a step of our own kernels
 //! - `master`: f32 master weights of 16-bit parameters, around any of them
+//! - `division`: parameters of which each rank steps some rows
 //!
 //! Not here: learning rate schedules, which call `set_lr`, and the reduction of gradients over ranks.
 
+mod adafactor;
 mod adam;
+mod division;
 #[cfg(test)]
 mod golden;
 mod groups;
+mod lamb;
+mod lion;
 mod master;
+mod moments;
 mod sgd;
 mod state;
 #[cfg(test)]
 mod tests;
 mod trained;
+mod work;
 
+pub use adafactor::{Adafactor, AdafactorOptions, StepSize};
 pub use adam::{Adam, AdamFamily, AdamOptions, AdamW};
+pub use division::{Division, OwnRows};
 pub use groups::{ParameterGroup, ParameterGroups, no_decay_on_norms};
-pub use master::MasterWeights;
+pub use lamb::{BiasCorrection, Lamb, LambOptions};
+pub use lion::{Lion, LionOptions};
+pub use master::{MasterKind, MasterWeights};
+pub use moments::Moments;
 pub use sgd::{Sgd, SgdOptions};
 pub use state::{OptimizerState, StateError};
 
@@ -45,6 +59,8 @@ pub struct CopiedParameter<'a> {
     pub parameter: &'a Tensor,
     /// Its gradient, of the parameter's kind.
     pub grad: Tensor,
+    /// If master weights are split: the low halves. The optimizer then trains the parameter itself, as the high half.
+    pub low: Option<&'a Tensor>,
 }
 
 /// Updates parameters by their gradients.
@@ -118,13 +134,31 @@ pub trait Optimizer: Send {
         let _ = replaced;
         Err(TorchError::Unsupported {
             operation: "step a part of the parameters on each rank",
-            reason: "the optimizer does not implement `replace_parameters`; try Sgd, Adam or AdamW, or ZeRO stage 0",
+            reason: "the optimizer does not implement `replace_parameters`; try one of this library's, or ZeRO stage 0",
+        })
+    }
+
+    /// Steps only the rows that this rank has from now on, as [`replace_parameters`](Self::replace_parameters). An
+    /// optimizer whose step depends on more than one element uses the group of ranks for sums over all rows. By default
+    /// it does not.
+    fn divide(&mut self, division: &Division<'_>) -> Result<(), TorchError> {
+        self.replace_parameters(&mut |named| (division.rows)(named).map(|rows| rows.tensor))
+    }
+
+    /// Treats parameters in bf16 as the high halves of f32 weights from now on. They are stepped by
+    /// [`step_copies`](Self::step_copies), and their state is that of f32 weights.
+    fn split_master_weights(&mut self) -> Result<(), TorchError> {
+        Err(TorchError::Unsupported {
+            operation: "split master weights",
+            reason: "this optimizer cannot step them; try Adam, AdamW, Lion, Lamb or Adafactor, or copied master weights",
         })
     }
 
     /// The state with which [`load_state`](Self::load_state) resumes to the same bits.
     ///
-    /// The tensors share memory with the optimizer: the next step changes them.
+    /// The tensors share memory with the optimizer: the next step changes them. Where ranks divide a parameter by rows,
+    /// a tensor of its shape is divided as it is, and another one of two or more dims has a row for each of its rows.
+    /// One with fewer dims is the same on all ranks.
     fn state(&self) -> OptimizerState;
 
     /// Resumes from a saved state. The tensors are copied. Of the scalars only the learning rate is used; all other

@@ -25,6 +25,12 @@ pub enum NotRecordable {
         /// The parameter.
         parameter: String,
     },
+    /// The optimizer counts steps on the host, and each launch of a graph would make the same step.
+    #[error("the optimizer's step of parameter `{parameter}` depends on numbers that the host computes")]
+    HostSteps {
+        /// The parameter.
+        parameter: String,
+    },
     /// The master copy of a parameter would be refreshed in the recording, and so again by each launch.
     #[error(
         "parameter `{parameter}` has changed since its f32 copy was made; \

@@ -9,6 +9,7 @@
 use tch::{Device, Kind, Tensor};
 
 use super::floats::{floats, floats_mut, for_instruction_sets, has_floats};
+use super::random::mix;
 use crate::error::TorchError;
 use crate::function::autograd_function;
 
@@ -54,16 +55,6 @@ impl Dropout {
         }
         factors
     }
-}
-
-/// A 32-bit hash in which each input bit changes half of the output bits (C. Wellons' "lowbias32").
-#[inline(always)]
-fn mix(mut x: u32) -> u32 {
-    x ^= x >> 16;
-    x = x.wrapping_mul(0x7feb_352d);
-    x ^= x >> 15;
-    x = x.wrapping_mul(0x846c_a68b);
-    x ^ (x >> 16)
 }
 
 for_instruction_sets! {

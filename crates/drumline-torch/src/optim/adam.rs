@@ -2,13 +2,18 @@
 //!
 //! They differ in one thing: Adam adds the weight decay to the gradient, AdamW subtracts it from the parameter.
 
+use tch::Kind;
+
 use super::groups::ParameterGroups;
-use super::state::{Layout, OptimizerState, STEP};
-use super::trained::{CopyStep, Ready, Trained, grads, methods_of_trained, not_negative};
+use super::moments::Moments;
+use super::state::{Layout, Like, OptimizerState, STEP, Slot};
+use super::trained::{CopyStep, Parameter, Ready, Trained, grads, methods_of_trained, not_negative};
+use super::work::{self, Slices, Work};
 use super::{CopiedParameter, Optimizer};
 use crate::error::TorchError;
 use crate::fused::{FusedAdam, StepTensors, WeightDecay};
-use crate::kernels::Rule;
+use crate::kernels::floats::elements_mut;
+use crate::kernels::{AdamSlices, AdamStep, Codes, Draw, JOB, MomentSlices, Rule, on_threads};
 
 /// Adam: the weight decay is added to the gradient.
 pub type Adam = AdamFamily<false>;
@@ -31,21 +36,30 @@ pub struct AdamOptions {
     pub amsgrad: bool,
     /// Whether to maximize instead of minimize.
     pub maximize: bool,
+    /// How the running means are kept.
+    pub moments: Moments,
 }
 
 impl Default for AdamOptions {
     fn default() -> Self {
-        Self { lr: 1e-3, betas: (0.9, 0.999), eps: 1e-8, weight_decay: None, amsgrad: false, maximize: false }
+        Self {
+            lr: 1e-3,
+            betas: (0.9, 0.999),
+            eps: 1e-8,
+            weight_decay: None,
+            amsgrad: false,
+            maximize: false,
+            moments: Moments::F32,
+        }
     }
 }
 
 impl AdamOptions {
     fn check(&self) -> Result<(), TorchError> {
         not_negative("eps", self.eps)?;
-        for beta in [self.betas.0, self.betas.1] {
-            if !(0.0..1.0).contains(&beta) {
-                return Err(TorchError::value("a beta", beta, "at least 0 and less than 1"));
-            }
+        work::check_betas(self.betas)?;
+        if self.amsgrad && self.moments != Moments::F32 {
+            return Err(TorchError::value("amsgrad", true, "false, as the moments are not in f32"));
         }
         Ok(())
     }
@@ -56,6 +70,8 @@ impl AdamOptions {
 pub struct AdamFamily<const DECOUPLED: bool> {
     trained: Trained,
     options: AdamOptions,
+    /// Whether weights in 16 bits are the high halves of master weights.
+    is_split: bool,
 }
 
 impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
@@ -68,13 +84,66 @@ impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
         options.check()?;
         let weight_decay = options.weight_decay.unwrap_or(Self::DEFAULT_WEIGHT_DECAY);
         let trained = Trained::new(parameters.into(), options.lr, weight_decay)?;
-        Ok(Self { trained, options })
+        Ok(Self { trained, options, is_split: false })
     }
 
-    fn layout(&self) -> Layout {
-        const SLOTS: &[&str] = &[STEP, "exp_avg", "exp_avg_sq", "max_exp_avg_sq"];
-        let slots = if self.options.amsgrad { SLOTS } else { &SLOTS[..3] };
-        Layout { kind: Self::KIND, slots }
+    /// The state of a parameter.
+    fn slots(&self) -> impl Fn(&Parameter) -> &'static [Slot] + use<DECOUPLED> {
+        const AMSGRAD: &[Slot] = &[
+            STEP,
+            Slot::new("exp_avg", Like::Parameter),
+            Slot::new("exp_avg_sq", Like::Parameter),
+            Slot::new("max_exp_avg_sq", Like::Parameter),
+        ];
+        let (AdamOptions { moments, amsgrad, .. }, is_split) = (&self.options, self.is_split);
+        let (moments, amsgrad) = (*moments, *amsgrad);
+        move |parameter| if amsgrad { AMSGRAD } else { moments.slots(parameter, is_split) }
+    }
+
+    /// Whether libtorch's kernels step parameters that have no copies.
+    fn is_libtorchs(&self) -> bool {
+        self.options.moments == Moments::F32 && !self.is_split
+    }
+
+    /// One step by our kernels, on as many threads as libtorch has.
+    fn step_work(&self, work: Vec<Work>, tensors: StepTensors<'_>) -> Result<(), TorchError> {
+        let Some((mut host, _)) = work::begin(work, tensors, |_| true)? else { return Ok(()) };
+        let mut jobs = Vec::new();
+        for work in &mut host {
+            let with = self.step_of(work)?;
+            let draw = self.draw(work, with.step);
+            let mut slices = slices(work, draw)?;
+            slices.check()?;
+            let unit = if let MomentSlices::EightBit { row_len, .. } = slices.moments { row_len } else { 1 };
+            let most = JOB.next_multiple_of(unit.max(1));
+            while slices.len() > most {
+                let (job, rest) = slices.split_at(most);
+                jobs.push(AdamJob { slices: job, with });
+                slices = rest;
+            }
+            jobs.push(AdamJob { slices, with });
+        }
+        on_threads(jobs, |mut job| job.slices.run(&job.with));
+        host.iter().try_for_each(Work::mark_written)
+    }
+
+    /// Counts a parameter's step.
+    fn step_of(&self, work: &mut Work) -> Result<AdamStep, TorchError> {
+        let AdamOptions { betas, eps, maximize, .. } = self.options;
+        Ok(AdamStep {
+            lr: work.lr,
+            betas,
+            eps,
+            weight_decay: work.weight_decay,
+            decay: Self::DECAY,
+            step: work.count_step()?,
+            grad_factor: work::grad_factor(maximize),
+        })
+    }
+
+    fn draw(&self, work: &Work, step: u64) -> Draw {
+        let seed = if let Moments::Bf16 { seed } = self.options.moments { seed } else { 0 };
+        Draw::new(seed, &work.name, step, work.first_element)
     }
 
     fn step_batch(
@@ -83,8 +152,8 @@ impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
         ready: &[Ready],
         tensors: StepTensors<'_>,
     ) -> Result<(), TorchError> {
-        let slots = self.layout().slots;
-        self.trained.make_slots(slots, batch, ready.iter().map(|ready| ready.place))?;
+        let slots = self.slots();
+        self.trained.make_slots(&slots, batch, ready.iter().map(|ready| ready.place))?;
         let batch = &self.trained.batches[batch];
         let max_exp_avg_sqs = self.options.amsgrad.then(|| batch.kept(ready, 3));
         FusedAdam {
@@ -108,6 +177,13 @@ impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
 
 impl<const DECOUPLED: bool> Optimizer for AdamFamily<DECOUPLED> {
     fn step_with(&mut self, tensors: StepTensors<'_>) -> Result<(), TorchError> {
+        if !self.is_libtorchs() {
+            let work = self.trained.work(&[], &self.slots())?.unwrap_or_default();
+            return match work.iter().find(|work| !work.is_on_host()) {
+                None => self.step_work(work, tensors),
+                Some(work) => Err(not_on_host(work)),
+            };
+        }
         for (batch, ready) in self.trained.ready()?.into_iter().enumerate() {
             self.step_batch(batch, &ready, tensors)?;
         }
@@ -122,14 +198,35 @@ impl<const DECOUPLED: bool> Optimizer for AdamFamily<DECOUPLED> {
         if tensors.grad_scale.is_some() || self.options.amsgrad {
             return Ok(false);
         }
+        let slots = self.slots();
+        if copies.iter().all(|copied| copied.parameter.device() == tch::Device::Cpu) {
+            let work = self.trained.work(copies, &slots)?;
+            let work = work.filter(|work| !work.is_empty() && work.iter().all(Work::is_on_host));
+            return work.map_or(Ok(false), |work| self.step_work(work, tensors).map(|()| true));
+        }
         let AdamOptions { betas, eps, maximize, .. } = self.options;
+        if !self.is_libtorchs() {
+            return Ok(false);
+        }
         let rule = Rule::Adam { betas, eps, decoupled: DECOUPLED };
-        let step = CopyStep { slots: self.layout().slots, rule, maximize, found_inf: tensors.found_inf };
+        let step = CopyStep { slots: &slots, rule, maximize, found_inf: tensors.found_inf };
         let rest = self.trained.step_copies(copies, step)?;
         let Some(rest) = rest else { return Ok(false) };
         let mut rest = rest.into_iter().enumerate();
         rest.try_for_each(|(batch, ready)| self.step_batch(batch, &ready, tensors))?;
         Ok(true)
+    }
+
+    fn split_master_weights(&mut self) -> Result<(), TorchError> {
+        if self.options.amsgrad {
+            return Err(TorchError::value("amsgrad", true, "false, for split master weights"));
+        }
+        self.is_split = true;
+        Ok(())
+    }
+
+    fn keep_lr_on_device(&mut self) -> Result<(), TorchError> {
+        if self.is_libtorchs() { self.trained.keep_lr_on_device() } else { work::check_eager(&self.trained) }
     }
 
     methods_of_trained!();
@@ -144,10 +241,51 @@ impl<const DECOUPLED: bool> Optimizer for AdamFamily<DECOUPLED> {
             ("amsgrad", f64::from(u8::from(amsgrad))),
             ("maximize", f64::from(u8::from(maximize))),
         ];
-        self.layout().save(&self.trained, &scalars)
+        Layout { kind: Self::KIND, slots: &self.slots() }.save(&self.trained, &scalars)
     }
 
     fn load_state(&mut self, state: &OptimizerState) -> Result<(), TorchError> {
-        self.layout().load(&mut self.trained, state)
+        let slots = self.slots();
+        Layout { kind: Self::KIND, slots: &slots }.load(&mut self.trained, state)
+    }
+}
+
+/// Elements that a thread steps together.
+struct AdamJob<'a> {
+    slices: AdamSlices<'a>,
+    with: AdamStep,
+}
+
+/// The memory of a parameter's tensors, with the moments as their kind says.
+fn slices(work: &mut Work, draw: Draw) -> Result<AdamSlices<'_>, TorchError> {
+    let rows = work.weights.size().first().map_or(1, |rows| (*rows).max(1));
+    let row_len = work.weights.numel() / rows as usize;
+    let Slices { elements, kept } = work.slices()?;
+    let is_bf16 = kept.get(1).is_some_and(|avg| avg.kind() == Kind::BFloat16);
+    let moments = match (kept, is_bf16) {
+        ([_, avg, sq], true) => {
+            MomentSlices::Bf16 { exp_avg: elements_mut(avg)?, exp_avg_sq: elements_mut(sq)?, draw }
+        }
+        ([_, avg, sq], false) => {
+            MomentSlices::F32 { exp_avg: elements_mut(avg)?, exp_avg_sq: elements_mut(sq)? }
+        }
+        ([_, avg, avg_absmax, sq, sq_absmax], _) => MomentSlices::EightBit {
+            exp_avg: Codes { codes: elements_mut(avg)?, absmax: elements_mut(avg_absmax)? },
+            exp_avg_sq: Codes { codes: elements_mut(sq)?, absmax: elements_mut(sq_absmax)? },
+            row_len,
+        },
+        _ => return Err(TorchError::Internal { what: "Adam keeps another number of tensors" }),
+    };
+    Ok(AdamSlices { weights: elements.weights, grads: elements.grads, moments })
+}
+
+/// Why our kernels do not step a parameter.
+fn not_on_host(work: &Work) -> TorchError {
+    TorchError::Parameter {
+        name: work.name.clone(),
+        cause: Box::new(TorchError::Unsupported {
+            operation: "keep Adam's moments in 16 or 8 bits",
+            reason: "our kernels step f32 parameters, and bf16 ones with master weights, on a CPU; try moments in f32",
+        }),
     }
 }

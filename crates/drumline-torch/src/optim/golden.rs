@@ -1,4 +1,5 @@
-//! The optimizers compared with PyTorch 2.11: `bench/oracle/optim.py` wrote the expected values.
+//! The optimizers compared with PyTorch 2.11 and with formulas of papers: `bench/oracle/optim.py` and `eight_bit.py` wrote
+//! the expected values.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -14,7 +15,12 @@ const STEPS: usize = 10;
 type Golden = HashMap<String, Tensor>;
 
 fn golden() -> Golden {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/oracle/golden/optim.safetensors");
+    golden_of("optim")
+}
+
+fn golden_of(name: &str) -> Golden {
+    let file = format!("../../bench/oracle/golden/{name}.safetensors");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
     Tensor::read_safetensors(path).unwrap().into_iter().collect()
 }
 
@@ -55,7 +61,49 @@ fn adam_options(case: &str) -> AdamOptions {
     }
 }
 
-const CASES: [&str; 13] = [
+fn lion_options(case: &str) -> LionOptions {
+    let plain = LionOptions::default();
+    match case {
+        "lion" => plain,
+        _ => LionOptions { betas: (0.7, 0.9), weight_decay: 0.2, maximize: true, ..plain },
+    }
+}
+
+fn lamb_options(case: &str) -> LambOptions {
+    let decaying = LambOptions { weight_decay: 0.1, ..LambOptions::default() };
+    match case {
+        "lamb" => decaying,
+        "lamb_deepspeed" => LambOptions { weight_decay: 0.1, ..LambOptions::deepspeed() },
+        _ => LambOptions {
+            betas: (0.7, 0.9),
+            eps: 1e-3,
+            min_coeff: 0.0,
+            max_coeff: f64::INFINITY,
+            maximize: true,
+            ..LambOptions::default()
+        },
+    }
+}
+
+fn adafactor_options(case: &str) -> AdafactorOptions {
+    let plain = AdafactorOptions::default();
+    let transformers = AdafactorOptions { eps: (1e-15, 1e-3), ..plain.clone() };
+    match case {
+        "adafactor" => plain,
+        "adafactor_odd" => AdafactorOptions {
+            beta2_decay: -0.5,
+            eps: (1e-3, 1e-2),
+            d: 1.5,
+            weight_decay: 0.2,
+            maximize: true,
+            ..plain
+        },
+        "adafactor_warmup" => AdafactorOptions { step_size: StepSize::WarmUp, ..transformers },
+        _ => AdafactorOptions { step_size: StepSize::Fixed, scale_parameter: false, ..transformers },
+    }
+}
+
+const CASES: [&str; 22] = [
     "sgd",
     "sgd_momentum",
     "sgd_dampening",
@@ -69,11 +117,25 @@ const CASES: [&str; 13] = [
     "adamw",
     "adamw_odd",
     "adamw_amsgrad",
+    "lion",
+    "lion_odd",
+    "lamb",
+    "lamb_unbounded",
+    "lamb_deepspeed",
+    "adafactor",
+    "adafactor_odd",
+    "adafactor_warmup",
+    "adafactor_fixed",
 ];
 
 fn make(case: &str, parameters: Vec<Named>) -> Box<dyn Optimizer> {
     match case {
         case if case.starts_with("sgd") => sgd(parameters, sgd_options(case)),
+        case if case.starts_with("lion") => Box::new(Lion::new(parameters, lion_options(case)).unwrap()),
+        case if case.starts_with("lamb") => Box::new(Lamb::new(parameters, lamb_options(case)).unwrap()),
+        case if case.starts_with("adafactor") => {
+            Box::new(Adafactor::new(parameters, adafactor_options(case)).unwrap())
+        }
         case if case.starts_with("adamw") => Box::new(AdamW::new(parameters, adam_options(case)).unwrap()),
         case => Box::new(Adam::new(parameters, adam_options(case)).unwrap()),
     }
@@ -123,7 +185,9 @@ fn compare_state(case: &str, state: &OptimizerState, golden: &Golden) {
     let expected = golden.keys().filter(|key| key.starts_with(&prefix)).count();
     assert_eq!(state.tensors.len(), expected, "{case}");
     for Named { name, tensor } in &state.tensors {
-        let difference = difference(tensor, &golden[&format!("{prefix}{name}")]);
+        // Ours keeps the columns of a matrix in one dim.
+        let expected = golden[&format!("{prefix}{name}")].reshape(tensor.size());
+        let difference = difference(tensor, &expected);
         assert!(difference <= 1e-6, "{case}, {name}: {difference:e}");
     }
 }
@@ -174,4 +238,43 @@ fn assert_same_bits(found: &[Named], expected: &[Named]) {
         assert_eq!(found.name, expected.name);
         assert!(found.tensor.equal(&expected.tensor), "{}", found.name);
     }
+}
+
+#[test]
+fn moments_in_8_bits_are_those_of_the_published_rule_to_the_bit() {
+    let golden = golden_of("eight_bit");
+    let leaf = |name: &str| golden[&format!("param.{name}")].copy().set_requires_grad(true);
+    let names = ["whole", "rest", "small", "vector"];
+    let parameters: Vec<_> = names.map(|name| Named { name: name.into(), tensor: leaf(name) }).into();
+    let options = AdamOptions {
+        lr: 0.02,
+        betas: (0.9, 0.99),
+        weight_decay: Some(0.1),
+        moments: Moments::EightBit,
+        ..AdamOptions::default()
+    };
+    let mut adamw = AdamW::new(parameters.clone(), options).unwrap();
+    for at in 0..6 {
+        for Named { name, tensor } in &parameters {
+            set_grad(tensor, Some(&golden[&format!("grad.{at}.{name}")])).unwrap();
+        }
+        adamw.step().unwrap();
+        for Named { name, tensor } in &parameters {
+            let expected = golden[&format!("after.{name}")].get(at);
+            let difference = difference(tensor, &expected);
+            assert!(tensor.equal(&expected), "step {at}, `{name}`: {difference:e}");
+        }
+    }
+    let state = adamw.state().tensors;
+    assert_eq!(state.len(), 2 * 5 + 2 * 3);
+    for Named { name, tensor } in &state {
+        assert!(tensor.equal(&golden[&format!("state.{name}")]), "{name}");
+    }
+    let bytes = |name: &str| {
+        let of = state.iter().filter(|named| named.name.starts_with(name));
+        of.map(|named| named.tensor.numel() * named.tensor.kind().elt_size_in_bytes()).sum::<usize>()
+    };
+    // Two codes for each element, two scales for each block, and the number of steps.
+    assert_eq!(bytes("whole"), 9 * 512 * 2 + 9 * 2 * 2 * 4 + 4);
+    assert_eq!(bytes("rest"), 14 * 300 * 2 + 14 * 2 * 2 * 4 + 4);
 }

@@ -5,30 +5,48 @@
 //!        ▲                                                                  ▼ step
 //!        └────────────────────── rounded ──────────────────────── master weight (f32)
 //! ```
-//! On a GPU our own kernels do all that follows backward in one pass over memory, if they support the optimizer
-//! ([`Optimizer::step_copies`]).
+//! Our own kernels do all that follows backward in one pass over memory, if they support the optimizer
+//! ([`Optimizer::step_copies`]): on a GPU SGD and Adam, on a CPU all but SGD.
+//!
+//! [`MasterKind::Split`] keeps only what a bf16 parameter lacks of its f32 weight: 16 bits, from which both together give
+//! the same bits as a copy. That takes 2 bytes less per parameter.
 //!
 //! A bf16 number has 8 bits of precision: near 1 it cannot grow by less than 1/128, and a step of 1e-3 changes nothing.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use tch::{Kind, Tensor, no_grad};
+use tch::{Device, Kind, Tensor, no_grad};
 
 use super::groups::ParameterGroups;
 use super::state::{OptimizerState, StateError};
 use super::trained::gradient_of;
-use super::{CopiedParameter, Optimizer};
+use super::{CopiedParameter, Division, Optimizer, OwnRows};
 use crate::cuda::is_recorded;
 use crate::error::TorchError;
 use crate::foreach::foreach_copy;
 use crate::fused::StepTensors;
-use crate::grad::{grad, set_grad};
+use crate::grad::{grad, mark_written, set_grad};
+use crate::kernels::floats::{elements, elements_mut};
+use crate::kernels::{join_all, split_all};
 use crate::memory_format::has_layout_of;
 use crate::named::Named;
 use crate::recordable::NotRecordable;
 
 /// The slot of a master weight in a saved state.
 const MASTER: &str = "master";
+
+/// How master weights are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum MasterKind {
+    /// As f32 copies.
+    #[default]
+    Copy,
+    /// As the 16 bits that a bf16 parameter lacks. A master weight in the middle between two bf16 numbers is rounded away
+    /// from zero, and with copies to the even one; all else is the same to the bit. Only on a CPU, for parameters in
+    /// bf16.
+    Split,
+}
 
 /// Wraps an optimizer so that it steps f32 copies of parameters in `BFloat16` or `Half`. Parameters in f32 are stepped
 /// directly.
@@ -51,6 +69,7 @@ const MASTER: &str = "master";
 #[derive(Debug)]
 pub struct MasterWeights<O> {
     inner: O,
+    kind: MasterKind,
     pairs: Vec<Pair>,
     /// Whether all copies must be refreshed: before the first step the parameters may still be loaded or broadcast.
     are_stale: bool,
@@ -58,16 +77,22 @@ pub struct MasterWeights<O> {
     versions: Vec<i64>,
 }
 
-/// A parameter and its copy; the same tensor if it needs no copy.
+/// A parameter and its copy; the same tensor if it needs no copy, or is the high half of its master weight.
 #[derive(Debug)]
 struct Pair {
     parameter: Named,
     master: Tensor,
+    low: Option<Tensor>,
+    /// Master weights that were loaded and not split yet: the program may still load the parameter itself.
+    loaded: Option<Tensor>,
 }
 
 impl Pair {
-    fn new(parameter: &Named) -> Result<Self, TorchError> {
+    fn new(parameter: &Named, kind: MasterKind) -> Result<Self, TorchError> {
         let tensor = &parameter.tensor;
+        if kind == MasterKind::Split && matches!(tensor.kind(), Kind::BFloat16 | Kind::Half) {
+            return Self::split(parameter);
+        }
         let master = match tensor.kind() {
             Kind::BFloat16 | Kind::Half => {
                 // Its values are those of the parameter at the first step.
@@ -78,7 +103,43 @@ impl Pair {
             }
             _ => tensor.shallow_clone(),
         };
-        Ok(Self { parameter: parameter.clone(), master })
+        Ok(Self { parameter: parameter.clone(), master, low: None, loaded: None })
+    }
+
+    fn split(parameter: &Named) -> Result<Self, TorchError> {
+        let tensor = &parameter.tensor;
+        if tensor.kind() != Kind::BFloat16 || tensor.device() != Device::Cpu {
+            let reason = "only parameters in bf16 on a CPU have split master weights; try MasterKind::Copy";
+            let cause = TorchError::Unsupported { operation: "split a master weight", reason };
+            return Err(TorchError::Parameter { name: parameter.name.clone(), cause: Box::new(cause) });
+        }
+        let options = (Kind::Int16, Device::Cpu);
+        let low = tensor.f_new_empty_strided(tensor.size(), tensor.stride(), options)?.f_zero_()?;
+        let master = tensor.shallow_clone();
+        Ok(Self { parameter: parameter.clone(), master, low: Some(low), loaded: None })
+    }
+
+    /// The f32 master weight, as a new tensor if it is split.
+    fn whole(&self) -> Result<Tensor, TorchError> {
+        let Some(low) = &self.low else { return Ok(self.master.f_detach()?) };
+        if let Some(loaded) = &self.loaded {
+            return Ok(loaded.shallow_clone());
+        }
+        let tensor = &self.master;
+        let options = (Kind::Float, Device::Cpu);
+        let mut whole = tensor.f_new_empty_strided(tensor.size(), tensor.stride(), options)?;
+        join_all(elements(tensor)?, elements(low)?, elements_mut(&mut whole)?);
+        Ok(whole)
+    }
+
+    /// Splits the master weights that were loaded.
+    fn split_loaded(&mut self) -> Result<(), TorchError> {
+        if let (Some(loaded), Some(low)) = (self.loaded.take(), &mut self.low) {
+            let mut high = self.master.f_detach()?;
+            split_all(elements(&loaded)?, elements_mut(&mut high)?, elements_mut(low)?);
+            mark_written(&self.master)?;
+        }
+        Ok(())
     }
 
     /// Refreshes the elements of the copy whose rounded value is not the parameter's: the program has changed those.
@@ -90,7 +151,7 @@ impl Pair {
     }
 
     fn is_copied(&self) -> bool {
-        self.parameter.tensor.kind() != self.master.kind()
+        self.low.is_some() || self.parameter.tensor.kind() != self.master.kind()
     }
 
     /// A gradient, and the tensor for it in f32: the copy's gradient if it has one, so that a captured graph finds it
@@ -117,7 +178,7 @@ fn with_gradients(pairs: &[Pair]) -> Result<(Vec<&Pair>, Vec<CopiedParameter<'_>
         match gradient_of(&pair.parameter)? {
             Some(grad) => {
                 found.push(pair);
-                copies.push(CopiedParameter { name, parameter: tensor, grad });
+                copies.push(CopiedParameter { name, parameter: tensor, grad, low: pair.low.as_ref() });
             }
             None => set_grad(&pair.master, None)?,
         }
@@ -148,13 +209,26 @@ impl<O: Optimizer> MasterWeights<O> {
         parameters: impl Into<ParameterGroups>,
         make: impl FnOnce(ParameterGroups) -> Result<O, TorchError>,
     ) -> Result<Self, TorchError> {
+        Self::with_kind(MasterKind::Copy, parameters, make)
+    }
+
+    /// Like [`new`](Self::new), with a choice of how master weights are kept.
+    pub fn with_kind(
+        kind: MasterKind,
+        parameters: impl Into<ParameterGroups>,
+        make: impl FnOnce(ParameterGroups) -> Result<O, TorchError>,
+    ) -> Result<Self, TorchError> {
         let (mut groups, mut pairs) = (parameters.into(), Vec::new());
         for parameter in groups.0.iter_mut().flat_map(|group| &mut group.parameters) {
-            let pair = Pair::new(parameter)?;
+            let pair = Pair::new(parameter, kind)?;
             parameter.tensor = pair.master.shallow_clone();
             pairs.push(pair);
         }
-        Ok(Self { inner: make(groups)?, pairs, are_stale: true, versions: Vec::new() })
+        let mut inner = make(groups)?;
+        if kind == MasterKind::Split {
+            inner.split_master_weights()?;
+        }
+        Ok(Self { inner, kind, pairs, are_stale: true, versions: Vec::new() })
     }
 
     fn versions(&self) -> Vec<i64> {
@@ -186,7 +260,14 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
     fn step_with(&mut self, tensors: StepTensors<'_>) -> Result<(), TorchError> {
         self.refresh_master_weights()?;
         let (pairs, copies) = with_gradients(&self.pairs)?;
-        if !self.inner.step_copies(&copies, tensors)? {
+        if !copies.is_empty() && self.kind == MasterKind::Split {
+            if !self.inner.step_copies(&copies, tensors)? {
+                return Err(TorchError::Unsupported {
+                    operation: "step split master weights",
+                    reason: "gradients are not in bf16 like their parameters, or others are not in f32; try MasterKind::Copy",
+                });
+            }
+        } else if !self.inner.step_copies(&copies, tensors)? {
             cast_gradients(&pairs, &copies)?;
             self.inner.step_with(tensors)?;
             let (parameters, masters) = self.both();
@@ -200,6 +281,13 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
         let now = self.versions();
         if self.are_stale || now != self.versions {
             self.check_not_recorded()?;
+        }
+        if self.kind == MasterKind::Split {
+            // The parameters are the high halves themselves.
+            self.are_stale = false;
+            self.pairs.iter_mut().try_for_each(Pair::split_loaded)?;
+            self.versions = self.versions();
+            return Ok(());
         }
         if self.are_stale {
             let (parameters, masters) = self.both();
@@ -236,18 +324,26 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
         &mut self,
         replaced: &mut dyn FnMut(&Named) -> Option<Tensor>,
     ) -> Result<(), TorchError> {
-        let mut pairs = Vec::new();
-        for pair in &self.pairs {
-            if let Some(tensor) = replaced(&pair.parameter) {
-                pairs.push(Pair::new(&Named { name: pair.parameter.name.clone(), tensor })?);
-            }
-        }
-        let masters: HashMap<&str, &Tensor> =
-            pairs.iter().map(|pair| (pair.parameter.name.as_str(), &pair.master)).collect();
-        let of_copy = |copy: &Named| masters.get(copy.name.as_str()).map(|master| master.shallow_clone());
-        self.inner.replace_parameters(&mut { of_copy })?;
-        (self.pairs, self.are_stale, self.versions) = (pairs, true, Vec::new());
-        Ok(())
+        self.replace(&mut |parameter| {
+            let tensor = replaced(parameter)?;
+            Some(OwnRows { whole: tensor.size(), tensor, first: 0 })
+        })?;
+        let masters = self.masters();
+        self.inner.replace_parameters(&mut |copy| Some(masters.get(&copy.name)?.shallow_clone()))
+    }
+
+    fn divide(&mut self, division: &Division<'_>) -> Result<(), TorchError> {
+        let found = self.replace(&mut |parameter| (division.rows)(parameter))?;
+        let masters = self.masters();
+        let rows = |copy: &Named| {
+            let (first, whole) = found.get(&copy.name)?.clone();
+            Some(OwnRows { tensor: masters.get(&copy.name)?.shallow_clone(), first, whole })
+        };
+        self.inner.divide(&Division { group: Arc::clone(&division.group), rows: &rows })
+    }
+
+    fn split_master_weights(&mut self) -> Result<(), TorchError> {
+        self.inner.split_master_weights()
     }
 
     fn parameters(&self) -> Vec<Named> {
@@ -260,7 +356,7 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
         if !self.are_stale {
             state.tensors.extend(self.copied().map(|pair| Named {
                 name: format!("{}.{MASTER}", pair.parameter.name),
-                tensor: pair.master.detach(),
+                tensor: pair.whole().expect("there is host memory for a copy of the master weights"),
             }));
         }
         state
@@ -274,12 +370,44 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
         let rest = rest.into_iter().cloned().collect();
         self.inner.load_state(&OptimizerState { tensors: rest, ..state.clone() })?;
         self.are_stale = masters.is_empty();
+        if self.kind == MasterKind::Split {
+            let pairs = self.pairs.iter_mut().filter(|pair| pair.is_copied());
+            for (pair, master) in pairs.zip(masters) {
+                let (tensor, options) = (&pair.master, (Kind::Float, Device::Cpu));
+                let mut loaded = tensor.f_new_empty_strided(tensor.size(), tensor.stride(), options)?;
+                no_grad(|| loaded.f_copy_(master))?;
+                pair.loaded = Some(loaded);
+            }
+            return Ok(());
+        }
         let own: Vec<_> = self.copied().map(|pair| &pair.master).collect();
         if masters.is_empty() { Ok(()) } else { foreach_copy(&own, &masters) }
     }
 }
 
 impl<O: Optimizer> MasterWeights<O> {
+    /// Replaces the parameters. Returns the first row and the whole shape of each.
+    fn replace(
+        &mut self,
+        rows: &mut dyn FnMut(&Named) -> Option<OwnRows>,
+    ) -> Result<HashMap<String, (i64, Vec<i64>)>, TorchError> {
+        let (mut pairs, mut found) = (Vec::new(), HashMap::new());
+        for Pair { parameter, .. } in &self.pairs {
+            let Some(OwnRows { tensor, first, whole }) = rows(parameter) else { continue };
+            let name = parameter.name.clone();
+            pairs.push(Pair::new(&Named { name: name.clone(), tensor }, self.kind)?);
+            found.insert(name, (first, whole));
+        }
+        (self.pairs, self.are_stale, self.versions) = (pairs, true, Vec::new());
+        Ok(found)
+    }
+
+    /// What the wrapped optimizer steps, by name.
+    fn masters(&self) -> HashMap<String, Tensor> {
+        let master = |pair: &Pair| (pair.parameter.name.clone(), pair.master.shallow_clone());
+        self.pairs.iter().map(master).collect()
+    }
+
     /// The saved copies of all copied parameters, in their order.
     fn saved<'a>(&self, saved: &[&'a Named]) -> Result<Vec<&'a Tensor>, TorchError> {
         let find = |pair: &Pair| {

@@ -3,8 +3,8 @@
 use tch::Tensor;
 
 use super::groups::ParameterGroups;
-use super::state::{Layout, OptimizerState};
-use super::trained::{CopyStep, Ready, Trained, grads, methods_of_trained, not_negative};
+use super::state::{Layout, Like, OptimizerState, Slot};
+use super::trained::{CopyStep, Parameter, Ready, Trained, grads, methods_of_trained, not_negative};
 use super::{CopiedParameter, Optimizer};
 use crate::error::TorchError;
 use crate::fused::{FusedSgd, StepTensors};
@@ -48,6 +48,8 @@ impl SgdOptions {
     }
 }
 
+const KIND: &str = "sgd";
+
 /// SGD on the fused kernel.
 #[derive(Debug)]
 pub struct Sgd {
@@ -63,9 +65,9 @@ impl Sgd {
         Ok(Self { trained, options })
     }
 
-    fn layout(&self) -> Layout {
-        let slots: &[&str] = if self.options.momentum == 0.0 { &[] } else { &["momentum_buffer"] };
-        Layout { kind: "sgd", slots }
+    fn slots(&self) -> &'static [Slot] {
+        const MOMENTUM: &[Slot] = &[Slot::new("momentum_buffer", Like::Parameter)];
+        if self.options.momentum == 0.0 { &[] } else { MOMENTUM }
     }
 
     fn step_batch(
@@ -154,13 +156,18 @@ impl Optimizer for Sgd {
         }
         let SgdOptions { momentum, nesterov, maximize, .. } = self.options;
         let rule = Rule::Sgd { momentum, nesterov };
-        let step = CopyStep { slots: self.layout().slots, rule, maximize, found_inf: tensors.found_inf };
+        let slots = self.slots();
+        let step = CopyStep { slots: &|_| slots, rule, maximize, found_inf: tensors.found_inf };
         // With buffers of zeros a step equals a first step, because there is no dampening.
         let rest = self.trained.step_copies(copies, step)?;
         let Some(rest) = rest else { return Ok(false) };
         let mut rest = rest.into_iter().enumerate();
         rest.try_for_each(|(batch, ready)| self.step_batch(batch, ready, tensors))?;
         Ok(true)
+    }
+
+    fn keep_lr_on_device(&mut self) -> Result<(), TorchError> {
+        self.trained.keep_lr_on_device()
     }
 
     methods_of_trained!();
@@ -174,11 +181,13 @@ impl Optimizer for Sgd {
             ("weight_decay", weight_decay),
             ("maximize", f64::from(u8::from(maximize))),
         ];
-        self.layout().save(&self.trained, &scalars)
+        let slots = |_: &Parameter| self.slots();
+        Layout { kind: KIND, slots: &slots }.save(&self.trained, &scalars)
     }
 
     fn load_state(&mut self, state: &OptimizerState) -> Result<(), TorchError> {
-        self.layout().load(&mut self.trained, state)
+        let slots = self.slots();
+        Layout { kind: KIND, slots: &|_| slots }.load(&mut self.trained, state)
     }
 }
 

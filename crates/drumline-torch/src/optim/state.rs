@@ -9,15 +9,78 @@ use tch::{Kind, Tensor};
 
 use super::trained::{Parameter, Trained};
 use crate::error::TorchError;
+use crate::kernels::BLOCK;
 use crate::named::Named;
 
-/// The slot for the number of steps: one number, while other slots have the parameter's shape.
-pub(super) const STEP: &str = "step";
+/// A state tensor that an optimizer keeps for a parameter.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Slot {
+    /// The last part of its name.
+    pub(super) name: &'static str,
+    pub(super) like: Like,
+}
+
+/// The shape and the kind of a state tensor.
+///
+/// If ranks divide the parameter by rows, tensors of two or more dims are divided as well. A matrix is the last two dims
+/// of a parameter.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Like {
+    /// One f32.
+    Number,
+    /// As the parameter.
+    Parameter,
+    /// The shape of the parameter, in this kind.
+    Elements(Kind),
+    /// One f32 for each block of a row: `[rows, blocks]`.
+    Blocks,
+    /// One f32 for each row of each matrix.
+    MatrixRows,
+    /// One f32 for each column of each matrix. Those of a parameter that is one matrix have one dim: they are means over
+    /// the rows of all ranks.
+    MatrixColumns,
+}
+
+/// The slot for the number of steps.
+pub(super) const STEP: Slot = Slot { name: "step", like: Like::Number };
+
+impl Slot {
+    pub(super) const fn new(name: &'static str, like: Like) -> Self {
+        Self { name, like }
+    }
+
+    /// A new tensor, filled with zeros.
+    pub(super) fn empty(&self, parameter: &Tensor) -> Tensor {
+        let (mut size, place) = (parameter.size(), (Kind::Float, parameter.device()));
+        let num_dims = size.len();
+        match self.like {
+            Like::Number => Tensor::zeros([], place),
+            Like::Parameter => tch::no_grad(|| parameter.zeros_like()),
+            Like::Elements(kind) => {
+                let options = (kind, parameter.device());
+                tch::no_grad(|| parameter.new_empty_strided(size, parameter.stride(), options).zero_())
+            }
+            Like::Blocks => {
+                let row_len: i64 = size[1..].iter().product();
+                Tensor::zeros([size[0], (row_len as u64).div_ceil(BLOCK as u64) as i64], place)
+            }
+            Like::MatrixRows => {
+                size[num_dims - 1] = 1;
+                Tensor::zeros(size, place)
+            }
+            Like::MatrixColumns if num_dims == 2 => Tensor::zeros([size[1]], place),
+            Like::MatrixColumns => {
+                size[num_dims - 2] = 1;
+                Tensor::zeros(size, place)
+            }
+        }
+    }
+}
 
 /// The state of an optimizer: all that is needed to resume, besides the parameters.
 #[derive(Debug, Clone, Default)]
 pub struct OptimizerState {
-    /// Which optimizer: `sgd`, `adam` or `adamw`.
+    /// Which optimizer: `sgd`, `adam`, `adamw`, `lion`, `lamb` or `adafactor`.
     pub kind: String,
     /// Its settings, among them `lr`.
     pub scalars: BTreeMap<String, f64>,
@@ -56,6 +119,16 @@ pub enum StateError {
         /// The shape that its parameter needs.
         expected: Vec<i64>,
     },
+    /// A tensor is in 8 bits and must not be, or the other way round.
+    #[error("`{name}` is of kind {got:?}; expected {expected:?}; try the moments it was saved with")]
+    Kind {
+        /// The tensor.
+        name: String,
+        /// Its kind.
+        got: Kind,
+        /// The kind that is needed.
+        expected: Kind,
+    },
     /// Some tensors of a parameter are missing.
     #[error("of `{parameter}` it has only {found} of {slots:?}")]
     Incomplete {
@@ -63,8 +136,8 @@ pub enum StateError {
         parameter: String,
         /// How many tensors it has.
         found: usize,
-        /// The tensors that this optimizer keeps for a parameter.
-        slots: &'static [&'static str],
+        /// The tensors that this optimizer keeps for the parameter.
+        slots: Vec<&'static str>,
     },
     /// It has a tensor that this optimizer does not keep with its settings.
     #[error(
@@ -75,8 +148,8 @@ pub enum StateError {
         name: String,
         /// The last part of its name.
         slot: String,
-        /// The tensors that this optimizer keeps for a parameter.
-        slots: &'static [&'static str],
+        /// The tensors that this optimizer keeps for the parameter.
+        slots: Vec<&'static str>,
     },
     /// It has a tensor of a parameter that this optimizer does not train.
     #[error("it has `{name}`, and no parameter `{parameter}` is trained here")]
@@ -100,14 +173,14 @@ pub enum StateError {
     },
 }
 
-/// The name of an optimizer, and the names of the tensors that it keeps for a parameter.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Layout {
+/// The name of an optimizer, and the tensors that it keeps for each parameter.
+#[derive(Clone, Copy)]
+pub(super) struct Layout<'a> {
     pub(super) kind: &'static str,
-    pub(super) slots: &'static [&'static str],
+    pub(super) slots: &'a dyn Fn(&Parameter) -> &'static [Slot],
 }
 
-impl Layout {
+impl Layout<'_> {
     pub(super) fn save(&self, trained: &Trained, scalars: &[(&str, f64)]) -> OptimizerState {
         let scalars = scalars.iter().map(|(name, value)| (name.to_string(), *value));
         OptimizerState {
@@ -119,8 +192,8 @@ impl Layout {
 
     fn save_parameter(&self, parameter: &Parameter) -> impl Iterator<Item = Named> {
         let name = &parameter.named.name;
-        self.slots.iter().zip(&parameter.kept).map(move |(slot, tensor)| Named {
-            name: format!("{name}.{slot}"),
+        (self.slots)(parameter).iter().zip(&parameter.kept).map(move |(slot, tensor)| Named {
+            name: format!("{name}.{}", slot.name),
             tensor: tensor.shallow_clone(),
         })
     }
@@ -149,19 +222,15 @@ impl Layout {
         saved: &mut BTreeMap<&str, &Tensor>,
     ) -> Result<Vec<Tensor>, TorchError> {
         let Named { name, tensor } = &parameter.named;
-        let mut kept = Vec::new();
-        for slot in self.slots {
-            let full_name = format!("{name}.{slot}");
+        let (mut kept, slots) = (Vec::new(), (self.slots)(parameter));
+        for slot in slots {
+            let full_name = format!("{name}.{}", slot.name);
             let Some(found) = saved.remove(full_name.as_str()) else { continue };
             kept.push(copy_for(tensor, slot, Saved { name: &full_name, tensor: found })?);
         }
-        if !kept.is_empty() && kept.len() < self.slots.len() {
-            return Err(StateError::Incomplete {
-                parameter: name.clone(),
-                found: kept.len(),
-                slots: self.slots,
-            }
-            .into());
+        if !kept.is_empty() && kept.len() < slots.len() {
+            let (parameter, found) = (name.clone(), kept.len());
+            return Err(StateError::Incomplete { parameter, found, slots: names(slots) }.into());
         }
         Ok(kept)
     }
@@ -169,15 +238,16 @@ impl Layout {
     /// Why `name` in a saved state does not belong to this optimizer.
     fn unknown_tensor(&self, name: &str, trained: &Trained) -> StateError {
         let (parameter, slot) = name.rsplit_once('.').unwrap_or((name, ""));
-        if trained.parameters().any(|known| known.named.name == parameter) {
-            return StateError::UnknownSlot {
-                name: name.to_owned(),
-                slot: slot.to_owned(),
-                slots: self.slots,
-            };
+        if let Some(known) = trained.parameters().find(|known| known.named.name == parameter) {
+            let slots = names((self.slots)(known));
+            return StateError::UnknownSlot { name: name.to_owned(), slot: slot.to_owned(), slots };
         }
         StateError::UnknownParameter { name: name.to_owned(), parameter: parameter.to_owned() }
     }
+}
+
+fn names(slots: &[Slot]) -> Vec<&'static str> {
+    slots.iter().map(|slot| slot.name).collect()
 }
 
 fn by_name(tensors: &[Named]) -> Result<BTreeMap<&str, &Tensor>, TorchError> {
@@ -198,21 +268,17 @@ struct Saved<'a> {
 }
 
 /// A copy with the parameter's memory layout.
-fn copy_for(parameter: &Tensor, slot: &str, saved: Saved<'_>) -> Result<Tensor, TorchError> {
-    let mut copy = empty_slot(parameter, slot);
+fn copy_for(parameter: &Tensor, slot: &Slot, saved: Saved<'_>) -> Result<Tensor, TorchError> {
+    let mut copy = slot.empty(parameter);
     let Saved { name, tensor } = saved;
     if copy.size() != tensor.size() {
         let (got, expected) = (tensor.size(), copy.size());
         return Err(StateError::Shape { name: name.to_owned(), got, expected }.into());
     }
+    if (copy.kind() == Kind::Uint8) != (tensor.kind() == Kind::Uint8) {
+        let (got, expected) = (tensor.kind(), copy.kind());
+        return Err(StateError::Kind { name: name.to_owned(), got, expected }.into());
+    }
     tch::no_grad(|| copy.f_copy_(tensor))?;
     Ok(copy)
-}
-
-/// A new tensor for a slot, filled with zeros.
-pub(super) fn empty_slot(parameter: &Tensor, slot: &str) -> Tensor {
-    if slot == STEP {
-        return Tensor::zeros([], (Kind::Float, parameter.device()));
-    }
-    tch::no_grad(|| parameter.zeros_like())
 }

@@ -1,12 +1,16 @@
 //! The parameters of an optimizer, in batches for one fused call each, with their state tensors.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
+use drumline_comm::{ProcessGroup, ReduceOp};
 use tch::{Kind, Tensor};
 
 use super::CopiedParameter;
+use super::division::{Division, OwnRows};
 use super::groups::{ParameterGroup, ParameterGroups};
-use super::state::empty_slot;
+use super::state::Slot;
+use super::work::Work;
 use crate::cuda::is_recorded;
 use crate::error::TorchError;
 use crate::fused::{Lr, grad_with_layout, is_dense};
@@ -20,6 +24,10 @@ use crate::recordable::NotRecordable;
 pub(super) struct Trained {
     lr: f64,
     pub(super) batches: Vec<Batch>,
+    /// The shapes of all whole parameters, also of those of which this rank steps nothing.
+    shapes: Vec<Vec<i64>>,
+    /// The ranks that have the other rows of the parameters.
+    group: Option<Arc<ProcessGroup>>,
 }
 
 /// Parameters of one learning rate, weight decay, device and kind.
@@ -38,7 +46,16 @@ pub(super) struct Parameter {
     pub(super) named: Named,
     /// One tensor for each of the optimizer's slots; empty until the parameter's first step.
     pub(super) kept: Vec<Tensor>,
+    /// Its index among all parameters, the same on all ranks.
+    pub(super) index: usize,
+    /// The shape of the whole parameter, of which `named` may have some rows.
+    pub(super) whole: Vec<i64>,
+    /// The index of the first of these rows.
+    first_row: i64,
 }
+
+/// The slots that an optimizer keeps for a parameter.
+pub(super) type SlotsOf<'a> = &'a dyn Fn(&Parameter) -> &'static [Slot];
 
 /// A parameter that has a gradient in this step: its index in the batch, and the gradient with the parameter's layout.
 pub(super) struct Ready {
@@ -47,9 +64,9 @@ pub(super) struct Ready {
 }
 
 /// A step of f32 copies.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub(super) struct CopyStep<'a> {
-    pub(super) slots: &'a [&'a str],
+    pub(super) slots: SlotsOf<'a>,
     pub(super) rule: Rule,
     /// Whether to maximize instead of minimize.
     pub(super) maximize: bool,
@@ -61,10 +78,6 @@ macro_rules! methods_of_trained {
     () => {
         fn zero_grad(&mut self) -> Result<(), TorchError> {
             self.trained.zero_grad()
-        }
-
-        fn keep_lr_on_device(&mut self) -> Result<(), TorchError> {
-            self.trained.keep_lr_on_device()
         }
 
         fn lr(&self) -> f64 {
@@ -85,6 +98,10 @@ macro_rules! methods_of_trained {
         ) -> Result<(), TorchError> {
             self.trained.replace_parameters(replaced)
         }
+
+        fn divide(&mut self, division: &$crate::optim::Division<'_>) -> Result<(), TorchError> {
+            self.trained.divide(division)
+        }
     };
 }
 pub(super) use methods_of_trained;
@@ -99,7 +116,7 @@ struct Split<'a> {
 impl Trained {
     pub(super) fn new(groups: ParameterGroups, lr: f64, weight_decay: f64) -> Result<Self, TorchError> {
         not_negative("the learning rate", lr)?;
-        let mut trained = Self { lr, batches: Vec::new() };
+        let mut trained = Self { lr, batches: Vec::new(), shapes: Vec::new(), group: None };
         for group in groups.0 {
             let weight_decay = group.weight_decay.unwrap_or(weight_decay);
             not_negative("the weight decay", weight_decay)?;
@@ -114,7 +131,9 @@ impl Trained {
         let first = self.batches.len();
         for named in group.parameters {
             check_trainable(&named)?;
-            let parameter = Parameter { named, kept: Vec::new() };
+            let (index, whole) = (self.shapes.len(), named.tensor.size());
+            self.shapes.push(whole.clone());
+            let parameter = Parameter { named, kept: Vec::new(), index, whole, first_row: 0 };
             match self.batches[first..].iter_mut().find(|batch| batch.takes(&parameter)) {
                 Some(batch) => batch.parameters.push(parameter),
                 None => self.batches.push(Batch {
@@ -186,18 +205,69 @@ impl Trained {
     /// Creates the state of parameters that make their first step.
     pub(super) fn make_slots(
         &mut self,
-        slots: &[&str],
+        slots: SlotsOf<'_>,
         batch: usize,
         places: impl Iterator<Item = usize>,
     ) -> Result<(), TorchError> {
         for place in places {
             let parameter = &mut self.batches[batch].parameters[place];
+            let slots = slots(parameter);
             if parameter.kept.len() < slots.len() {
                 parameter.check_first_step()?;
-                parameter.kept = slots.iter().map(|slot| empty_slot(&parameter.named.tensor, slot)).collect();
+                parameter.kept = slots.iter().map(|slot| slot.empty(&parameter.named.tensor)).collect();
             }
         }
         Ok(())
+    }
+
+    /// The parameters that make a step, with their state: copies with the gradients of what they are copies of, and
+    /// others that have a gradient. `None` if a copy is not trained here.
+    pub(super) fn work(
+        &mut self,
+        copies: &[CopiedParameter<'_>],
+        slots: SlotsOf<'_>,
+    ) -> Result<Option<Vec<Work>>, TorchError> {
+        let Some(all) = self.split(copies)? else { return Ok(None) };
+        for (batch, split) in all.iter().enumerate() {
+            let (copied, ready) = (split.copies.iter(), split.ready.iter());
+            let places = copied.map(|(place, _)| *place).chain(ready.map(|ready| ready.place));
+            self.make_slots(slots, batch, places)?;
+        }
+        let mut work = Vec::new();
+        for (batch, Split { ready, copies }) in self.batches.iter().zip(all) {
+            let lr = self.lr * batch.lr_factor;
+            let of = |place: usize, grad: Tensor| {
+                Work::new(&batch.parameters[place], grad, lr, batch.weight_decay)
+            };
+            work.extend(ready.into_iter().map(|ready| of(ready.place, ready.grad)));
+            let copied = copies
+                .into_iter()
+                .map(|(place, copied)| of(place, copied.grad.shallow_clone()).with_twin(copied));
+            work.extend(copied);
+        }
+        Ok(Some(work))
+    }
+
+    /// Of each batch the parameters that make a step. `None` if a copy is not trained here.
+    fn split<'a>(&self, copies: &'a [CopiedParameter<'a>]) -> Result<Option<Vec<Split<'a>>>, TorchError> {
+        let by_name: HashMap<_, _> = copies.iter().map(|copied| (copied.name, copied)).collect();
+        let all: Result<Vec<_>, _> = self.batches.iter().map(|batch| batch.split(&by_name)).collect();
+        let all = all?;
+        let num_found = all.iter().map(|split| split.copies.len()).sum::<usize>();
+        Ok((num_found == copies.len()).then_some(all))
+    }
+
+    /// The shapes of all whole parameters, also of those of which this rank steps nothing.
+    pub(super) fn shapes(&self) -> &[Vec<i64>] {
+        &self.shapes
+    }
+
+    /// Adds up numbers of all ranks that have rows of the parameters. All of them call it in each step.
+    pub(super) fn sum_over_ranks(&self, numbers: &mut [f64]) -> Result<(), TorchError> {
+        match &self.group {
+            Some(group) if group.size() > 1 => Ok(group.all_reduce(numbers, ReduceOp::Sum)?),
+            _ => Ok(()),
+        }
     }
 
     /// Steps the copies of all batches, and rounds them into their 16-bit parameters. Returns the remaining parameters
@@ -212,12 +282,7 @@ impl Trained {
         if copies.iter().any(|copied| !copied.parameter.device().is_cuda()) {
             return Ok(None);
         }
-        let by_name: HashMap<_, _> = copies.iter().map(|copied| (copied.name, copied)).collect();
-        let all: Result<Vec<_>, _> = self.batches.iter().map(|batch| batch.split(&by_name)).collect();
-        let all = all?;
-        if all.iter().map(|split| split.copies.len()).sum::<usize>() != copies.len() {
-            return Ok(None);
-        }
+        let Some(all) = self.split(copies)? else { return Ok(None) };
         for (batch, split) in all.iter().enumerate() {
             self.make_slots(slots, batch, split.copies.iter().map(|(place, _)| *place))?;
         }
@@ -243,6 +308,20 @@ impl Trained {
         &mut self,
         replaced: &mut dyn FnMut(&Named) -> Option<Tensor>,
     ) -> Result<(), TorchError> {
+        self.replace(&mut |named| {
+            let tensor = replaced(named)?;
+            Some(OwnRows { whole: tensor.size(), tensor, first: 0 })
+        })
+    }
+
+    /// Steps this rank's rows from now on.
+    pub(super) fn divide(&mut self, division: &Division<'_>) -> Result<(), TorchError> {
+        self.replace(&mut |named| (division.rows)(named))?;
+        self.group = Some(Arc::clone(&division.group));
+        Ok(())
+    }
+
+    fn replace(&mut self, rows: &mut dyn FnMut(&Named) -> Option<OwnRows>) -> Result<(), TorchError> {
         if self.parameters().any(|parameter| !parameter.kept.is_empty()) {
             return Err(TorchError::Unsupported {
                 operation: "replace an optimizer's parameters",
@@ -250,9 +329,9 @@ impl Trained {
             });
         }
         for batch in &mut self.batches {
-            batch.parameters.retain_mut(|parameter| match replaced(&parameter.named) {
-                Some(tensor) => {
-                    parameter.named.tensor = tensor;
+            batch.parameters.retain_mut(|parameter| match rows(&parameter.named) {
+                Some(OwnRows { tensor, first, whole }) => {
+                    (parameter.named.tensor, parameter.first_row, parameter.whole) = (tensor, first, whole);
                     true
                 }
                 None => false,
@@ -294,7 +373,7 @@ impl Batch {
     }
 
     fn rounded<'a>(&'a self, place: usize, copied: &'a CopiedParameter<'_>) -> Rounded<'a> {
-        let Parameter { named, kept } = &self.parameters[place];
+        let Parameter { named, kept, .. } = &self.parameters[place];
         Rounded { parameter: copied.parameter, grad: &copied.grad, master: &named.tensor, kept }
     }
 
@@ -310,6 +389,12 @@ impl Batch {
 }
 
 impl Parameter {
+    /// The index of its first element in the whole parameter.
+    pub(super) fn first_element(&self) -> u64 {
+        let row_len: i64 = self.whole.iter().skip(1).product();
+        (self.first_row * row_len) as u64
+    }
+
     fn ready(&self, place: usize) -> Result<Option<Ready>, TorchError> {
         Ok(gradient_of(&self.named)?.map(|grad| Ready { place, grad }))
     }
