@@ -71,6 +71,8 @@ pub struct MasterWeights<O> {
     inner: O,
     kind: MasterKind,
     pairs: Vec<Pair>,
+    /// The parameters in whose place others are stepped: backward may still leave gradients there.
+    replaced: Vec<Tensor>,
     /// Whether all copies must be refreshed: before the first step the parameters may still be loaded or broadcast.
     are_stale: bool,
     /// The autograd version of each parameter after the last step.
@@ -148,6 +150,14 @@ impl Pair {
         let is_own = parameter.f_eq_tensor(&master.f_to_kind(parameter.kind())?)?;
         let taken = master.f_where_self(&is_own, &parameter.f_to_kind(master.kind())?)?;
         Ok(no_grad(|| self.master.f_copy_(&taken))?)
+    }
+
+    /// Frees the memory of a copy that is not stepped: the wrapped optimizer still has the tensor.
+    fn free_copy(&mut self) -> Result<(), TorchError> {
+        if self.master.kind() != self.parameter.tensor.kind() {
+            self.master.f_set_data(&Tensor::f_empty([0], (self.master.kind(), self.master.device()))?)?;
+        }
+        Ok(())
     }
 
     fn is_copied(&self) -> bool {
@@ -228,7 +238,7 @@ impl<O: Optimizer> MasterWeights<O> {
         if kind == MasterKind::Split {
             inner.split_master_weights()?;
         }
-        Ok(Self { inner, kind, pairs, are_stale: true, versions: Vec::new() })
+        Ok(Self { inner, kind, pairs, replaced: Vec::new(), are_stale: true, versions: Vec::new() })
     }
 
     fn versions(&self) -> Vec<i64> {
@@ -309,7 +319,8 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
     }
 
     fn zero_grad(&mut self) -> Result<(), TorchError> {
-        self.pairs.iter().try_for_each(|pair| set_grad(&pair.parameter.tensor, None))
+        let stepped = self.pairs.iter().map(|pair| &pair.parameter.tensor);
+        stepped.chain(&self.replaced).try_for_each(|tensor| set_grad(tensor, None))
     }
 
     fn lr(&self) -> f64 {
@@ -398,6 +409,8 @@ impl<O: Optimizer> MasterWeights<O> {
             pairs.push(Pair::new(&Named { name: name.clone(), tensor }, self.kind)?);
             found.insert(name, (first, whole));
         }
+        self.pairs.iter_mut().try_for_each(Pair::free_copy)?;
+        self.replaced = self.pairs.iter().map(|pair| pair.parameter.tensor.shallow_clone()).collect();
         (self.pairs, self.are_stale, self.versions) = (pairs, true, Vec::new());
         Ok(found)
     }
@@ -525,6 +538,25 @@ mod tests {
         let _ = no_grad(|| changed.tensor.shallow_clone().fill_(8.0));
         small_steps(&mut optimizer, 1);
         assert_eq!((first(&changed), master(&optimizer, 0)), (8.0, f64::from(8.0 - 1e-4f32)));
+    }
+
+    #[test]
+    fn gradients_of_replaced_parameters_are_cleared_and_their_copies_need_no_memory() {
+        let (whole, dropped) = (leaf("whole", Kind::BFloat16), leaf("dropped", Kind::BFloat16));
+        let both = [whole.clone(), dropped.clone()];
+        let mut optimizer = MasterWeights::new(both.to_vec(), sgd).unwrap();
+        let copies: Vec<_> = optimizer.pairs.iter().map(|pair| pair.master.shallow_clone()).collect();
+        let rows = whole.tensor.detach().narrow(0, 0, 2).set_requires_grad(true);
+        let replaced = |named: &Named| (named.name == "whole").then(|| rows.shallow_clone());
+        optimizer.replace_parameters(&mut { replaced }).unwrap();
+        assert!(copies.iter().all(|copy| copy.numel() == 0));
+        for Named { tensor, .. } in &both {
+            set_grad(tensor, Some(&no_grad(|| tensor.ones_like()))).unwrap();
+        }
+        optimizer.zero_grad().unwrap();
+        assert!(both.iter().all(|named| grad(&named.tensor).unwrap().is_none()));
+        small_steps(&mut optimizer, 1);
+        assert_eq!(optimizer.state().tensors[0].tensor.size(), [2], "rows are stepped");
     }
 
     #[test]

@@ -84,6 +84,21 @@ fn without_gradients_a_step_changes_nothing() {
 }
 
 #[test]
+fn gradients_of_replaced_parameters_are_cleared() {
+    let parameters = vec![leaf("w", &[4, 2]), leaf("elsewhere", &[1])];
+    let mut sgd = Sgd::new(parameters.clone(), momentum()).unwrap();
+    let rows = parameters[0].tensor.detach().narrow(0, 2, 2).set_requires_grad(true);
+    sgd.replace_parameters(&mut |named| (named.name == "w").then(|| rows.shallow_clone())).unwrap();
+    set_grads(&parameters, 1.0);
+    sgd.zero_grad().unwrap();
+    assert!(parameters.iter().all(|named| grad(&named.tensor).unwrap().is_none()));
+    set_grads(&sgd.parameters(), 1.0);
+    sgd.step().unwrap();
+    let firsts = |column: &Tensor| Vec::<f32>::try_from(column.select(1, 0).detach()).unwrap();
+    assert_eq!(firsts(&parameters[0].tensor), [1.0, 1.0, 0.5, 0.5], "the control: rows are stepped");
+}
+
+#[test]
 fn a_wrong_gradient_leaves_no_half_step() {
     let parameters = vec![leaf("a", &[2])];
     let odd = ParameterGroup { lr_factor: 2.0, ..vec![leaf("odd", &[2])].into() };

@@ -28,6 +28,8 @@ pub(super) struct Trained {
     shapes: Vec<Vec<i64>>,
     /// The ranks that have the other rows of the parameters.
     group: Option<Arc<ProcessGroup>>,
+    /// The parameters in whose place others are stepped: backward may still leave gradients there.
+    replaced: Vec<Tensor>,
 }
 
 /// Parameters of one learning rate, weight decay, device and kind.
@@ -116,7 +118,7 @@ struct Split<'a> {
 impl Trained {
     pub(super) fn new(groups: ParameterGroups, lr: f64, weight_decay: f64) -> Result<Self, TorchError> {
         not_negative("the learning rate", lr)?;
-        let mut trained = Self { lr, batches: Vec::new(), shapes: Vec::new(), group: None };
+        let mut trained = Self { lr, batches: Vec::new(), shapes: Vec::new(), group: None, replaced: Vec::new() };
         for group in groups.0 {
             let weight_decay = group.weight_decay.unwrap_or(weight_decay);
             not_negative("the weight decay", weight_decay)?;
@@ -328,6 +330,7 @@ impl Trained {
                 reason: "it has made a step; try a new optimizer",
             });
         }
+        self.replaced = self.parameters().map(|parameter| parameter.named.tensor.shallow_clone()).collect();
         for batch in &mut self.batches {
             batch.parameters.retain_mut(|parameter| match rows(&parameter.named) {
                 Some(OwnRows { tensor, first, whole }) => {
@@ -346,7 +349,8 @@ impl Trained {
     }
 
     pub(super) fn zero_grad(&self) -> Result<(), TorchError> {
-        self.parameters().try_for_each(|parameter| set_grad(&parameter.named.tensor, None))
+        let stepped = self.parameters().map(|parameter| &parameter.named.tensor);
+        stepped.chain(&self.replaced).try_for_each(|tensor| set_grad(tensor, None))
     }
 }
 
