@@ -157,8 +157,8 @@ pub trait Optimizer: Send {
     /// The state with which [`load_state`](Self::load_state) resumes to the same bits.
     ///
     /// The tensors share memory with the optimizer: the next step changes them. Where ranks divide a parameter by rows,
-    /// a tensor of its shape is divided as it is, and another one of two or more dims has a row for each of its rows.
-    /// One with fewer dims is the same on all ranks.
+    /// a tensor of its shape is divided in the same way, and another one of two or more dims has a row for each of its
+    /// rows. One with fewer dims is the same on all ranks.
     fn state(&self) -> OptimizerState;
 
     /// Resumes from a saved state. The tensors are copied. Of the scalars only the learning rate is used; all other

@@ -57,7 +57,7 @@ impl Default for AdamOptions {
 impl AdamOptions {
     fn check(&self) -> Result<(), TorchError> {
         not_negative("eps", self.eps)?;
-        work::check_betas(self.betas)?;
+        work::check_betas(self.betas.0, self.betas.1)?;
         if self.amsgrad && self.moments != Moments::F32 {
             return Err(TorchError::value("amsgrad", true, "false, as the moments are not in f32"));
         }

@@ -74,7 +74,7 @@ impl LambOptions {
     }
 
     fn check(&self) -> Result<(), TorchError> {
-        work::check_betas(self.betas)?;
+        work::check_betas(self.betas.0, self.betas.1)?;
         not_negative("eps", self.eps)?;
         not_negative("min_coeff", self.min_coeff)?;
         if self.max_coeff >= self.min_coeff {

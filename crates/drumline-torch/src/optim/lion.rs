@@ -53,7 +53,7 @@ struct Job<'a> {
 impl Lion {
     /// Trains parameters, or parameter groups.
     pub fn new(parameters: impl Into<ParameterGroups>, options: LionOptions) -> Result<Self, TorchError> {
-        work::check_betas(options.betas)?;
+        work::check_betas(options.betas.0, options.betas.1)?;
         let trained = Trained::new(parameters.into(), options.lr, options.weight_decay)?;
         Ok(Self { trained, options })
     }

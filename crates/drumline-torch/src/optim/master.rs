@@ -13,7 +13,6 @@
 //!
 //! A bf16 number has 8 bits of precision: near 1 it cannot grow by less than 1/128, and a step of 1e-3 changes nothing.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor, no_grad};
@@ -44,7 +43,8 @@ pub enum MasterKind {
     Copy,
     /// As the 16 bits that a bf16 parameter lacks. A master weight in the middle between two bf16 numbers is rounded away
     /// from zero, and with copies to the even one; all else is the same to the bit. Only on a CPU, for parameters in
-    /// bf16.
+    /// bf16. While other weights are in the parameters, such as averages for an evaluation, a saved state has the masters
+    /// of those: use copies then.
     Split,
 }
 
@@ -77,6 +77,18 @@ pub struct MasterWeights<O> {
     are_stale: bool,
     /// The autograd version of each parameter after the last step.
     versions: Vec<i64>,
+}
+
+/// Where the rows of a pair are in the whole parameter.
+struct Place {
+    first: i64,
+    whole: Vec<i64>,
+}
+
+/// The rows that take the place of a parameter's copy.
+fn rows_of_copy(pairs: &[(Pair, Place)], copy: &Named) -> Option<OwnRows> {
+    let (pair, Place { first, whole }) = pairs.iter().find(|(pair, _)| pair.parameter.name == copy.name)?;
+    Some(OwnRows { tensor: pair.master.shallow_clone(), first: *first, whole: whole.clone() })
 }
 
 /// A parameter and its copy; the same tensor if it needs no copy, or is the high half of its master weight.
@@ -335,22 +347,19 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
         &mut self,
         replaced: &mut dyn FnMut(&Named) -> Option<Tensor>,
     ) -> Result<(), TorchError> {
-        self.replace(&mut |parameter| {
+        let pairs = self.pairs_of(&mut |parameter| {
             let tensor = replaced(parameter)?;
             Some(OwnRows { whole: tensor.size(), tensor, first: 0 })
         })?;
-        let masters = self.masters();
-        self.inner.replace_parameters(&mut |copy| Some(masters.get(&copy.name)?.shallow_clone()))
+        self.inner.replace_parameters(&mut |copy| Some(rows_of_copy(&pairs, copy)?.tensor))?;
+        self.set_pairs(pairs)
     }
 
     fn divide(&mut self, division: &Division<'_>) -> Result<(), TorchError> {
-        let found = self.replace(&mut |parameter| (division.rows)(parameter))?;
-        let masters = self.masters();
-        let rows = |copy: &Named| {
-            let (first, whole) = found.get(&copy.name)?.clone();
-            Some(OwnRows { tensor: masters.get(&copy.name)?.shallow_clone(), first, whole })
-        };
-        self.inner.divide(&Division { group: Arc::clone(&division.group), rows: &rows })
+        let pairs = self.pairs_of(&mut |parameter| (division.rows)(parameter))?;
+        let rows = |copy: &Named| rows_of_copy(&pairs, copy);
+        self.inner.divide(&Division { group: Arc::clone(&division.group), rows: &rows })?;
+        self.set_pairs(pairs)
     }
 
     fn split_master_weights(&mut self) -> Result<(), TorchError> {
@@ -397,28 +406,27 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
 }
 
 impl<O: Optimizer> MasterWeights<O> {
-    /// Replaces the parameters. Returns the first row and the whole shape of each.
-    fn replace(
-        &mut self,
+    /// Pairs of what takes the place of parameters, and of each the first row and the whole shape.
+    fn pairs_of(
+        &self,
         rows: &mut dyn FnMut(&Named) -> Option<OwnRows>,
-    ) -> Result<HashMap<String, (i64, Vec<i64>)>, TorchError> {
-        let (mut pairs, mut found) = (Vec::new(), HashMap::new());
+    ) -> Result<Vec<(Pair, Place)>, TorchError> {
+        let mut pairs = Vec::new();
         for Pair { parameter, .. } in &self.pairs {
             let Some(OwnRows { tensor, first, whole }) = rows(parameter) else { continue };
-            let name = parameter.name.clone();
-            pairs.push(Pair::new(&Named { name: name.clone(), tensor }, self.kind)?);
-            found.insert(name, (first, whole));
+            let pair = Pair::new(&Named { name: parameter.name.clone(), tensor }, self.kind)?;
+            pairs.push((pair, Place { first, whole }));
         }
-        self.pairs.iter_mut().try_for_each(Pair::free_copy)?;
-        self.replaced = self.pairs.iter().map(|pair| pair.parameter.tensor.shallow_clone()).collect();
-        (self.pairs, self.are_stale, self.versions) = (pairs, true, Vec::new());
-        Ok(found)
+        Ok(pairs)
     }
 
-    /// What the wrapped optimizer steps, by name.
-    fn masters(&self) -> HashMap<String, Tensor> {
-        let master = |pair: &Pair| (pair.parameter.name.clone(), pair.master.shallow_clone());
-        self.pairs.iter().map(master).collect()
+    /// Replaces the pairs, after the wrapped optimizer has replaced its parameters.
+    fn set_pairs(&mut self, pairs: Vec<(Pair, Place)>) -> Result<(), TorchError> {
+        self.pairs.iter_mut().try_for_each(Pair::free_copy)?;
+        self.replaced = self.pairs.iter().map(|pair| pair.parameter.tensor.shallow_clone()).collect();
+        let pairs = pairs.into_iter().map(|(pair, _)| pair).collect();
+        (self.pairs, self.are_stale, self.versions) = (pairs, true, Vec::new());
+        Ok(())
     }
 
     /// The saved copies of all copied parameters, in their order.
@@ -438,148 +446,4 @@ impl<O: Optimizer> MasterWeights<O> {
 }
 
 #[cfg(test)]
-mod tests {
-    use tch::Device;
-
-    use super::*;
-    use crate::optim::{AdamOptions, AdamW, Sgd, SgdOptions};
-
-    fn leaf(name: &str, kind: Kind) -> Named {
-        let tensor = Tensor::ones([3], (kind, Device::Cpu)).set_requires_grad(true);
-        Named { name: name.into(), tensor }
-    }
-
-    fn small_steps(optimizer: &mut dyn Optimizer, num: usize) {
-        for _ in 0..num {
-            optimizer.zero_grad().unwrap();
-            for Named { tensor, .. } in optimizer.parameters() {
-                set_grad(&tensor, Some(&no_grad(|| tensor.ones_like()))).unwrap();
-            }
-            optimizer.step().unwrap();
-        }
-    }
-
-    fn sgd(parameters: impl Into<ParameterGroups>) -> Result<Sgd, TorchError> {
-        Sgd::new(parameters, SgdOptions { lr: 1e-4, ..SgdOptions::default() })
-    }
-
-    fn first(named: &Named) -> f64 {
-        named.tensor.double_value(&[0])
-    }
-
-    #[test]
-    fn steps_below_the_resolution_add_up() {
-        for kind in [Kind::BFloat16, Kind::Half] {
-            let (with, without) = (leaf("a", kind), leaf("a", kind));
-            small_steps(&mut MasterWeights::new(vec![with.clone()], sgd).unwrap(), 1000);
-            small_steps(&mut sgd(vec![without.clone()]).unwrap(), 1000);
-            assert!((first(&with) - 0.9).abs() < 0.004, "{kind:?}: {}", first(&with));
-            assert_eq!(first(&without), 1.0, "the control loses them: {kind:?}");
-        }
-    }
-
-    #[test]
-    fn parameters_in_f32_are_stepped_directly() {
-        let (short, long) = (leaf("short", Kind::BFloat16), leaf("long", Kind::Float));
-        let mut optimizer = MasterWeights::new(vec![short, long.clone()], sgd).unwrap();
-        small_steps(&mut optimizer, 1);
-        assert_eq!(first(&long), f64::from(1.0 - 1e-4f32));
-        let names: Vec<_> = optimizer.state().tensors.into_iter().map(|named| named.name).collect();
-        assert_eq!(names, ["short.master"]);
-    }
-
-    #[test]
-    fn without_a_gradient_neither_parameter_nor_copy_changes() {
-        let (trained, frozen) = (leaf("trained", Kind::BFloat16), leaf("frozen", Kind::BFloat16));
-        let both = [trained.clone(), frozen.clone()];
-        let options = SgdOptions { lr: 1.0, ..SgdOptions::default() };
-        let mut optimizer = MasterWeights::new(both.to_vec(), |copies| Sgd::new(copies, options)).unwrap();
-        let mut step_of = |with: &[&Named]| {
-            optimizer.zero_grad().unwrap();
-            for Named { tensor, .. } in with {
-                set_grad(tensor, Some(&no_grad(|| tensor.ones_like()))).unwrap();
-            }
-            optimizer.step().unwrap();
-            let masters: Vec<_> = optimizer.state().tensors.iter().map(first).collect();
-            assert_eq!(masters, both.each_ref().map(first), "copies equal their parameters");
-            masters
-        };
-        assert_eq!(step_of(&[&trained, &frozen]), [0.0, 0.0]);
-        assert_eq!(step_of(&[&trained]), [-1.0, 0.0]);
-        assert_eq!(step_of(&[]), [-1.0, 0.0]);
-        assert_eq!(step_of(&[&trained, &frozen]), [-2.0, -1.0]);
-    }
-
-    #[test]
-    fn weights_loaded_before_the_first_step_reach_the_copies() {
-        let parameter = leaf("a", Kind::BFloat16);
-        let mut optimizer = MasterWeights::new(vec![parameter.clone()], sgd).unwrap();
-        let _ = no_grad(|| parameter.tensor.shallow_clone().fill_(4.0));
-        small_steps(&mut optimizer, 1);
-        assert_eq!(first(&parameter), 4.0);
-        assert_eq!(first(&optimizer.state().tensors[0]), f64::from(4.0 - 1e-4f32));
-    }
-
-    #[test]
-    fn changed_parameters_refresh_their_copies_and_others_keep_small_steps() {
-        let (changed, left) = (leaf("changed", Kind::BFloat16), leaf("left", Kind::BFloat16));
-        let mut optimizer = MasterWeights::new(vec![changed.clone(), left.clone()], sgd).unwrap();
-        small_steps(&mut optimizer, 3);
-        let master = |optimizer: &MasterWeights<Sgd>, place: usize| first(&optimizer.state().tensors[place]);
-        let before = master(&optimizer, 1);
-        assert!(before < 1.0 - 2e-4 && first(&left) == 1.0, "{before}");
-        no_grad(|| {
-            let _ = changed.tensor.shallow_clone().fill_(4.0);
-            // Written with the same values, as when weights are swapped for an evaluation and back.
-            left.tensor.shallow_clone().copy_(&left.tensor.copy());
-        });
-        optimizer.refresh_master_weights().unwrap();
-        assert_eq!((master(&optimizer, 0), master(&optimizer, 1)), (4.0, before));
-        let _ = no_grad(|| changed.tensor.shallow_clone().fill_(8.0));
-        small_steps(&mut optimizer, 1);
-        assert_eq!((first(&changed), master(&optimizer, 0)), (8.0, f64::from(8.0 - 1e-4f32)));
-    }
-
-    #[test]
-    fn gradients_of_replaced_parameters_are_cleared_and_their_copies_need_no_memory() {
-        let (whole, dropped) = (leaf("whole", Kind::BFloat16), leaf("dropped", Kind::BFloat16));
-        let both = [whole.clone(), dropped.clone()];
-        let mut optimizer = MasterWeights::new(both.to_vec(), sgd).unwrap();
-        let copies: Vec<_> = optimizer.pairs.iter().map(|pair| pair.master.shallow_clone()).collect();
-        let rows = whole.tensor.detach().narrow(0, 0, 2).set_requires_grad(true);
-        let replaced = |named: &Named| (named.name == "whole").then(|| rows.shallow_clone());
-        optimizer.replace_parameters(&mut { replaced }).unwrap();
-        assert!(copies.iter().all(|copy| copy.numel() == 0));
-        for Named { tensor, .. } in &both {
-            set_grad(tensor, Some(&no_grad(|| tensor.ones_like()))).unwrap();
-        }
-        optimizer.zero_grad().unwrap();
-        assert!(both.iter().all(|named| grad(&named.tensor).unwrap().is_none()));
-        small_steps(&mut optimizer, 1);
-        assert_eq!(optimizer.state().tensors[0].tensor.size(), [2], "rows are stepped");
-    }
-
-    #[test]
-    fn a_saved_state_resumes_to_the_same_bits_and_a_wrong_one_is_an_error() {
-        let new = |parameters: Vec<Named>| {
-            let options = AdamOptions { lr: 1e-4, ..AdamOptions::default() };
-            MasterWeights::new(parameters, |copies| AdamW::new(copies, options)).unwrap()
-        };
-        let mut whole = new(vec![leaf("a", Kind::BFloat16)]);
-        small_steps(&mut whole, 30);
-        let copy = whole.parameters()[0].tensor.detach().copy().set_requires_grad(true);
-        let mut resumed = new(vec![Named { name: "a".into(), tensor: copy }]);
-        resumed.load_state(&whole.state()).unwrap();
-        small_steps(&mut whole, 30);
-        small_steps(&mut resumed, 30);
-        for (a, b) in whole.state().tensors.iter().zip(resumed.state().tensors) {
-            assert!(a.name == b.name && a.tensor.equal(&b.tensor), "{}", a.name);
-        }
-        let mut strange = whole.state();
-        strange.tensors.retain(|named| named.name != "a.master");
-        let error = resumed.load_state(&strange).unwrap_err().to_string();
-        assert!(error.contains("it has no `a.master` of shape [3]"), "{error}");
-        let begun = new(vec![leaf("a", Kind::BFloat16)]).state();
-        resumed.load_state(&begun).unwrap();
-    }
-}
+mod tests;

@@ -167,8 +167,8 @@ pub(super) fn sum_of_squares(tensor: &Tensor) -> Result<f64, TorchError> {
 }
 
 /// An error unless both are decay rates.
-pub(super) fn check_betas(betas: (f64, f64)) -> Result<(), TorchError> {
-    let wrong = [betas.0, betas.1].into_iter().find(|beta| !(0.0..1.0).contains(beta));
+pub(super) fn check_betas(beta1: f64, beta2: f64) -> Result<(), TorchError> {
+    let wrong = [beta1, beta2].into_iter().find(|beta| !(0.0..1.0).contains(beta));
     wrong.map_or(Ok(()), |beta| Err(TorchError::value("a beta", beta, "at least 0 and less than 1")))
 }
 

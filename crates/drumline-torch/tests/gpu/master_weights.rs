@@ -83,8 +83,10 @@ impl Optimizer for Any {
         tensors: StepTensors<'_>,
     ) -> Result<bool, TorchError> {
         let made = self.0.step_copies(copies, tensors)?;
-        let by_ours = copies[0].parameter.device() == GPU && tensors.grad_scale.is_none();
-        assert_eq!(made, by_ours, "with our own kernels");
+        let parameter = copies[0].parameter;
+        let is_adam = self.0.state().kind.starts_with("adam");
+        let has_kernel = parameter.device() == GPU || is_adam && parameter.kind() == Kind::BFloat16;
+        assert_eq!(made, has_kernel && tensors.grad_scale.is_none(), "with our own kernels");
         Ok(made)
     }
     fn keep_lr_on_device(&mut self) -> Result<(), TorchError> {
