@@ -152,7 +152,8 @@ pub fn broadcast_optimizer_state(optimizer: &mut dyn Optimizer, group: &ProcessG
 }
 
 /// The kinds of state tensors.
-const KINDS: [Kind; 6] = [Kind::Float, Kind::Double, Kind::Half, Kind::BFloat16, Kind::Int64, Kind::Int];
+const KINDS: [Kind; 7] =
+    [Kind::Float, Kind::Double, Kind::Half, Kind::BFloat16, Kind::Int64, Kind::Int, Kind::Uint8];
 
 fn kind_name(kind: Kind) -> String {
     format!("{kind:?}")

@@ -31,5 +31,7 @@ mod shard;
 mod shard_cases;
 #[path = "it/shard_golden.rs"]
 mod shard_golden;
+#[path = "it/shard_optimizers.rs"]
+mod shard_optimizers;
 #[path = "it/uneven.rs"]
 mod uneven;

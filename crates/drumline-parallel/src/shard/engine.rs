@@ -1,11 +1,13 @@
 //! Sharded training as the engine of a training loop.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use drumline_comm::{Mesh, ReduceOp, call_site};
 use drumline_torch::{
-    Named, NormType, Optimizer, TensorCollectives, clip_grad_norm_by, clip_grad_norm_to, clip_grad_value,
-    grad_norm, grad_norm_on_device, set_grad, take_grad,
+    Division, Named, NormType, Optimizer, OwnRows, TensorCollectives, clip_grad_norm_by, clip_grad_norm_to,
+    clip_grad_value, grad_norm, grad_norm_on_device, set_grad, take_grad,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -295,8 +297,19 @@ impl Engine for Sharded {
     }
 
     fn adopt(&self, optimizer: &mut dyn Optimizer) -> Result {
-        let find = |named: &Named| self.own.iter().find(|own| own.name == named.name);
-        Ok(optimizer.replace_parameters(&mut |named| find(named).map(|own| own.tensor.shallow_clone()))?)
+        let own: HashMap<&str, &Tensor> =
+            self.own.iter().map(|own| (own.name.as_str(), &own.tensor)).collect();
+        let placed: HashMap<&str, &Placed> =
+            self.state.iter().map(|placed| (placed.name.as_str(), placed)).collect();
+        let rows = |named: &Named| {
+            let (tensor, placed) = (own.get(named.name.as_str())?, placed.get(named.name.as_str())?);
+            Some(OwnRows {
+                tensor: tensor.shallow_clone(),
+                first: placed.offsets.first().copied().unwrap_or(0),
+                whole: placed.whole.clone(),
+            })
+        };
+        Ok(optimizer.divide(&Division { group: Arc::clone(&self.groups.shard), rows: &rows })?)
     }
 
     fn accumulation_note(&self) -> Option<String> {
