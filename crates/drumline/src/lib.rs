@@ -97,6 +97,8 @@ mod guides {
     mod loading {}
     #[doc = include_str!("../../../docs/mixed-precision.md")]
     mod mixed_precision {}
+    #[doc = include_str!("../../../docs/optimizers.md")]
+    mod optimizers {}
     #[doc = include_str!("../../../README.md")]
     mod readme {}
     #[doc = include_str!("../../../README.zh.md")]

@@ -3,10 +3,13 @@
 //! ```text
 //!   model       `fc.weight` [8, 4]      rank 0: rows 0 to 4      rank 1: rows 5 to 7
 //!   optimizer   `fc.weight.exp_avg`     the same rows            the same rows
+//!               `fc.weight.row_var`     [5, 1] of [8, 1]         [3, 1]
+//!               `fc.weight.col_var` [4] whole; saved here        whole
 //!               `fc.weight.step` []     whole; saved here        whole
 //! ```
-//! A slot of the optimizer that has the shape of its parameter is divided as the parameter is. Any other slot is whole
-//! on each rank that holds rows of the parameter, and the rank with the first row saves it.
+//! A slot of the optimizer that has the shape of its parameter is divided as the parameter is. Another one of two or more
+//! dims has a row for each row of the parameter, and is divided by the same rows. One with fewer dims is whole on each
+//! rank that holds rows of the parameter, and the rank with the first row saves it.
 //!
 //! Not here: files (`shards`), and which rank owns what, which the engine decides.
 
@@ -46,6 +49,20 @@ struct Divided {
 struct Held {
     region: Region,
     is_saved_here: bool,
+}
+
+impl Divided {
+    /// The rows of a state tensor that this rank holds, if it has a row for each row of its parameter and another shape.
+    fn rows_of(&self, shape: &[usize]) -> Option<Region> {
+        let (held, first_dim) = (self.held.as_ref()?, self.shape.first());
+        if shape.len() < 2 || shape == self.shape || shape.first() != first_dim {
+            return None;
+        }
+        let mut offsets = vec![0; shape.len()];
+        offsets[0] = *held.region.offsets().first()?;
+        let sizes = [&held.region.shape()[..1], &shape[1..]].concat();
+        Region::new(&offsets, &sizes, shape).ok()
+    }
 }
 
 impl Held {
@@ -106,8 +123,13 @@ impl StateLayout {
         let saved = |named: &Named| {
             let parameter = self.optimizer.get(parameter_of(&named.name))?;
             let held = parameter.held.as_ref().filter(|held| held.is_saved_here)?;
-            if shape_of(&named.tensor) == held.region.shape() {
-                return Some(part(named, &parameter.shape, &held.region));
+            let (shape, whole) = (shape_of(&named.tensor), &parameter.shape);
+            if shape == held.region.shape() {
+                return Some(part(named, whole, &held.region));
+            }
+            let global = [whole.get(..1).unwrap_or(&[]), shape.get(1..).unwrap_or(&[])].concat();
+            if let Some(rows) = parameter.rows_of(&global).filter(|rows| rows.shape() == shape) {
+                return Some(part(named, &global, &rows));
             }
             held.is_first().then(|| TensorPart::whole(named))
         };
@@ -127,7 +149,10 @@ impl StateLayout {
             return Some(Region::whole(shape));
         };
         let held = parameter.held.as_ref()?;
-        Some(if shape == parameter.shape { held.region.clone() } else { Region::whole(shape) })
+        if shape == parameter.shape {
+            return Some(held.region.clone());
+        }
+        Some(parameter.rows_of(shape).unwrap_or_else(|| Region::whole(shape)))
     }
 
     /// Returns an error with all differences unless a checkpoint has the names and shapes of the model's tensors.
@@ -160,7 +185,13 @@ impl StateLayout {
             let Some(parameter) = self.optimizer.get(parameter_of(&named.name)) else {
                 return Some(Ok(named.clone()));
             };
-            parameter.held.as_ref().map(|held| cut(named, &parameter.shape, &held.region))
+            parameter.held.as_ref().map(|held| {
+                let shape = shape_of(&named.tensor);
+                match parameter.rows_of(&shape) {
+                    Some(rows) => cut(named, &shape, &rows),
+                    None => cut(named, &parameter.shape, &held.region),
+                }
+            })
         };
         let optimizer = OptimizerState {
             tensors: state.optimizer.tensors.iter().filter_map(of_optimizer).collect::<Result<_, _>>()?,

@@ -7,7 +7,7 @@ use drumline::checkpoint::Checkpoints;
 use drumline::comm::LocalGroup;
 use drumline::engine::{Accumulation, DdpOptions, EngineOptions, ShardOptions, Stage};
 use drumline::metrics::TopK;
-use drumline::optim::{AdamOptions, AdamW, Named, parameters};
+use drumline::optim::{Adafactor, AdamOptions, AdamW, Lamb, Lion, Moments, Named, parameters};
 use drumline::trainer::{Checkpoint, CrossEntropy, DistTrainer, Every, LoadBestModel, MovingAverage};
 use drumline::{ProcessGroup, trainer::TrainOutcome};
 use rank_test::{Ranks, ranks_test};
@@ -36,10 +36,21 @@ fn adam<'a>(
     net: &'a Net,
     store: &'a VarStore,
 ) -> anyhow::Result<DistTrainer<'a, Net, Pair>> {
-    let optimizer = AdamW::new(parameters(store), AdamOptions { lr: 0.02, ..Default::default() })?;
-    Ok(DistTrainer::new(group, net, store, data(31))
+    let trainer = DistTrainer::new(group, net, store, data(31));
+    let (all, adam) = (parameters(store), AdamOptions { lr: 0.02, ..Default::default() });
+    let trainer = match std::env::var(OPTIMIZER).as_deref() {
+        Ok("adafactor") => trainer.optimizer(Adafactor::new(all, Default::default())?),
+        Ok("lamb") => trainer.optimizer(Lamb::new(all, Default::default())?),
+        Ok("lion") => trainer.optimizer(Lion::new(all, Default::default())?),
+        Ok("bf16") => {
+            let moments = Moments::Bf16 { seed: 1 };
+            trainer.optimizer(AdamW::new(all, AdamOptions { moments, ..adam })?)
+        }
+        Ok("8bit") => trainer.optimizer(AdamW::new(all, AdamOptions { moments: Moments::EightBit, ..adam })?),
+        _ => trainer.optimizer(AdamW::new(all, adam)?),
+    };
+    Ok(trainer
         .loss(CrossEntropy::default())
-        .optimizer(optimizer)
         .print_every(0)
         .batch_size_per_gpu(2)
         .dev_data(data(9))
@@ -93,6 +104,7 @@ ranks_test!(stages_train_as_replicas_on_three_ranks, 3, { stages_train_as_replic
 const FROM: &str = "DRUMLINE_TEST_FROM";
 const HOW: &str = "DRUMLINE_TEST_HOW";
 const STEPS: &str = "DRUMLINE_TEST_STEPS";
+const OPTIMIZER: &str = "DRUMLINE_TEST_OPTIMIZER";
 
 /// Resumes from a folder, makes steps up to a number, and saves to another folder.
 fn one_part() -> anyhow::Result<()> {
@@ -103,7 +115,8 @@ fn one_part() -> anyhow::Result<()> {
         number => stage(number.parse()?),
     };
     let store = VarStore::new(Device::Cpu);
-    let net = Net::new(&store);
+    let is_large = std::env::var(OPTIMIZER).as_deref() == Ok("8bit");
+    let net = if is_large { Net::with_large(&store) } else { Net::new(&store) };
     let trainer =
         adam(&group, &net, &store)?.engine(options(sharding)).max_steps(std::env::var(STEPS)?.parse()?);
     let trainer = trainer.callback(Checkpoint::every(Every::Steps(2))).save_path(folder()?).n_epochs(9);
@@ -135,8 +148,10 @@ fn saved(folder: &Path) -> Vec<(String, Vec<f32>)> {
         let found = Checkpoints::new(folder).read_only().load_latest(&group);
         let state = found.unwrap().expect("a checkpoint was saved").state;
         let tensors = state.model.iter().chain(&state.optimizer.tensors);
-        let values =
-            |named: &Named| (named.name.clone(), Vec::try_from(named.tensor.flatten(0, -1)).unwrap());
+        let values = |named: &Named| {
+            let tensor = named.tensor.to_kind(tch::Kind::Float).flatten(0, -1);
+            (named.name.clone(), Vec::try_from(tensor).unwrap())
+        };
         Ok(tensors.map(values).collect::<Vec<_>>())
     });
     let mut tensors = loaded.unwrap().remove(0);
@@ -175,6 +190,32 @@ ranks_test!(checkpoints_are_the_same_bits_in_any_stage_on_any_ranks, 1, { one_pa
             let furthest = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
             assert!(furthest <= 1e-6, "{how}: {name} differs by {furthest}");
         }
+    }
+});
+
+ranks_test!(states_of_all_optimizers_are_the_same_bits_on_any_ranks, 1, { one_part()? }, |ranks| {
+    for (optimizer, slot) in [
+        ("adafactor", "first.weight.col_var"),
+        ("8bit", "large.exp_avg_sq_absmax"),
+        ("bf16", "first.weight.exp_avg"),
+        ("lamb", "first.weight.exp_avg"),
+        ("lion", "first.weight.exp_avg"),
+    ] {
+        let ranks = ranks.clone().env([(OPTIMIZER, optimizer)]);
+        let temp = tempfile::tempdir()?;
+        let folder = |number: usize| temp.path().join(number.to_string());
+        let (first, begin) = (folder(0), folder(99));
+        let part = Part { how: "2", num_ranks: 3, from: &begin, to: &first, steps: 3 };
+        let expected = run(&ranks, part)?;
+        assert!(expected.iter().any(|(name, _)| name == slot), "{optimizer}: {slot} is saved");
+        for (index, (how, num_ranks)) in [("3", 2), ("ddp", 1), ("1", 4)].into_iter().enumerate() {
+            let (from, to) = (folder(index), folder(index + 1));
+            let converted = run(&ranks, Part { how, num_ranks, from: &from, to: &to, steps: 3 })?;
+            assert!(converted == expected, "{optimizer}: stage {how} on {num_ranks} ranks");
+        }
+        // The control: one more step changes the state.
+        let next = run(&ranks, Part { how: "2", num_ranks: 3, from: &first, to: &folder(50), steps: 4 })?;
+        assert!(next != expected, "{optimizer}");
     }
 });
 
