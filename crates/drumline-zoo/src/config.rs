@@ -12,6 +12,7 @@ pub(crate) mod check;
 mod error;
 pub(crate) mod file;
 mod fp16;
+mod method;
 mod near_file;
 mod nearest;
 mod parallel;
@@ -23,10 +24,12 @@ mod value;
 
 pub use error::{ConfigError, Place};
 pub use fp16::Fp16;
+pub use method::Method;
 pub use parallel::Parallel;
 pub(crate) use section::Entry;
 pub use setting::{
-    AfterWarmup, DataKind, DeviceKind, LrPolicy, MemoryFormat, OptimizerName, PrecisionKind, Switch,
+    AfterWarmup, DataKind, DeviceKind, LrPolicy, MasterWeightsKind, MemoryFormat, MomentsKind, OptimizerName,
+    PrecisionKind, Switch,
 };
 pub(crate) use shared::TaskConfig;
 pub use shared::{Optim, Run, SharedKeys, Test, Train, WarmupOptim};

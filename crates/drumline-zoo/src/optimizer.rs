@@ -1,45 +1,126 @@
 //! Optimizers by name, and learning rates with a warm-up counted in steps, which several tasks share.
 
-use drumline::optim::{ParameterGroups, no_decay_on_norms};
+use drumline::optim::{MasterKind, Moments, OptimizerState, ParameterGroups, no_decay_on_norms};
 use drumline::schedule::Warmup;
 use drumline::trainer::{Batch, DistTrainer, Model};
-use drumline_torch::{Adam, AdamOptions, AdamW, Sgd, SgdOptions, TorchError};
+use drumline_torch::{
+    Adafactor, AdafactorOptions, Adam, AdamOptions, AdamW, Lamb, LambOptions, Lion, LionOptions, Optimizer,
+    Sgd, SgdOptions, StepSize, TorchError, parameters,
+};
+use tch::Device;
 use tch::nn::VarStore;
 
-use crate::config::{AfterWarmup, Optim, OptimizerName, WarmupOptim};
+use crate::config::check::invalid;
+use crate::config::{
+    AfterWarmup, ConfigError, MasterWeightsKind, Method, MomentsKind, Optim, OptimizerName, WarmupOptim,
+};
 use crate::precision::Precision;
 
 /// An optimizer by name, with the options of all of them.
 #[derive(Debug, Clone)]
 pub(crate) struct OptimizerOptions {
     pub(crate) name: OptimizerName,
+    pub(crate) adafactor: AdafactorOptions,
     pub(crate) adam: AdamOptions,
+    pub(crate) lamb: LambOptions,
+    pub(crate) lion: LionOptions,
     pub(crate) sgd: SgdOptions,
+    /// How master weights are kept, if there are some.
+    pub(crate) master: MasterKind,
     /// Which parameters have weight decay.
     pub(crate) groups: fn(ParameterGroups) -> ParameterGroups,
 }
 
 impl OptimizerOptions {
-    /// The optimizer of `OPTIM`, with weight decay on all parameters.
-    pub(crate) fn new(optim: &Optim, keys: &WarmupOptim) -> Self {
-        let Optim { base_lr: lr, weight_decay, momentum, .. } = *optim;
-        let betas = (keys.betas[0], keys.betas[1]);
+    /// The optimizer of this name, with weight decay on all parameters.
+    pub(crate) fn named(name: OptimizerName, lr: f64, weight_decay: f64) -> Self {
         Self {
-            name: keys.method,
-            adam: AdamOptions { lr, betas, weight_decay: Some(weight_decay), ..AdamOptions::default() },
-            sgd: SgdOptions { lr, weight_decay, momentum, ..SgdOptions::default() },
+            name,
+            adafactor: AdafactorOptions { lr, weight_decay, ..AdafactorOptions::default() },
+            adam: AdamOptions { lr, weight_decay: Some(weight_decay), ..AdamOptions::default() },
+            lamb: LambOptions { lr, weight_decay, ..LambOptions::default() },
+            lion: LionOptions { lr, weight_decay, ..LionOptions::default() },
+            sgd: SgdOptions { lr, weight_decay, ..SgdOptions::default() },
+            master: MasterKind::Copy,
             groups: |all| all,
         }
     }
 
-    /// SGD with weight decay on all parameters.
-    pub(crate) fn sgd(sgd: SgdOptions) -> Self {
-        Self { name: OptimizerName::Sgd, adam: AdamOptions::default(), sgd, groups: |all| all }
+    /// The optimizer of `OPTIM`, with weight decay on all parameters.
+    pub(crate) fn new(optim: &Optim, keys: &Method) -> Self {
+        let named = Self::named(keys.method, optim.base_lr, optim.weight_decay);
+        let betas = (keys.betas[0], keys.betas[1]);
+        let moments = match keys.moments {
+            MomentsKind::F32 => Moments::F32,
+            MomentsKind::Bf16 => Moments::Bf16 { seed: 0 },
+            MomentsKind::EightBit => Moments::EightBit,
+        };
+        let step_size = if keys.relative_step { StepSize::Capped } else { StepSize::Fixed };
+        let (min_coeff, max_coeff) = (keys.coeff[0], keys.coeff[1]);
+        Self {
+            adafactor: AdafactorOptions {
+                step_size,
+                scale_parameter: keys.scale_parameter,
+                ..named.adafactor
+            },
+            adam: AdamOptions { betas, moments, ..named.adam },
+            lamb: LambOptions { betas, min_coeff, max_coeff, ..named.lamb },
+            lion: LionOptions { betas, ..named.lion },
+            sgd: SgdOptions { momentum: optim.momentum, ..named.sgd },
+            master: match keys.master {
+                MasterWeightsKind::Copy => MasterKind::Copy,
+                MasterWeightsKind::Split => MasterKind::Split,
+            },
+            ..named
+        }
     }
 
     /// Restricts weight decay to matrices: norms and biases have none.
     pub(crate) fn without_decay_on_norms(self) -> Self {
         Self { groups: |all| no_decay_on_norms(all.into_parameters()).into(), ..self }
+    }
+
+    /// Returns an error if the optimizer does not work on this device.
+    pub(crate) fn check_device(&self, device: Device) -> Result<(), ConfigError> {
+        if device == Device::Cpu {
+            return Ok(());
+        }
+        let is_adam = matches!(self.name, OptimizerName::Adam | OptimizerName::Adamw);
+        if is_adam && self.adam.moments != Moments::F32 {
+            return invalid("OPTIM.MOMENTS", "is for CPUs; try OPTIM.MOMENTS f32, or OPTIM.METHOD adafactor");
+        }
+        if self.master == MasterKind::Split {
+            return invalid("OPTIM.MASTER", "is split, which is for CPUs; try OPTIM.MASTER copy");
+        }
+        Ok(())
+    }
+}
+
+/// Runs `$body` with `$make` as the function that creates the optimizer of these options.
+macro_rules! with_named {
+    ($options:expr, $make:ident => $body:expr) => {{
+        let OptimizerOptions { name, adafactor, adam, lamb, lion, sgd, groups, .. } = $options;
+        macro_rules! of {
+            ($optimizer:ident, $settings:ident) => {{
+                let $make = move |all: ParameterGroups| $optimizer::new(groups(all), $settings);
+                $body
+            }};
+        }
+        match name {
+            OptimizerName::Adafactor => of!(Adafactor, adafactor),
+            OptimizerName::Adam => of!(Adam, adam),
+            OptimizerName::Adamw => of!(AdamW, adam),
+            OptimizerName::Lamb => of!(Lamb, lamb),
+            OptimizerName::Lion => of!(Lion, lion),
+            OptimizerName::Sgd => of!(Sgd, sgd),
+        }
+    }};
+}
+
+impl OptimizerOptions {
+    /// The state before the first step.
+    pub(crate) fn first_state(self, store: &VarStore) -> Result<OptimizerState, TorchError> {
+        with_named!(self, make => make(parameters(store).into()).map(|optimizer| optimizer.state()))
     }
 }
 
@@ -50,12 +131,8 @@ pub(crate) fn with_optimizer<'a, M: Model<B> + ?Sized, B: Batch>(
     precision: Precision,
     options: OptimizerOptions,
 ) -> Result<DistTrainer<'a, M, B>, TorchError> {
-    let OptimizerOptions { name, adam, sgd, groups } = options;
-    match name {
-        OptimizerName::Adam => precision.with_optimizer(trainer, store, |all| Adam::new(groups(all), adam)),
-        OptimizerName::Adamw => precision.with_optimizer(trainer, store, |all| AdamW::new(groups(all), adam)),
-        OptimizerName::Sgd => precision.with_optimizer(trainer, store, |all| Sgd::new(groups(all), sgd)),
-    }
+    let master = options.master;
+    with_named!(options, make => precision.with_optimizer(trainer, store, master, make))
 }
 
 /// The learning rate schedule of `OPTIM.WARMUP` and `OPTIM.SCHEDULE`. As in fastNLP, a warm-up of 1 or more is a number

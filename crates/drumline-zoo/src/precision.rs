@@ -2,7 +2,9 @@
 
 use drumline::optim::{Optimizer, ParameterGroups, ScalePolicy};
 use drumline::trainer::{self, Batch, DistTrainer, Model};
-use drumline_torch::{Autocast, MasterWeights, Named, TorchError, is_weight, parameters, weights_in};
+use drumline_torch::{
+    Autocast, MasterKind, MasterWeights, Named, TorchError, is_weight, parameters, weights_in,
+};
 use tch::nn::VarStore;
 use tch::{Device, Kind};
 
@@ -69,6 +71,7 @@ impl Precision {
         self,
         trainer: DistTrainer<'a, M, B>,
         store: &VarStore,
+        master: MasterKind,
         make: impl FnOnce(ParameterGroups) -> Result<O, TorchError>,
     ) -> Result<DistTrainer<'a, M, B>, TorchError> {
         let trainer = self.set(trainer);
@@ -76,6 +79,6 @@ impl Precision {
             return Ok(trainer.optimizer(make(parameters(store).into())?));
         }
         self.convert_weights(store)?;
-        Ok(trainer.optimizer(MasterWeights::new(parameters(store), make)?))
+        Ok(trainer.optimizer(MasterWeights::with_kind(master, parameters(store), make)?))
     }
 }

@@ -337,13 +337,41 @@ choice! {
 
 choice! {
     /// The optimizer.
-    OptimizerName, "adam, adamw or sgd" {
+    OptimizerName, "adafactor, adam, adamw, lamb, lion or sgd" {
+        /// Adafactor.
+        Adafactor = "adafactor",
         /// Adam.
         Adam = "adam",
         /// AdamW.
         Adamw = "adamw",
+        /// LAMB.
+        Lamb = "lamb",
+        /// Lion.
+        Lion = "lion",
         /// SGD.
         Sgd = "sgd",
+    }
+}
+
+choice! {
+    /// How Adam keeps its running means.
+    MomentsKind, "f32, bf16 or 8bit" {
+        /// In f32.
+        F32 = "f32",
+        /// In bf16 with random rounding.
+        Bf16 = "bf16",
+        /// In 8 bits with a scale for each block.
+        EightBit = "8bit",
+    }
+}
+
+choice! {
+    /// How master weights are kept.
+    MasterWeightsKind, "copy or split" {
+        /// As f32 copies.
+        Copy = "copy",
+        /// As the 16 bits that a bf16 weight lacks.
+        Split = "split",
     }
 }
 

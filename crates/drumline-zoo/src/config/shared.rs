@@ -14,7 +14,7 @@ use super::error::ConfigError;
 use super::fp16::Fp16;
 use super::parallel::Parallel;
 use super::section::section;
-use super::setting::{AfterWarmup, DeviceKind, OptimizerName, PrecisionKind};
+use super::setting::{AfterWarmup, DeviceKind, PrecisionKind};
 
 section! {
     /// `TRAIN`: training.
@@ -79,12 +79,8 @@ section! {
 }
 
 section! {
-    /// `OPTIM`: the optimizer by name, and a learning rate with a warm-up counted in steps.
+    /// `OPTIM`: a learning rate with a warm-up counted in steps.
     WarmupOptim "OPTIM" {
-        /// The optimizer
-        "METHOD" method: OptimizerName = OptimizerName::Adamw;
-        /// Betas of adam and adamw
-        "BETAS" betas: Vec<f64> = vec![0.9, 0.999];
         /// Length of the warm-up: below 1 a fraction of all steps, otherwise a number of steps
         "WARMUP" warmup: f64 = 0.1;
         /// Learning rate after the warm-up
@@ -194,19 +190,12 @@ impl Run {
 }
 
 impl WarmupOptim {
-    /// Returns an error for values that cannot be used with those of `optim`.
-    pub(crate) fn check(&self, optim: &Optim) -> Result<(), ConfigError> {
+    /// Returns an error for values that cannot be used.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
         not_negative(&[("OPTIM.WARMUP", self.warmup)])?;
-        if optim.momentum >= 1.0 {
-            return invalid("OPTIM.MOMENTUM", format!("is {}; try 0 to below 1", optim.momentum));
-        }
         if self.warmup >= 1.0 && self.warmup.fract() != 0.0 {
             let what = format!("is {}; try a part below 1, or a whole number of steps", self.warmup);
             return invalid("OPTIM.WARMUP", what);
-        }
-        if self.betas.len() != 2 || !self.betas.iter().all(|beta| (0.0..1.0).contains(beta)) {
-            let what = format!("is {:?}; try two from 0 to below 1, [0.9, 0.95]", self.betas);
-            return invalid("OPTIM.BETAS", what);
         }
         Ok(())
     }

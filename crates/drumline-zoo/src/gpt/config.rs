@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use crate::config::check::{at_least_1, invalid};
 use crate::config::section::section;
 use crate::config::table::{Table, sections, task_table};
-use crate::config::{AfterWarmup, ConfigError, Optim, PrecisionKind, SharedKeys, Test, Train, WarmupOptim};
+use crate::config::{
+    AfterWarmup, ConfigError, Method, Optim, PrecisionKind, SharedKeys, Test, Train, WarmupOptim,
+};
 use crate::models::gpt::GptOptions;
 
 section! {
@@ -63,6 +65,8 @@ pub struct GptConfig {
     /// `MODEL`
     pub model: GptModel,
     /// `OPTIM`, beside the shared keys
+    pub method: Method,
+    /// The learning rate of `OPTIM`
     pub optim: WarmupOptim,
     /// The sections that every task has
     pub shared: SharedKeys,
@@ -83,12 +87,8 @@ impl Default for GptConfig {
         Self {
             tokens: Tokens::default(),
             model: GptModel::default(),
-            optim: WarmupOptim {
-                betas: vec![0.9, 0.95],
-                warmup: 0.05,
-                schedule: AfterWarmup::Cosine,
-                ..WarmupOptim::default()
-            },
+            method: Method { betas: vec![0.9, 0.95], ..Method::default() },
+            optim: WarmupOptim { warmup: 0.05, schedule: AfterWarmup::Cosine },
             shared: SharedKeys { train, test, optim, ..SharedKeys::default() },
         }
     }
@@ -103,6 +103,7 @@ impl Table for GptConfig {
         shared.train,
         shared.test,
         shared.optim,
+        method,
         optim,
         shared.fp16,
         shared.parallel,
@@ -111,11 +112,13 @@ impl Table for GptConfig {
 
     fn settle(&mut self, given: &BTreeSet<String>) {
         self.shared.settle_print_freq(given);
+        self.method.settle(given);
     }
 
     fn check(&self) -> Result<(), ConfigError> {
         self.shared.check()?;
-        self.optim.check(&self.shared.optim)?;
+        self.method.check(&self.shared)?;
+        self.optim.check()?;
         self.check_model()?;
         if self.tokens.train.as_os_str().is_empty() {
             let what = "is not given; try the path of a file that drumline data tokens has made";

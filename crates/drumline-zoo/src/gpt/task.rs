@@ -238,7 +238,7 @@ impl Task for GptTask {
     }
 
     fn optimizer(&self) -> OptimizerOptions {
-        OptimizerOptions::new(&self.config.shared.optim, &self.config.optim).without_decay_on_norms()
+        OptimizerOptions::new(&self.config.shared.optim, &self.config.method).without_decay_on_norms()
     }
 
     fn with_schedule<'a>(&self, trainer: Trainer<'a, Self>) -> anyhow::Result<Trainer<'a, Self>> {

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use crate::config::check::{at_least_1, invalid, not_negative};
 use crate::config::section::section;
 use crate::config::table::{Table, sections, task_table};
-use crate::config::{ConfigError, DataKind, LrPolicy, MemoryFormat, SharedKeys, Switch, Train};
+use crate::config::{
+    ConfigError, DataKind, LrPolicy, MemoryFormat, Method, OptimizerName, SharedKeys, Switch, Train,
+};
 
 section! {
     /// `MODEL`: the network.
@@ -73,7 +75,7 @@ section! {
 }
 
 section! {
-    /// `OPTIM`: SGD with a learning rate that changes once per epoch.
+    /// `OPTIM`: momentum of SGD, and a learning rate that changes once per epoch.
     ImageOptim "OPTIM" {
         /// How the learning rate decays
         "LR_POLICY" lr_policy: LrPolicy = LrPolicy::Cos;
@@ -125,6 +127,8 @@ pub struct ImageConfig {
     /// `TEST`, beside the shared keys
     pub test: ImageTest,
     /// `OPTIM`, beside the shared keys
+    pub method: Method,
+    /// The learning rate of `OPTIM`
     pub optim: ImageOptim,
     /// `CUDNN`
     pub cudnn: Cudnn,
@@ -140,6 +144,7 @@ impl Default for ImageConfig {
             data: ImageData::default(),
             train: ImageTrain::default(),
             test: ImageTest::default(),
+            method: Method { method: OptimizerName::Sgd, ..Method::default() },
             optim: ImageOptim::default(),
             cudnn: Cudnn::default(),
             shared: SharedKeys { train, ..SharedKeys::default() },
@@ -158,6 +163,7 @@ impl Table for ImageConfig {
         shared.test,
         test,
         shared.optim,
+        method,
         optim,
         cudnn,
         shared.fp16,
@@ -167,6 +173,7 @@ impl Table for ImageConfig {
 
     /// `TEST.DATASET` defaults to `TRAIN.DATASET`.
     fn settle(&mut self, given: &BTreeSet<String>) {
+        self.method.settle(given);
         if !given.contains("TEST.DATASET") {
             self.test.dataset.clone_from(&self.train.dataset);
         }
@@ -180,6 +187,7 @@ impl Table for ImageConfig {
             ("TRAIN.TOPK", self.train.topk as u64),
             ("TEST.IM_SIZE", self.test.im_size as u64),
         ])?;
+        self.method.check(&self.shared)?;
         self.check_optim()?;
         if self.model.pretrained {
             let what = "is True, but no weights are fetched; try MODEL.WEIGHTS FILE.safetensors";
@@ -197,7 +205,8 @@ impl ImageConfig {
     fn check_optim(&self) -> Result<(), ConfigError> {
         let optim = &self.optim;
         not_negative(&[("OPTIM.LR_MULT", optim.lr_mult), ("OPTIM.WARMUP_FACTOR", optim.warmup_factor)])?;
-        if optim.nesterov && (self.shared.optim.momentum == 0.0 || optim.dampening != 0.0) {
+        let is_sgd = self.method.method == OptimizerName::Sgd;
+        if is_sgd && optim.nesterov && (self.shared.optim.momentum == 0.0 || optim.dampening != 0.0) {
             let what = "is True, which needs a momentum and no dampening; try OPTIM.NESTEROV False";
             return invalid("OPTIM.NESTEROV", what);
         }

@@ -8,7 +8,7 @@ use drumline::data::{Cause, Dataset, DistributedSampler, ImageBatch, Prediction,
 use drumline::engine::SyncGroup;
 use drumline::schedule::{At, Schedule};
 use drumline::trainer::{CrossEntropy, TrainState};
-use drumline_torch::{Determinism, Optimizer, Sgd, parameters, use_deterministic_algorithms};
+use drumline_torch::{Determinism, use_deterministic_algorithms};
 use tch::nn::VarStore;
 use tch::{Device, Kind, Tensor};
 
@@ -144,7 +144,8 @@ impl Task for ImageTask {
     }
 
     fn optimizer(&self) -> OptimizerOptions {
-        OptimizerOptions::sgd(sgd_options(&self.config))
+        let options = OptimizerOptions::new(&self.config.shared.optim, &self.config.method);
+        OptimizerOptions { sgd: sgd_options(&self.config), ..options }
     }
 
     fn with_schedule<'a>(&self, trainer: Trainer<'a, Self>) -> anyhow::Result<Trainer<'a, Self>> {
@@ -157,7 +158,7 @@ impl Task for ImageTask {
     /// Without `TRAIN.LOAD_OPT`, the optimizer and the random numbers start as in a new run.
     fn resumed(&self, mut found: Loaded, store: &VarStore) -> anyhow::Result<Loaded> {
         if !self.config.train.load_opt {
-            found.set_optimizer(Sgd::new(parameters(store), sgd_options(&self.config))?.state());
+            found.set_optimizer(self.optimizer().first_state(store)?);
             found.state.rng = RngState::capture()?;
         }
         Ok(found)

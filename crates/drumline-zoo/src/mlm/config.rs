@@ -7,7 +7,7 @@ use super::data::MaskedData;
 use crate::config::check::invalid;
 use crate::config::section::section;
 use crate::config::table::{Table, sections, task_table};
-use crate::config::{ConfigError, Optim, SharedKeys, Test, Train, WarmupOptim};
+use crate::config::{ConfigError, Method, Optim, SharedKeys, Test, Train, WarmupOptim};
 use crate::models::bert::BertOptions;
 use crate::text::config::Text;
 
@@ -48,6 +48,8 @@ pub struct MlmConfig {
     /// `MODEL`, beside its sizes
     pub first: FirstWeights,
     /// `OPTIM`, beside the shared keys
+    pub method: Method,
+    /// The learning rate of `OPTIM`
     pub optim: WarmupOptim,
     /// The sections that every task has
     pub shared: SharedKeys,
@@ -63,6 +65,7 @@ impl Default for MlmConfig {
             text: Text::default(),
             model: BertOptions::default(),
             first: FirstWeights::default(),
+            method: Method::default(),
             optim: WarmupOptim::default(),
             shared: SharedKeys { test, optim, ..SharedKeys::default() },
         }
@@ -80,6 +83,7 @@ impl Table for MlmConfig {
         shared.train,
         shared.test,
         shared.optim,
+        method,
         optim,
         shared.fp16,
         shared.parallel,
@@ -89,11 +93,13 @@ impl Table for MlmConfig {
     fn settle(&mut self, given: &BTreeSet<String>) {
         self.text.settle();
         self.shared.settle_print_freq(given);
+        self.method.settle(given);
     }
 
     fn check(&self) -> Result<(), ConfigError> {
         self.shared.check()?;
-        self.optim.check(&self.shared.optim)?;
+        self.method.check(&self.shared)?;
+        self.optim.check()?;
         self.text.check(&self.shared)?;
         let Self { mlm: Mlm { probability }, model, .. } = self;
         if !(*probability > 0.0 && *probability <= 1.0) {

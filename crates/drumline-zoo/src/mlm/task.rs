@@ -170,7 +170,7 @@ impl Task for MlmTask {
     }
 
     fn optimizer(&self) -> OptimizerOptions {
-        OptimizerOptions::new(&self.config.shared.optim, &self.config.optim).without_decay_on_norms()
+        OptimizerOptions::new(&self.config.shared.optim, &self.config.method).without_decay_on_norms()
     }
 
     fn with_schedule<'a>(&self, trainer: Trainer<'a, Self>) -> anyhow::Result<Trainer<'a, Self>> {

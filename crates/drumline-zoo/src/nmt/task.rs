@@ -317,10 +317,9 @@ impl Task for NmtTask {
         let (lr, weight_decay, momentum) = (keys.learning_rate, keys.weight_decay, params.momentum);
         let (betas, eps) = ((params.betas[0], params.betas[1]), params.eps);
         OptimizerOptions {
-            name: keys.optimizer,
             adam: AdamOptions { lr, betas, eps, weight_decay: Some(weight_decay), ..AdamOptions::default() },
             sgd: SgdOptions { lr, weight_decay, momentum, ..SgdOptions::default() },
-            groups: |all| all,
+            ..OptimizerOptions::named(keys.optimizer, lr, weight_decay)
         }
     }
 

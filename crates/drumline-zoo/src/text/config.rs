@@ -11,7 +11,7 @@ use crate::config::check::{at_least_1, invalid};
 use crate::config::section::section;
 use crate::config::setting::choice;
 use crate::config::table::{Table, sections, task_table};
-use crate::config::{ConfigError, Optim, SharedKeys, Test, Train, WarmupOptim};
+use crate::config::{ConfigError, Method, Optim, SharedKeys, Test, Train, WarmupOptim};
 
 choice! {
     /// What a run on text predicts.
@@ -127,6 +127,8 @@ pub struct TextConfig {
     /// `TRAIN`, beside the shared keys
     pub train: TextTrain,
     /// `OPTIM`, beside the shared keys
+    pub method: Method,
+    /// The learning rate of `OPTIM`
     pub optim: WarmupOptim,
     /// The sections that every task has
     pub shared: SharedKeys,
@@ -141,6 +143,7 @@ impl Default for TextConfig {
             labels: TextLabels::default(),
             model: TextModel::default(),
             train: TextTrain::default(),
+            method: Method::default(),
             optim: WarmupOptim::default(),
             shared: SharedKeys { test, optim, ..SharedKeys::default() },
         }
@@ -158,6 +161,7 @@ impl Table for TextConfig {
         train,
         shared.test,
         shared.optim,
+        method,
         optim,
         shared.fp16,
         shared.parallel,
@@ -167,11 +171,13 @@ impl Table for TextConfig {
     fn settle(&mut self, given: &BTreeSet<String>) {
         self.text.settle();
         self.shared.settle_print_freq(given);
+        self.method.settle(given);
     }
 
     fn check(&self) -> Result<(), ConfigError> {
         self.shared.check()?;
-        self.optim.check(&self.shared.optim)?;
+        self.method.check(&self.shared)?;
+        self.optim.check()?;
         self.text.check(&self.shared)?;
         self.check_labels()?;
         // Checks the sizes. The numbers of words and classes are not known yet, and any number will do.

@@ -277,7 +277,7 @@ impl Task for LabelTask {
     }
 
     fn optimizer(&self) -> OptimizerOptions {
-        OptimizerOptions::new(&self.config.shared.optim, &self.config.optim)
+        OptimizerOptions::new(&self.config.shared.optim, &self.config.method)
     }
 
     fn with_schedule<'a>(&self, trainer: Trainer<'a, Self>) -> anyhow::Result<Trainer<'a, Self>> {

@@ -1,0 +1,85 @@
+//! `OPTIM`: the optimizer by name, and its settings.
+
+use std::collections::BTreeSet;
+
+use super::check::{invalid, not_negative};
+use super::error::ConfigError;
+use super::section::section;
+use super::setting::{MasterWeightsKind, MomentsKind, OptimizerName, PrecisionKind};
+use super::shared::SharedKeys;
+
+section! {
+    /// `OPTIM`: the optimizer by name, and its settings.
+    Method "OPTIM" {
+        /// The optimizer
+        "METHOD" method: OptimizerName = OptimizerName::Adamw;
+        /// Betas of adam, adamw, lamb and lion; by default [0.9, 0.99] for lion
+        "BETAS" betas: Vec<f64> = vec![0.9, 0.999];
+        /// How adam and adamw keep their running means; bf16 and 8bit: on CPUs
+        "MOMENTS" moments: MomentsKind = MomentsKind::F32;
+        /// With PRECISION bf16-master, how master weights are kept: f32 copies, or the 16 bits that bf16 lacks (on CPUs)
+        "MASTER" master: MasterWeightsKind = MasterWeightsKind::Copy;
+        /// Least and greatest scale of a parameter's step with lamb
+        "COEFF" coeff: Vec<f64> = vec![0.01, 10.0];
+        /// adafactor multiplies the learning rate by the RMS of a parameter
+        "SCALE_PARAMETER" scale_parameter: bool = true;
+        /// The learning rate of adafactor is at most 1/sqrt(step)
+        "RELATIVE_STEP" relative_step: bool = true;
+    }
+}
+
+impl Method {
+    /// Lion has betas of its own.
+    pub(crate) fn settle(&mut self, given: &BTreeSet<String>) {
+        if self.method == OptimizerName::Lion && !given.contains("OPTIM.BETAS") {
+            self.betas = vec![0.9, 0.99];
+        }
+    }
+
+    /// Returns an error for values that cannot be used together.
+    pub(crate) fn check(&self, shared: &SharedKeys) -> Result<(), ConfigError> {
+        if shared.optim.momentum >= 1.0 {
+            return invalid("OPTIM.MOMENTUM", format!("is {}; try 0 to below 1", shared.optim.momentum));
+        }
+        if self.betas.len() != 2 || !self.betas.iter().all(|beta| (0.0..1.0).contains(beta)) {
+            let what = format!("is {:?}; try two from 0 to below 1, [0.9, 0.95]", self.betas);
+            return invalid("OPTIM.BETAS", what);
+        }
+        if self.coeff.len() != 2 || self.coeff[0] > self.coeff[1] {
+            let what = format!("is {:?}; try a least and a greatest scale, [0.01, 10]", self.coeff);
+            return invalid("OPTIM.COEFF", what);
+        }
+        not_negative(&[("OPTIM.COEFF", self.coeff[0])])?;
+        self.check_moments()?;
+        self.check_master(shared.run.precision)
+    }
+
+    fn check_moments(&self) -> Result<(), ConfigError> {
+        let (moments, method) = (self.moments.name(), self.method.name());
+        if self.moments == MomentsKind::F32
+            || matches!(self.method, OptimizerName::Adam | OptimizerName::Adamw)
+        {
+            return Ok(());
+        }
+        let what =
+            format!("is {moments}, and {method} keeps f32; try OPTIM.MOMENTS f32, or OPTIM.METHOD adamw");
+        invalid("OPTIM.MOMENTS", what)
+    }
+
+    fn check_master(&self, precision: PrecisionKind) -> Result<(), ConfigError> {
+        if self.master == MasterWeightsKind::Copy {
+            return Ok(());
+        }
+        if precision != PrecisionKind::Bf16Master {
+            let precision = precision.name();
+            let what = format!(
+                "is split, and there are no master weights with PRECISION {precision}; try PRECISION bf16-master"
+            );
+            return invalid("OPTIM.MASTER", what);
+        }
+        if self.method == OptimizerName::Sgd {
+            return invalid("OPTIM.MASTER", "is split, and sgd needs copy; try copy, or OPTIM.METHOD lion");
+        }
+        Ok(())
+    }
+}
