@@ -6,6 +6,7 @@
 //! | `load` | the weights of a GPT from a file, for ranks that share one copy |
 //! | `loader` | batches of images |
 //! | `observe` | steps with and without what watches them |
+//! | `optim` | steps of an optimizer alone |
 //! | `shard` | steps of a GPT with each stage of ZeRO |
 //! | `shard-gpu` | the same on GPUs |
 //! | `step` | data parallel steps |
@@ -16,6 +17,7 @@ mod gpu;
 mod load;
 mod loader;
 mod observe;
+mod optim;
 mod shard;
 mod shard_gpu;
 mod step;
@@ -39,6 +41,7 @@ enum Command {
     Load(load::LoadArgs),
     Loader(loader::LoaderArgs),
     Observe(observe::ObserveArgs),
+    Optim(optim::OptimArgs),
     Shard(shard::ShardArgs),
     ShardGpu(shard_gpu::ShardGpuArgs),
     Step(step::StepArgs),
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         Command::Load(args) => load::run(&args),
         Command::Loader(args) => loader::run(&args),
         Command::Observe(args) => observe::run(&args),
+        Command::Optim(args) => optim::run(&args),
         Command::Shard(args) => shard::run(&args),
         Command::ShardGpu(args) => shard_gpu::run(&args),
         Command::Step(args) => step::run(&args),
