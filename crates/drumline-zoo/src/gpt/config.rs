@@ -7,6 +7,7 @@ use crate::config::check::{at_least_1, invalid};
 use crate::config::section::section;
 use crate::config::table::{Table, sections, task_table};
 use crate::config::{AfterWarmup, ConfigError, Optim, PrecisionKind, SharedKeys, Test, Train, WarmupOptim};
+use crate::models::Checkpointing;
 use crate::models::gpt::GptOptions;
 
 section! {
@@ -40,6 +41,8 @@ section! {
         /// Chunks in which the loss of a batch is computed, which saves the memory of its logits; 1 is the fastest on a
         /// GPU
         "LOSS_CHUNKS" loss_chunks: usize = 1;
+        /// Activation checkpointing: none, full, selective, or N for every Nth block
+        "CHECKPOINT" checkpoint: Checkpointing = Checkpointing::None;
         /// safetensors file with initial weights, with Hugging Face's names
         "WEIGHTS" weights: Option<PathBuf> = None;
     }
@@ -137,6 +140,7 @@ impl GptModel {
             vocab_multiple: self.vocab_multiple as i64,
             dropout: self.dropout,
             loss_chunks: self.loss_chunks as i64,
+            checkpoint: self.checkpoint,
         }
     }
 }

@@ -7,6 +7,7 @@ use crate::config::check::{at_least_1, invalid, not_negative};
 use crate::config::section::section;
 use crate::config::table::{Table, sections, task_table};
 use crate::config::{ConfigError, DataKind, LrPolicy, MemoryFormat, SharedKeys, Switch, Train};
+use crate::models::Checkpointing;
 
 section! {
     /// `MODEL`: the network.
@@ -19,6 +20,8 @@ section! {
         "PRETRAINED" pretrained: bool = false;
         /// Synchronise batch norm over all ranks
         "SYNCBN" syncbn: bool = false;
+        /// Activation checkpointing of ResNets: none, full, selective, or N for every Nth block
+        "CHECKPOINT" checkpoint: Checkpointing = Checkpointing::None;
         /// safetensors file with initial weights, with torchvision's names
         "WEIGHTS" weights: Option<PathBuf> = None;
         /// Start with a new last layer instead of that in MODEL.WEIGHTS, for other classes
