@@ -2,6 +2,7 @@
 //!
 //! | command | what is timed |
 //! |---|---|
+//! | `checkpoint` | forward and backward of a GPT with activation checkpointing |
 //! | `gpu` | steps of a network on a GPU, eager and as a graph |
 //! | `load` | the weights of a GPT from a file, for ranks that share one copy |
 //! | `loader` | batches of images |
@@ -13,6 +14,7 @@
 //! | `transformer` | steps and translations of a Transformer |
 #![forbid(unsafe_code)]
 
+mod checkpoint;
 mod gpu;
 mod load;
 mod loader;
@@ -37,6 +39,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Checkpoint(checkpoint::CheckpointArgs),
     Gpu(gpu::GpuArgs),
     Load(load::LoadArgs),
     Loader(loader::LoaderArgs),
@@ -50,6 +53,7 @@ enum Command {
 
 fn main() -> ExitCode {
     drumline::exit_code(match Cli::parse().command {
+        Command::Checkpoint(args) => checkpoint::run(&args),
         Command::Gpu(args) => gpu::run(&args),
         Command::Load(args) => load::run(&args),
         Command::Loader(args) => loader::run(&args),

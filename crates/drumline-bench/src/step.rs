@@ -68,7 +68,7 @@ pub(super) fn run(args: &StepArgs) -> anyhow::Result<()> {
     let mut store = VarStore::new(device);
     let sync_group = group.as_ref().filter(|_| args.sync_norm).map(SyncGroup::new).transpose()?;
     let norm = sync_group.clone().map_or(Norm::Batch, Norm::Sync);
-    let options = ModelOptions { num_classes: NUM_CLASSES, norm };
+    let options = ModelOptions { num_classes: NUM_CLASSES, norm, ..Default::default() };
     let net = models::build("resnet18", &store.root(), &options)?;
     fill(&store);
     if args.double {

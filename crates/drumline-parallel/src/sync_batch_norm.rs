@@ -14,7 +14,9 @@ mod tests;
 
 use std::borrow::Borrow;
 
-use drumline_torch::{Backward, FunctionError, TorchError, autograd_function, batch_norm_sums};
+use drumline_torch::{
+    Backward, FunctionError, TorchError, autograd_function, batch_norm_sums, is_recomputing,
+};
 use tch::nn::{BatchNormConfig, ModuleT, Path};
 use tch::{Device, Kind, Tensor};
 
@@ -134,12 +136,16 @@ impl SyncBatchNorm {
     /// Ordinary batch normalisation of this rank's batch.
     fn plain(&self, x: &Tensor, train: bool) -> Result<Tensor> {
         let BatchNormConfig { momentum, eps, cudnn_enabled, .. } = self.config;
-        let (mean, var) = (Some(&self.running_mean), Some(&self.running_var));
+        // The second forward of a checkpoint must not update them again.
+        let running = |tensor: &Tensor| {
+            if train && is_recomputing() { tensor.copy() } else { tensor.shallow_clone() }
+        };
+        let (mean, var) = (running(&self.running_mean), running(&self.running_var));
         Ok(x.f_batch_norm(
             self.ws.as_ref(),
             self.bs.as_ref(),
-            mean,
-            var,
+            Some(&mean),
+            Some(&var),
             train,
             momentum,
             eps,
@@ -213,6 +219,9 @@ impl SyncBatchNorm {
     }
 
     fn update(&self, mean: &Tensor, variance: &Tensor) -> Result {
+        if is_recomputing() {
+            return Ok(());
+        }
         let _no_grad = tch::no_grad_guard();
         let momentum = self.config.momentum;
         for (running, batch) in [(&self.running_mean, mean), (&self.running_var, variance)] {

@@ -3,6 +3,8 @@
 
 #[path = "it/averaging.rs"]
 mod averaging;
+#[path = "it/checkpointing.rs"]
+mod checkpointing;
 #[path = "it/data_parallel.rs"]
 mod data_parallel;
 #[path = "it/ddp.rs"]

@@ -1,9 +1,6 @@
 // A Rust closure that C++ owns: called any number of times, dropped once.
 #pragma once
 
-#include <stdexcept>
-#include <string>
-
 #include "status.h"
 
 namespace drumline {
@@ -22,13 +19,7 @@ class Callback {
   Callback& operator=(const Callback&) = delete;
   ~Callback() { closure_.drop(closure_.context); }
 
-  void operator()() const {
-    if (Message message = closure_.call(closure_.context)) {
-      std::string text(message);
-      std::free(message);
-      throw std::runtime_error(text);
-    }
-  }
+  void operator()() const { raise(closure_.call(closure_.context)); }
 
  private:
   Closure closure_;

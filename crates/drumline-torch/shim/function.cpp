@@ -9,7 +9,6 @@
 
 #include <memory>
 #include <mutex>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -52,13 +51,7 @@ class Backward {
   Backward& operator=(const Backward&) = delete;
   ~Backward() { closure_.drop(closure_.context); }
 
-  void operator()(const BackwardCall& call) const {
-    if (Message message = closure_.call(closure_.context, &call)) {
-      std::string text(message);
-      std::free(message);
-      throw std::runtime_error(text);
-    }
-  }
+  void operator()(const BackwardCall& call) const { drumline::raise(closure_.call(closure_.context, &call)); }
 
  private:
   BackwardClosure closure_;

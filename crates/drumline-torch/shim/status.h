@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <stdexcept>
+#include <string>
 
 namespace drumline {
 
@@ -17,6 +19,14 @@ inline Message own(const char* text) noexcept {
   // Out of memory for a message. A constant is not possible: the caller would free it.
   if (copy == nullptr) std::abort();
   return copy;
+}
+
+// Throws the message of a Rust closure, unless it succeeded.
+inline void raise(Message message) {
+  if (message == nullptr) return;
+  const std::string text(message);
+  std::free(message);
+  throw std::runtime_error(text);
 }
 
 // Runs `body`. The text of its exception becomes the message.

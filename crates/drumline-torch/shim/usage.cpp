@@ -2,6 +2,8 @@
 //
 // Before an operation, libtorch calls every observer with its inputs. This observer looks up their storages, so that views and
 // tensors that autograd has saved count as the tensor that they belong to.
+#include "usage.h"
+
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -108,6 +110,16 @@ std::unique_ptr<at::ObserverContext> before_operation(const at::RecordFunction& 
 }
 
 }  // namespace
+
+namespace drumline {
+
+bool is_watched(const at::Tensor& tensor) {
+  if (!has_watched || !tensor.has_storage()) return false;
+  std::shared_lock lock(mutex);
+  return watched.count(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()) > 0;
+}
+
+}  // namespace drumline
 
 extern "C" {
 

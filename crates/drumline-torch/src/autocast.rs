@@ -51,11 +51,36 @@ pub fn no_autocast<R>(device: Device, body: impl FnOnce() -> R) -> Result<R, Tor
 
 /// The dtype of autocast on devices of this type, if it is on.
 pub(crate) fn autocast_kind(device: Device) -> Result<Option<Kind>, TorchError> {
+    let state = state_of(device)?;
+    let kinds = [Kind::BFloat16, Kind::Half];
+    Ok(kinds.into_iter().find(|kind| state.enabled && state.dtype == *kind as i8))
+}
+
+/// The settings of the current thread, for CPUs and GPUs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AutocastSettings([State; 2]);
+
+impl AutocastSettings {
+    const DEVICES: [Device; 2] = [Device::Cpu, Device::Cuda(0)];
+
+    /// Those of now.
+    pub(crate) fn now() -> Result<Self, TorchError> {
+        let [cpu, gpu] = Self::DEVICES.map(state_of);
+        Ok(Self([cpu?, gpu?]))
+    }
+
+    /// Makes them those of this thread, until the scopes are dropped.
+    pub(crate) fn enter(self) -> Result<[Autocast; 2], TorchError> {
+        let [cpu, gpu] = Self::DEVICES;
+        Ok([Autocast::enter(cpu, self.0[0])?, Autocast::enter(gpu, self.0[1])?])
+    }
+}
+
+fn state_of(device: Device) -> Result<State, TorchError> {
     let mut state = State { enabled: false, dtype: -1 };
     // SAFETY: fills one value.
     check(unsafe { drumline_autocast_state(device_type(device)?, &mut state) }, "cannot look at autocast")?;
-    let kinds = [Kind::BFloat16, Kind::Half];
-    Ok(kinds.into_iter().find(|kind| state.enabled && state.dtype == *kind as i8))
+    Ok(state)
 }
 
 /// Autocast until this is dropped, on the thread that made it.

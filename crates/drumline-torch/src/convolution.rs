@@ -224,7 +224,8 @@ impl Beside {
         self.0.begun.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn current() -> Option<Self> {
+    /// The one of the forward that runs on this thread.
+    pub(crate) fn current() -> Option<Self> {
         CURRENT.with_borrow(Clone::clone)
     }
 

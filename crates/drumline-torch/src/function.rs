@@ -17,7 +17,7 @@ use tch::Tensor;
 use torch_sys::C_tensor;
 
 use crate::error::TorchError;
-use crate::status::{Message, c_string, check, panicked};
+use crate::status::{Message, check, message, panicked};
 
 /// Any error. Forward and backward may return it.
 pub type FunctionError = Box<dyn std::error::Error + Send + Sync>;
@@ -186,7 +186,7 @@ fn borrowed(pointers: &[*mut C_tensor]) -> Handles {
 }
 
 /// Keeps the type of the error if it is one of ours.
-fn forward_failed(error: FunctionError) -> TorchError {
+pub(crate) fn forward_failed(error: FunctionError) -> TorchError {
     let error = match error.downcast::<TorchError>() {
         Ok(error) => return *error,
         Err(error) => error,
@@ -218,8 +218,7 @@ extern "C" fn call(context: *mut c_void, call: *const BackwardCall) -> Message {
             }
             std::ptr::null_mut()
         }
-        // SAFETY: a copy made by malloc, which C++ frees.
-        Err(error) => unsafe { libc::strdup(c_string(&format!("backward failed: {error}")).as_ptr()) },
+        Err(error) => message(&format!("backward failed: {error}")),
     }
 }
 
@@ -243,7 +242,7 @@ unsafe fn taken(handles: &Handles) -> Vec<Option<Tensor>> {
 }
 
 /// Releases the handle from its owner.
-fn released(mut tensor: Tensor) -> *mut C_tensor {
+pub(crate) fn released(mut tensor: Tensor) -> *mut C_tensor {
     let handle = tensor.as_mut_ptr();
     std::mem::forget(tensor);
     handle

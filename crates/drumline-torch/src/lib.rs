@@ -10,6 +10,7 @@
 //! - `usage`: tensors whose memory comes and goes, and which of them an operation uses
 //! - `collectives`: all-reduce and the other collectives on tensors of any strides
 //! - `function`: autograd functions from Rust closures
+//! - `saved_tensors`, `checkpoint`: what autograd keeps for backward: replaced by hooks, or computed again
 //! - `autocast`: forward passes in 16 bits; `amp`: loss scaling, so that small gradients do not underflow
 //! - `named`: parameters and buffers of a model, in an order that all ranks share
 //! - `fused`, `foreach`: fused optimizer kernels; one operation on a list of tensors
@@ -25,6 +26,7 @@ mod amp;
 mod autocast;
 mod batch_norm;
 mod bytes;
+mod checkpoint;
 mod clip;
 mod collectives;
 mod convolution;
@@ -45,6 +47,7 @@ pub mod nccl;
 mod optim;
 mod recordable;
 mod rng;
+mod saved_tensors;
 mod status;
 mod usage;
 mod version;
@@ -55,6 +58,7 @@ pub use amp::{
 pub use autocast::{Autocast, autocast, no_autocast};
 pub use batch_norm::batch_norm_sums;
 pub use bytes::{bytes, bytes_mut};
+pub use checkpoint::{checkpoint, is_recomputing, keep, selective_checkpoint};
 pub use clip::{
     NormType, clip_grad_norm, clip_grad_norm_by, clip_grad_norm_of, clip_grad_norm_on_device,
     clip_grad_norm_to, clip_grad_value, grad_norm, grad_norm_on_device,
@@ -88,6 +92,7 @@ pub use optim::{
 };
 pub use recordable::{HostRoute, NotRecordable};
 pub use rng::RngState;
+pub use saved_tensors::{SavedSize, Unpack, offload_saved, saved_size, saved_tensor_hooks};
 pub use usage::{KERNEL, Movable, UsageWatch};
 pub use version::{LIBTORCH, libtorch_version};
 

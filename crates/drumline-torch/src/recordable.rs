@@ -40,6 +40,18 @@ pub enum NotRecordable {
         /// The parameter.
         parameter: String,
     },
+    /// Activations are copied to new memory of the host, which a recording cannot allocate.
+    #[error("activations are offloaded to host memory; try a checkpoint instead")]
+    OffloadedActivations,
+    /// A checkpoint computes its function again, and would draw other random numbers.
+    #[error(
+        "`{operation}` draws random numbers in an activation checkpoint, and in a graph they cannot be drawn again; \
+         try no dropout, or no checkpoint"
+    )]
+    RandomInCheckpoint {
+        /// The operation.
+        operation: String,
+    },
 }
 
 /// Why the collectives of GPU ranks go through host memory instead of NCCL.

@@ -49,6 +49,11 @@ impl RngState {
         Self::of_each(state_of)
     }
 
+    /// Captures the state of the CPU's generator only.
+    pub(crate) fn of_host() -> Result<Self, TorchError> {
+        Ok(Self { cpu: state_of(CPU)?, cuda: Vec::new() })
+    }
+
     /// The state after `manual_seed(seed)`. The generators of the process do not change.
     pub fn seeded(seed: u64) -> Result<Self, TorchError> {
         Self::of_each(|device| seeded_state(device, seed))

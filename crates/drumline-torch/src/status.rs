@@ -19,16 +19,7 @@ unsafe extern "C" {
 
 /// Turns the answer of a shim function into a result; the error's text begins with `operation`.
 pub(crate) fn check(message: Message, operation: &'static str) -> Result<(), TorchError> {
-    if message.is_null() {
-        return Ok(());
-    }
-    // SAFETY: the shim returns a zero-terminated string and its ownership.
-    let text = unsafe {
-        let text = CStr::from_ptr(message).to_string_lossy().into_owned();
-        drumline_message_free(message);
-        text
-    };
-    Err(TorchError::from_text(operation, text))
+    text_of(message).map_or(Ok(()), |text| Err(TorchError::from_text(operation, text)))
 }
 
 /// A closure that C++ owns. Laid out as `drumline::Closure`.
@@ -63,8 +54,7 @@ extern "C" fn call(context: *mut c_void) -> Message {
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(panicked(&*panic).into()));
     match outcome {
         Ok(()) => std::ptr::null_mut(),
-        // SAFETY: a copy made by malloc, which C++ frees.
-        Err(error) => unsafe { strdup(c_string(&error.to_string()).as_ptr()) },
+        Err(error) => message(&error.to_string()),
     }
 }
 
@@ -72,6 +62,25 @@ extern "C" fn drop_body(context: *mut c_void) {
     // SAFETY: made by `Closure::new`, and dropped once. Nobody can handle a panic while dropping.
     let body = unsafe { Box::from_raw(context.cast::<Body>()) };
     let _ = catch_unwind(AssertUnwindSafe(|| drop(body)));
+}
+
+/// A message that C++ frees.
+pub(crate) fn message(text: &str) -> Message {
+    // SAFETY: a copy made by malloc, which C++ frees.
+    unsafe { strdup(c_string(text).as_ptr()) }
+}
+
+/// The text of a message that the shim has handed over; `None` for null.
+pub(crate) fn text_of(message: Message) -> Option<String> {
+    if message.is_null() {
+        return None;
+    }
+    // SAFETY: the shim returns a zero-terminated string and its ownership.
+    unsafe {
+        let text = CStr::from_ptr(message).to_string_lossy().into_owned();
+        drumline_message_free(message);
+        Some(text)
+    }
 }
 
 pub(crate) fn c_string(text: &str) -> CString {

@@ -3,6 +3,7 @@
 
 mod it {
     mod bert;
+    mod checkpointing;
     mod doctor;
     mod failing_runs;
     mod faults;

@@ -69,6 +69,8 @@ mod crate_readme {}
 mod guides {
     #[doc = include_str!("../../../docs/accelerator.md")]
     mod accelerator {}
+    #[doc = include_str!("../../../docs/activation-checkpointing.md")]
+    mod activation_checkpointing {}
     #[doc = include_str!("../../../docs/checkpoints.md")]
     mod checkpoints {}
     #[doc = include_str!("../../../docs/coming-from.md")]

@@ -5,6 +5,7 @@
 //!   x ─▶ [count, means…, variances…] ─▶ all ranks' rows ─▶ count, mean and variance of the whole batch ─▶ as on the host
 //! ```
 
+use drumline_torch::is_recomputing;
 use tch::{Device, Kind, Tensor};
 
 use super::{Result, SyncBatchNorm, Whole, computing_kind};
@@ -70,6 +71,9 @@ impl SyncBatchNorm {
     }
 
     fn update_running(&self, moments: &Moments) -> Result {
+        if is_recomputing() {
+            return Ok(());
+        }
         let weight = moments.has_samples.f_mul_scalar(self.config.momentum)?;
         let batches = [
             (&self.running_mean, moments.mean.shallow_clone()),

@@ -9,6 +9,7 @@ use crate::config::table::{Table, sections, task_table};
 use crate::config::{
     AfterWarmup, ConfigError, Method, Optim, PrecisionKind, SharedKeys, Test, Train, WarmupOptim,
 };
+use crate::models::Checkpointing;
 use crate::models::gpt::GptOptions;
 
 section! {
@@ -42,6 +43,8 @@ section! {
         /// Chunks in which the loss of a batch is computed, which saves the memory of its logits; 1 is the fastest on a
         /// GPU
         "LOSS_CHUNKS" loss_chunks: usize = 1;
+        /// Activation checkpointing: none, full, selective, or N for every Nth block
+        "CHECKPOINT" checkpoint: Checkpointing = Checkpointing::None;
         /// safetensors file with initial weights, with Hugging Face's names
         "WEIGHTS" weights: Option<PathBuf> = None;
     }
@@ -140,6 +143,7 @@ impl GptModel {
             vocab_multiple: self.vocab_multiple as i64,
             dropout: self.dropout,
             loss_chunks: self.loss_chunks as i64,
+            checkpoint: self.checkpoint,
         }
     }
 }

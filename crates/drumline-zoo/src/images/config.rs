@@ -9,6 +9,7 @@ use crate::config::table::{Table, sections, task_table};
 use crate::config::{
     ConfigError, DataKind, LrPolicy, MemoryFormat, Method, OptimizerName, SharedKeys, Switch, Train,
 };
+use crate::models::Checkpointing;
 
 section! {
     /// `MODEL`: the network.
@@ -21,6 +22,8 @@ section! {
         "PRETRAINED" pretrained: bool = false;
         /// Synchronise batch norm over all ranks
         "SYNCBN" syncbn: bool = false;
+        /// Activation checkpointing of ResNets: none, full, selective, or N for every Nth block
+        "CHECKPOINT" checkpoint: Checkpointing = Checkpointing::None;
         /// safetensors file with initial weights, with torchvision's names
         "WEIGHTS" weights: Option<PathBuf> = None;
         /// Start with a new last layer instead of that in MODEL.WEIGHTS, for other classes

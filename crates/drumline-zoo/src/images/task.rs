@@ -97,7 +97,8 @@ impl Task for ImageTask {
         tch::Cuda::cudnn_set_benchmark(cudnn.benchmark);
         let sync_group = keys.syncbn.then(|| SyncGroup::new(place.group)).transpose()?;
         let norm = sync_group.clone().map_or(Norm::Batch, Norm::Sync);
-        let options = ModelOptions { num_classes: keys.num_classes as i64, norm };
+        let options =
+            ModelOptions { num_classes: keys.num_classes as i64, norm, checkpoint: keys.checkpoint };
         let model = build(&keys.arch, &store.root(), &options)?;
         if let Some(file) = &keys.weights {
             let load = if keys.new_classifier { weights::load_backbone } else { weights::load };

@@ -21,6 +21,7 @@ pub use masked::MaskedBatch;
 use super::options::{check_dropout, check_heads, check_sizes};
 use crate::config::section::section;
 use crate::error::ZooError;
+use crate::models::checkpointing::{Blocks, Checkpointing};
 use crate::models::draw::drawn;
 use crate::models::dropout::dropout;
 use crate::models::transformer::{
@@ -53,6 +54,8 @@ section! {
         "MAX_POSITION_EMBEDDINGS" max_position_embeddings: usize = 512;
         /// Probability of dropout
         "DROPOUT" dropout: f64 = 0.1;
+        /// Activation checkpointing: none, full, selective, or N for every Nth layer
+        "CHECKPOINT" checkpoint: Checkpointing = Checkpointing::None;
     }
 }
 
@@ -93,7 +96,7 @@ pub struct Bert {
     places: Tensor,
     types: Tensor,
     norm: LayerNorm,
-    layers: Vec<Layer>,
+    layers: Blocks<Layer>,
     transform: Linear,
     transform_norm: LayerNorm,
     bias: Tensor,
@@ -115,7 +118,7 @@ impl Bert {
             places: table("position_embeddings", options.max_position_embeddings as i64),
             types: table("token_type_embeddings", NUM_TYPES),
             norm: LayerNorm::with_eps(&embeddings / "LayerNorm", size, EPS),
-            layers: (0..options.num_hidden_layers as i64).map(layer).collect(),
+            layers: Blocks::new((0..options.num_hidden_layers as i64).map(layer), options.checkpoint)?,
             transform: Linear::with_init(&transform / "dense", size, size, init()),
             transform_norm: LayerNorm::with_eps(&transform / "LayerNorm", size, EPS),
             bias: head.zeros("bias", &[vocab_size]),
@@ -136,8 +139,12 @@ impl Bert {
         let types = Tensor::embedding(&self.types, types, -1, false, false);
         let embedded = self.norm.forward(&(self.words.rows(tokens) + types + places));
         let mask = padding_mask(&hidden, Kind::Float);
-        let through = |xs: Tensor, layer: &Layer| layer.forward(&xs, &rows, Mask::Added(&mask), p);
-        rows.unpack(&self.layers.iter().fold(rows.pack(&dropout(&embedded, p)), through))
+        let through = |xs: Tensor, index: usize| {
+            let (rows, mask) = (rows.shared(), mask.shallow_clone());
+            self.layers
+                .forward(index, &[&xs], move |layer, xs| layer.forward(&xs[0], &rows, Mask::Added(&mask), p))
+        };
+        rows.unpack(&(0..self.layers.len()).fold(rows.pack(&dropout(&embedded, p)), through))
     }
 
     fn predicted(&self, states: &Tensor) -> Tensor {

@@ -25,10 +25,11 @@ use tch::{Device, Tensor};
 pub use cache::KvCache;
 pub use head::{Projection, linear_cross_entropy};
 
-use block::{Block, Normed};
+use block::{Block, Residual};
 use head::Head;
 
 use crate::error::ZooError;
+use crate::models::checkpointing::{Blocks, Checkpointing};
 use crate::models::draw::drawn;
 use crate::models::dropout::dropout;
 use crate::models::options::{check_dropout, check_heads, check_sizes};
@@ -58,6 +59,8 @@ pub struct GptOptions {
     pub dropout: f64,
     /// Number of chunks in which the loss of a batch is computed. With 1, all logits exist at once.
     pub loss_chunks: i64,
+    /// What is kept of blocks for backward.
+    pub checkpoint: Checkpointing,
 }
 
 impl Default for GptOptions {
@@ -71,6 +74,7 @@ impl Default for GptOptions {
             vocab_multiple: 1,
             dropout: 0.0,
             loss_chunks: 1,
+            checkpoint: Checkpointing::None,
         }
     }
 }
@@ -116,7 +120,7 @@ impl GptOptions {
 pub struct Gpt {
     wte: Tensor,
     wpe: Tensor,
-    blocks: Vec<Block>,
+    blocks: Blocks<Block>,
     ln_f: LayerNorm,
     head: Head,
     options: GptOptions,
@@ -133,7 +137,8 @@ impl Gpt {
         };
         let wte = table("wte", options.padded_vocab());
         let wpe = table("wpe", n_positions);
-        let blocks = (0..n_layer).map(|layer| Block::new(&(path / "h" / layer), options)).collect();
+        let blocks = (0..n_layer).map(|layer| Block::new(&(path / "h" / layer), options));
+        let blocks = Blocks::new(blocks, options.checkpoint)?;
         let ln_f = LayerNorm::new(path / "ln_f", n_embd);
         let head = Head::new(&wte, vocab_size);
         Ok(Self { wte, wpe, blocks, ln_f, head, options: options.clone() })
@@ -164,12 +169,27 @@ impl Gpt {
 
     /// The input of the head `[texts, places, n_embd]`.
     fn states(&self, tokens: &Tensor, p: f64) -> Tensor {
-        let norms = self.blocks.iter().map(Block::first_norm).chain([&self.ln_f]);
-        let mut norms = norms.collect::<Vec<_>>().into_iter();
-        let first = norms.next().unwrap_or(&self.ln_f);
-        let begun = Normed::new(self.embedded(tokens, 0, p), first);
-        let blocks = self.blocks.iter().zip(norms);
-        blocks.fold(begun, |xs, (block, next)| block.forward(xs, next, p)).normed
+        let begun = Residual::new(self.embedded(tokens, 0, p));
+        let (_, normed) =
+            (0..self.blocks.len()).fold(begun, |xs, index| self.through(index, xs, p)).normed(&self.ln_f);
+        normed
+    }
+
+    /// Runs a block. A checkpoint begins with the block's own norm and ends with a sum: so it keeps one tensor, and does
+    /// not compute its last product again.
+    fn through(&self, index: usize, xs: Residual, p: f64) -> Residual {
+        if self.blocks.is_checkpointed(index) {
+            let forward = move |block: &Block, xs: &[Tensor]| {
+                block.forward(Residual::new(xs[0].shallow_clone()), None, p).past
+            };
+            return Residual::new(self.blocks.forward(index, &[&xs.past], forward));
+        }
+        let next = index + 1;
+        if next == self.blocks.len() {
+            return self.blocks.get(index).forward(xs, Some(&self.ln_f), p);
+        }
+        let following = (!self.blocks.is_checkpointed(next)).then(|| self.blocks.get(next));
+        self.blocks.get(index).forward(xs, following.as_deref().map(Block::first_norm), p)
     }
 
     fn embedded(&self, tokens: &Tensor, first: i64, p: f64) -> Tensor {

@@ -11,6 +11,7 @@ use drumline_torch::{Conv2d, TorchError, conv_stem_cuda};
 use tch::Tensor;
 use tch::nn::{Init, Path};
 
+use super::checkpointing::product_of;
 use super::draw::{draw_normal_again, drawn};
 use super::norm::{Norm, NormLayer};
 
@@ -47,8 +48,7 @@ impl ConvShape {
 
 impl Conv {
     pub(super) fn forward(&self, xs: &Tensor) -> Tensor {
-        // A module cannot return an error; libtorch's own method would panic too.
-        self.convolved(xs).unwrap_or_else(|error| panic!("convolution: {error}"))
+        product_of(&[xs], || self.convolved(xs))
     }
 
     fn convolved(&self, xs: &Tensor) -> Result<Tensor, TorchError> {

@@ -18,6 +18,7 @@
 //! ```
 
 pub mod bert;
+mod checkpointing;
 mod draw;
 mod dropout;
 pub mod gpt;
@@ -33,6 +34,7 @@ use drumline_torch::{TorchError, channels_last, parameters, weights_channels_las
 use tch::Tensor;
 use tch::nn::{ModuleT, Path, VarStore};
 
+pub use checkpointing::Checkpointing;
 pub use norm::{Norm, NormBuilder};
 
 use crate::error::ZooError;
@@ -45,12 +47,14 @@ pub struct ModelOptions {
     pub num_classes: i64,
     /// The normalisation between convolutions.
     pub norm: Norm,
+    /// What is kept of blocks for backward.
+    pub checkpoint: Checkpointing,
 }
 
 impl Default for ModelOptions {
-    /// ImageNet's 1000 classes and batch norm on each rank.
+    /// ImageNet's 1000 classes, batch norm on each rank, no checkpoints.
     fn default() -> Self {
-        Self { num_classes: 1000, norm: Norm::Batch }
+        Self { num_classes: 1000, norm: Norm::Batch, checkpoint: Checkpointing::None }
     }
 }
 
@@ -98,14 +102,16 @@ pub(crate) fn check_name(arch: &str) -> Result<(), ZooError> {
 /// Builds a model under `path`. Its input is f32 `[N, 3, height, width]`.
 pub fn build(arch: &str, path: &Path<'_>, options: &ModelOptions) -> Result<Model, ZooError> {
     let builder = Builder::new(&options.norm);
-    let num_classes = options.num_classes;
-    let model: Box<dyn ModuleT> = match arch {
-        "mlp" => Box::new(small::mlp(&builder, path, num_classes)),
-        "convnet" => Box::new(small::conv_net(&builder, path, num_classes)),
-        _ => match resnet::ARCHES.iter().find(|(name, _)| *name == arch) {
-            Some((_, shape)) => Box::new(resnet::resnet(&builder, path, shape, num_classes)),
-            None => return Err(ZooError::UnknownArch { arch: arch.to_owned() }),
-        },
+    let ModelOptions { num_classes, checkpoint, .. } = *options;
+    let resnet = resnet::ARCHES.iter().find(|(name, _)| *name == arch);
+    if resnet.is_none() {
+        check_name(arch)?;
+        checkpoint.check_no_blocks(arch)?;
+    }
+    let model: Box<dyn ModuleT> = match (resnet, arch) {
+        (Some((_, shape)), _) => Box::new(resnet::resnet(&builder, path, shape, options)?),
+        (None, "mlp") => Box::new(small::mlp(&builder, path, num_classes)),
+        _ => Box::new(small::conv_net(&builder, path, num_classes)),
     };
     Ok(Model { net: model, is_channels_last: false })
 }

@@ -5,7 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use drumline::engine::{SyncBatchNorm, SyncGroup};
-use drumline_torch::{Activation, BatchNormLayer, TorchError, batch_norm_cuda, batch_norm_sum_relu_cuda};
+use drumline_torch::{
+    Activation, BatchNormLayer, TorchError, batch_norm_cuda, batch_norm_sum_relu_cuda, is_recomputing,
+};
 use tch::nn::{self, Init, ModuleT, Path};
 use tch::{Kind, Tensor};
 
@@ -83,6 +85,23 @@ impl Own {
             ["weight", "bias", "running_mean", "running_var"].map(|name| path.get(name));
         Some(Self { weight: weight?, bias: bias?, mean: mean?, var: var? })
     }
+
+    /// The same with copies of the running statistics: the second forward of a checkpoint must not update them again.
+    fn scratch(&self) -> Self {
+        Self {
+            weight: self.weight.shallow_clone(),
+            bias: self.bias.shallow_clone(),
+            mean: self.mean.copy(),
+            var: self.var.copy(),
+        }
+    }
+
+    /// The batch norm in training.
+    fn forward(&self, xs: &Tensor) -> Tensor {
+        let (weight, bias) = (Some(&self.weight), Some(&self.bias));
+        let nn::BatchNormConfig { momentum, eps, cudnn_enabled, .. } = config();
+        xs.batch_norm(weight, bias, Some(&self.mean), Some(&self.var), true, momentum, eps, cudnn_enabled)
+    }
 }
 
 impl NormLayer {
@@ -109,6 +128,12 @@ impl NormLayer {
 
     /// Computes with libtorch's operations.
     fn plain(&self, xs: &Tensor, train: bool) -> Tensor {
+        if train && is_recomputing() {
+            return match &self.own {
+                Some(own) => own.scratch().forward(xs),
+                None => self.layer.forward_t(xs, train),
+            };
+        }
         if let Some(count) = self.count.as_ref().filter(|_| train) {
             let _ = count.shallow_clone().g_add_scalar_(1);
         }
@@ -122,13 +147,15 @@ impl NormLayer {
         kernel: impl FnOnce(BatchNormLayer<'_>) -> Result<Option<R>, TorchError>,
     ) -> Option<R> {
         let own = self.own.as_ref().filter(|_| train)?;
+        let scratch = is_recomputing().then(|| own.scratch());
+        let own = scratch.as_ref().unwrap_or(own);
         let nn::BatchNormConfig { momentum, eps, .. } = config();
         let layer = BatchNormLayer {
             weight: &own.weight,
             bias: &own.bias,
             running_mean: &own.mean,
             running_var: &own.var,
-            batches: self.count.as_ref(),
+            batches: self.count.as_ref().filter(|_| scratch.is_none()),
             momentum,
             eps,
         };

@@ -13,8 +13,11 @@ use drumline_torch::max_pool_cuda;
 use tch::Tensor;
 use tch::nn::{ModuleT, Path};
 
+use super::ModelOptions;
+use super::checkpointing::Blocks;
 use super::layers::{Builder, Conv, ConvShape, Linear};
 use super::norm::NormLayer;
+use crate::error::ZooError;
 
 /// The parameters that distinguish the members of the family.
 #[derive(Debug, Clone, Copy)]
@@ -104,8 +107,8 @@ impl Block {
         Self { convs, last, downsample }
     }
 
-    /// Both inputs are the same tensor: one for the convolutions, one for the shortcut.
-    fn forward(&self, [through, past]: &[Tensor; 2], train: bool) -> [Tensor; 2] {
+    /// Both inputs have the same elements: one is for the convolutions, one for the shortcut.
+    fn forward(&self, through: &Tensor, past: &Tensor, train: bool) -> [Tensor; 2] {
         let mut out = through.shallow_clone();
         for conv in &self.convs {
             out = conv.forward_relu(&out, train);
@@ -146,12 +149,17 @@ impl BlockShape {
 #[derive(Debug)]
 pub(super) struct ResNet {
     stem: ConvNorm,
-    blocks: Vec<Block>,
+    blocks: Blocks<Block>,
     fc: Linear,
 }
 
 /// Builds the network under `path`.
-pub(super) fn resnet(builder: &Builder<'_>, path: &Path<'_>, shape: &Shape, num_classes: i64) -> ResNet {
+pub(super) fn resnet(
+    builder: &Builder<'_>,
+    path: &Path<'_>,
+    shape: &Shape,
+    options: &ModelOptions,
+) -> Result<ResNet, ZooError> {
     let stem = ConvNorm::new(builder, path, ["conv1", "bn1"], ConvShape::new(3, 64, 7).stride(2));
     let mut inputs = 64;
     let mut blocks = Vec::new();
@@ -162,9 +170,9 @@ pub(super) fn resnet(builder: &Builder<'_>, path: &Path<'_>, shape: &Shape, num_
             blocks.push(Block::new(builder, &(path / format!("layer{}", layer + 1) / place), block));
         }
     }
-    let fc = builder.linear(path / "fc", inputs, num_classes);
+    let fc = builder.linear(path / "fc", inputs, options.num_classes);
     builder.draw_convs();
-    ResNet { stem, blocks, fc }
+    Ok(ResNet { stem, blocks: Blocks::new(blocks, options.checkpoint)?, fc })
 }
 
 impl Shape {
@@ -184,8 +192,11 @@ impl ModuleT for ResNet {
     fn forward_t(&self, xs: &Tensor, train: bool) -> Tensor {
         let out = pooled(&self.stem.forward_relu(xs, train));
         let mut out = [out.shallow_clone(), out];
-        for block in &self.blocks {
-            out = block.forward(&out, train);
+        for index in 0..self.blocks.len() {
+            let [through, past] = &out;
+            out = self
+                .blocks
+                .forward(index, &[through, past], move |block, xs| block.forward(&xs[0], &xs[1], train));
         }
         self.fc.forward(&out[0].adaptive_avg_pool2d([1, 1]).flatten(1, -1))
     }

@@ -13,8 +13,9 @@ mod bilstm;
 use tch::Tensor;
 use tch::nn::{ModuleT, Path};
 
+use super::checkpointing::Checkpointing;
 use super::dropout::dropout;
-use super::transformer::{Embedding, EmbeddingShape, Encoder, LayerShape, Linear, NormPlace};
+use super::transformer::{Embedding, EmbeddingShape, Encoder, LayerShape, Linear, NormPlace, StackShape};
 use crate::error::ZooError;
 use crate::models::options::{check_dropout, check_heads, check_sizes};
 use bilstm::BiLstm;
@@ -66,6 +67,8 @@ pub struct TextOptions {
     pub num_classes: i64,
     /// Probability of dropout, in all places.
     pub dropout: f64,
+    /// What is kept of a Transformer's layers for backward.
+    pub checkpoint: Checkpointing,
 }
 
 impl Default for TextOptions {
@@ -77,6 +80,7 @@ impl Default for TextOptions {
             d_word_vec: 128,
             num_classes: 2,
             dropout: 0.1,
+            checkpoint: Checkpointing::None,
         }
     }
 }
@@ -103,7 +107,7 @@ impl TextOptions {
         check_dropout(dropout)?;
         match self.net {
             TextNet::Transformer { n_head, .. } => check_heads("d_word_vec", d_word_vec, n_head),
-            TextNet::BiLstm { .. } => Ok(()),
+            TextNet::BiLstm { .. } => self.checkpoint.check_no_blocks("bilstm"),
         }
     }
 }
@@ -125,7 +129,7 @@ enum Net {
 impl Reader {
     fn new(path: &Path<'_>, options: &TextOptions) -> Result<Self, ZooError> {
         options.check()?;
-        let TextOptions { vocab, pad, d_word_vec: size, .. } = *options;
+        let TextOptions { vocab, pad, d_word_vec: size, checkpoint, .. } = *options;
         let shape = EmbeddingShape { vocab, size, pad };
         let (net, stdev) = match options.net {
             TextNet::BiLstm { n_layers, d_hidden } => {
@@ -133,7 +137,7 @@ impl Reader {
             }
             TextNet::Transformer { n_layers, n_head, d_inner_hid, pool } => {
                 let layer = LayerShape { d_model: size, n_head, d_inner_hid, norm: NormPlace::After };
-                let encoder = Encoder::new(&(path / "encoder"), n_layers, &layer);
+                let encoder = Encoder::new(&(path / "encoder"), StackShape { n_layers, layer, checkpoint })?;
                 (Net::Transformer(encoder, pool), (size as f64).powf(-0.5))
             }
         };

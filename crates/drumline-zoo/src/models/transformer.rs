@@ -34,11 +34,12 @@ pub(crate) use embedding::{Embedding, EmbeddingShape};
 pub(crate) use layer::LayerShape;
 pub(crate) use linear::{LayerNorm, Linear};
 pub(crate) use rows::Rows;
-pub(crate) use stack::{DecoderStack, Encoder};
+pub(crate) use stack::{DecoderStack, Encoder, StackShape};
 
 use stack::Encoded;
 
 use crate::error::ZooError;
+use crate::models::checkpointing::Checkpointing;
 use crate::models::draw::drawn;
 use crate::models::options::{check_dropout, check_heads, check_sizes};
 
@@ -69,6 +70,8 @@ pub struct TransformerOptions {
     pub tgt_vocab: i64,
     /// The padding id.
     pub pad: i64,
+    /// What is kept of layers for backward.
+    pub checkpoint: Checkpointing,
 }
 
 impl Default for TransformerOptions {
@@ -86,6 +89,7 @@ impl Default for TransformerOptions {
             src_vocab: 30000,
             tgt_vocab: 30000,
             pad: 0,
+            checkpoint: Checkpointing::None,
         }
     }
 }
@@ -126,9 +130,9 @@ impl TransformerOptions {
         Ok(())
     }
 
-    fn layer(&self) -> LayerShape {
-        let Self { d_model, n_head, d_inner_hid, norm, .. } = *self;
-        LayerShape { d_model, n_head, d_inner_hid, norm }
+    fn stack(&self) -> StackShape {
+        let Self { n_layers, d_model, n_head, d_inner_hid, norm, checkpoint, .. } = *self;
+        StackShape { n_layers, layer: LayerShape { d_model, n_head, d_inner_hid, norm }, checkpoint }
     }
 }
 
@@ -167,7 +171,7 @@ impl Transformer {
     /// Creates the model under `path`.
     pub fn new(path: &Path<'_>, options: &TransformerOptions) -> Result<Self, ZooError> {
         options.check()?;
-        let TransformerOptions { n_layers, d_model, tgt_vocab, src_vocab, pad, .. } = *options;
+        let TransformerOptions { d_model, tgt_vocab, src_vocab, pad, .. } = *options;
         // The standard deviation makes the scaled vectors, and the logits of a shared embedding, about 1.
         let stdev = (d_model as f64).powf(-0.5);
         let embedding = |name: &str, vocab| {
@@ -176,9 +180,8 @@ impl Transformer {
         let tgt_embed = embedding("tgt_embed", tgt_vocab);
         let src_embed =
             if options.share_embeddings { tgt_embed.shared() } else { embedding("src_embed", src_vocab) };
-        let layer = options.layer();
-        let encoder = Encoder::new(&(path / "encoder"), n_layers, &layer);
-        let decoder = DecoderStack::new(&(path / "decoder"), n_layers, &layer);
+        let encoder = Encoder::new(&(path / "encoder"), options.stack())?;
+        let decoder = DecoderStack::new(&(path / "decoder"), options.stack())?;
         let generator = if options.proj_share_weight {
             tgt_embed.weight.shallow_clone()
         } else {

@@ -13,6 +13,7 @@ use crate::config::{
     ConfigError, DeviceKind, Fp16, Optim, OptimizerName, Parallel, PrecisionKind, Run, SharedKeys,
     TaskConfig, Test, Train, Value,
 };
+use crate::models::Checkpointing;
 
 choice! {
     /// The tokens of a vocabulary.
@@ -164,6 +165,8 @@ section! {
         "share_embeddings" share_embeddings: bool = false;
         /// Label smoothing
         "label_smoothing" label_smoothing: f64 = 0.1;
+        /// Activation checkpointing: none, full, selective, or N for every Nth layer; ours
+        "checkpoint" checkpoint: Checkpointing = Checkpointing::None;
     }
 }
 

@@ -27,6 +27,7 @@ pub(crate) fn transformer(
         src_vocab: codecs.source.vocabulary().len() as i64,
         tgt_vocab: codecs.target.vocabulary().len() as i64,
         pad: Specials::default().pad,
+        checkpoint: model.checkpoint,
     };
     Transformer::new(&store.root(), &options)
 }

@@ -12,6 +12,7 @@ use crate::config::section::section;
 use crate::config::setting::choice;
 use crate::config::table::{Table, sections, task_table};
 use crate::config::{ConfigError, Method, Optim, SharedKeys, Test, Train, WarmupOptim};
+use crate::models::Checkpointing;
 
 choice! {
     /// What a run on text predicts.
@@ -90,6 +91,8 @@ section! {
         "D_INNER_HID" d_inner_hid: usize = 256;
         /// Probability of dropout
         "DROPOUT" dropout: f64 = 0.1;
+        /// transformer: activation checkpointing: none, full, selective, or N for every Nth layer
+        "CHECKPOINT" checkpoint: Checkpointing = Checkpointing::None;
         /// safetensors file with initial weights
         "WEIGHTS" weights: Option<PathBuf> = None;
     }

@@ -36,5 +36,6 @@ pub(super) fn options(config: &TextConfig, words: usize, classes: usize) -> Text
         d_word_vec: model.d_word_vec as i64,
         num_classes: classes as i64,
         dropout: model.dropout,
+        checkpoint: model.checkpoint,
     }
 }

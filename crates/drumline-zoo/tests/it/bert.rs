@@ -22,6 +22,7 @@ fn options() -> BertOptions {
         intermediate_size: 24,
         max_position_embeddings: 12,
         dropout: 0.0,
+        ..BertOptions::default()
     }
 }
 

@@ -25,7 +25,7 @@ const BATCH: i64 = 64;
 /// A model of the zoo for ten classes, with the formula's weights.
 fn model(arch: &str, store: &VarStore, norm: Norm) -> Result<Model> {
     tch::set_num_threads(1);
-    let net = build(arch, &store.root(), &ModelOptions { num_classes: 10, norm })?;
+    let net = build(arch, &store.root(), &ModelOptions { num_classes: 10, norm, ..Default::default() })?;
     fill(store);
     Ok(net)
 }

@@ -52,6 +52,7 @@ fn options(case: &Value) -> TransformerOptions {
         proj_share_weight: is("proj_share_weight"),
         norm: if is("norm_first") { NormPlace::Before } else { NormPlace::After },
         pad: 0,
+        ..TransformerOptions::default()
     }
 }
 
@@ -133,7 +134,14 @@ fn text_models_match_pytorch() {
             "first" => encoder(Pool::First),
             _ => encoder(Pool::Mean),
         };
-        let options = TextOptions { net, vocab: 14, d_word_vec: 16, num_classes: 5, dropout: 0.0, pad: 0 };
+        let options = TextOptions {
+            net,
+            vocab: 14,
+            d_word_vec: 16,
+            num_classes: 5,
+            dropout: 0.0,
+            ..TextOptions::default()
+        };
         let store = VarStore::new(Device::Cpu);
         let (model, target): (Box<dyn ModuleT>, _) = if case["tags"].as_bool().unwrap() {
             let tags = sources().map(|words| words.into_iter().map(|word| 1 + word % 4).collect::<Vec<_>>());

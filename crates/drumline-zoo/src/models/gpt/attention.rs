@@ -6,6 +6,7 @@ use tch::{Kind, Tensor};
 use super::cache::LayerCache;
 use super::conv1d::Conv1d;
 use super::{GptOptions, STDEV};
+use crate::models::checkpointing::product;
 
 /// The layer. One product computes queries, keys and values.
 #[derive(Debug)]
@@ -14,6 +15,9 @@ pub(super) struct Attention {
     c_proj: Conv1d,
     n_head: i64,
 }
+
+/// Why attention cannot fail.
+const FITS: &str = "queries, keys and values have one shape";
 
 /// Queries, keys and values, each `[texts, heads, places, head size]`.
 type Heads = [Tensor; 3];
@@ -29,9 +33,13 @@ impl Attention {
     /// The attention output before `c_proj`. `p` is the dropout of the attention weights.
     pub(super) fn seen(&self, xs: &Tensor, p: f64) -> Tensor {
         let [queries, keys, values] = self.heads(xs);
-        let seen = Tensor::scaled_dot_product_attention::<Tensor>(
-            &queries, &keys, &values, None, p, true, None, false,
-        );
+        let attend = || {
+            let no_mask = None::<Tensor>;
+            Tensor::f_scaled_dot_product_attention(&queries, &keys, &values, no_mask, p, true, None, false)
+        };
+        let inputs = [&queries, &keys, &values];
+        // With dropout its intermediate results are large, and a kept result must not draw random numbers.
+        let seen = if p == 0.0 { product(&inputs, attend) } else { attend().expect(FITS) };
         joined(&seen)
     }
 

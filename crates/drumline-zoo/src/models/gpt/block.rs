@@ -38,13 +38,15 @@ impl Block {
         }
     }
 
-    /// Maps this block's residual stream and norm to those of the next block, whose first norm is `next`. `p` is the
-    /// probability of dropout.
-    pub(super) fn forward(&self, xs: Normed, next: &LayerNorm, p: f64) -> Normed {
-        let seen = self.attn.seen(&xs.normed, p);
-        let xs = xs.plus(self.attn.c_proj(), &seen, &self.ln_2, p);
-        let hidden = self.c_fc.forward(&xs.normed).gelu("tanh");
-        xs.plus(&self.c_proj, &hidden, next, p)
+    /// Maps the residual stream before this block to that after it. If the norm that follows is known, its result is
+    /// computed with the last sum. `p` is the probability of dropout.
+    pub(super) fn forward(&self, xs: Residual, next: Option<&LayerNorm>, p: f64) -> Residual {
+        let (past, normed) = xs.normed(&self.ln_1);
+        let seen = self.attn.seen(&normed, p);
+        let xs = Residual::sum(past, Branch { last: self.attn.c_proj(), inputs: &seen, p }, Some(&self.ln_2));
+        let (past, normed) = xs.normed(&self.ln_2);
+        let hidden = self.c_fc.forward(&normed).gelu("tanh");
+        Residual::sum(past, Branch { last: &self.c_proj, inputs: &hidden, p }, next)
     }
 
     /// The norm before attention.
@@ -63,31 +65,45 @@ impl Block {
     }
 }
 
-/// The residual stream, and its norm, which is a sublayer's input.
+/// The residual stream. Its norm is a sublayer's input, and may have been computed with the last sum.
 #[derive(Debug)]
-pub(super) struct Normed {
-    past: Tensor,
-    pub(super) normed: Tensor,
+pub(super) struct Residual {
+    pub(super) past: Tensor,
+    normed: Option<Tensor>,
 }
 
-impl Normed {
-    pub(super) fn new(past: Tensor, norm: &LayerNorm) -> Self {
-        let normed = expect_ok(layer_norm_cuda(&past, norm.layer())).unwrap_or_else(|| norm.forward(&past));
-        Self { past, normed }
+/// The end of a sublayer: its last layer, the inputs of that layer, and the probability of dropout after it.
+#[derive(Clone, Copy)]
+struct Branch<'a> {
+    last: &'a Conv1d,
+    inputs: &'a Tensor,
+    p: f64,
+}
+
+impl Residual {
+    pub(super) fn new(past: Tensor) -> Self {
+        Self { past, normed: None }
     }
 
-    /// Adds the output of a sublayer, whose last layer is applied to `inputs`, to the residual stream.
-    fn plus(self, last: &Conv1d, inputs: &Tensor, norm: &LayerNorm, p: f64) -> Self {
-        let Self { past, .. } = self;
-        if p == 0.0 && expect_ok(sums_with_layer_norm_cuda(&past, norm.layer())) {
-            let branch = last.product(inputs);
-            let end = BranchEnd { branch: &branch, bias: last.bias() };
-            return match expect_ok(sum_layer_norm_cuda(&past, end, norm.layer())) {
-                Some([past, normed]) => Self { past, normed },
-                None => Self::new(past + branch + last.bias(), norm),
-            };
+    /// The stream and its norm.
+    pub(super) fn normed(self, norm: &LayerNorm) -> (Tensor, Tensor) {
+        let Self { past, normed } = self;
+        let norm = || expect_ok(layer_norm_cuda(&past, norm.layer())).unwrap_or_else(|| norm.forward(&past));
+        let normed = normed.unwrap_or_else(norm);
+        (past, normed)
+    }
+
+    /// Adds the output of a sublayer to the stream.
+    fn sum(past: Tensor, branch: Branch<'_>, norm: Option<&LayerNorm>) -> Self {
+        let Branch { last, inputs, p } = branch;
+        let fused = norm.filter(|norm| p == 0.0 && expect_ok(sums_with_layer_norm_cuda(&past, norm.layer())));
+        let Some(norm) = fused else { return Self::new(sum_with_dropout(&past, &last.forward(inputs), p)) };
+        let branch = last.product(inputs);
+        let end = BranchEnd { branch: &branch, bias: last.bias() };
+        match expect_ok(sum_layer_norm_cuda(&past, end, norm.layer())) {
+            Some([past, normed]) => Self { past, normed: Some(normed) },
+            None => Self::new(past + branch + last.bias()),
         }
-        Self::new(sum_with_dropout(&past, &last.forward(inputs), p), norm)
     }
 }
 

@@ -5,6 +5,7 @@ use std::borrow::Borrow;
 use tch::Tensor;
 use tch::nn::{Init, Path};
 
+use crate::models::checkpointing::product;
 use crate::models::draw::drawn;
 
 #[derive(Debug)]
@@ -25,13 +26,16 @@ impl Conv1d {
     pub(super) fn forward(&self, xs: &Tensor) -> Tensor {
         let size = xs.size();
         // One product that includes the bias, which is faster on GPUs.
-        self.bias.addmm(&xs.flatten(0, 1), &self.weight).view([size[0], size[1], -1])
+        product(&[xs], || {
+            let rows = self.bias.f_addmm(&xs.f_flatten(0, 1)?, &self.weight)?;
+            rows.f_view([size[0], size[1], -1])
+        })
     }
 
     /// The product without the bias, for callers that add it in a fused operation.
     pub(super) fn product(&self, xs: &Tensor) -> Tensor {
         let size = xs.size();
-        xs.flatten(0, 1).mm(&self.weight).view([size[0], size[1], -1])
+        product(&[xs], || xs.f_flatten(0, 1)?.f_mm(&self.weight)?.f_view([size[0], size[1], -1]))
     }
 
     pub(super) fn bias(&self) -> &Tensor {

@@ -13,6 +13,7 @@ use tch::{Kind, Tensor};
 
 use super::linear::Linear;
 use super::rows::Rows;
+use crate::models::checkpointing::product;
 use crate::models::draw::drawn;
 use crate::models::dropout::dropout;
 
@@ -126,7 +127,7 @@ impl Attention {
     fn part(&self, xs: &Tensor, first: i64, count: i64) -> Tensor {
         let d_model = self.in_proj.weight.size()[1];
         let rows = |tensor: &Tensor| tensor.narrow(0, first * d_model, count * d_model);
-        xs.linear(&rows(&self.in_proj.weight), Some(rows(&self.in_proj.bias)))
+        product(&[xs], || xs.f_linear(&rows(&self.in_proj.weight), Some(rows(&self.in_proj.bias))))
     }
 
     fn split(&self, xs: &Tensor) -> Tensor {
@@ -160,7 +161,9 @@ pub(crate) fn attend(queries: &Tensor, kept: &KeysValues, mask: Mask<'_>, p: f64
     };
     let causal = matches!(mask, Mask::Causal);
     if p == 0.0 {
-        return Tensor::scaled_dot_product_attention(queries, keys, values, added, 0.0, causal, None, false);
+        return product(&[queries, keys, values], || {
+            Tensor::f_scaled_dot_product_attention(queries, keys, values, added, 0.0, causal, None, false)
+        });
     }
     let size = queries.size();
     let mut scores = (queries * (size[3] as f64).powf(-0.5)).matmul(&keys.transpose(2, 3));

@@ -7,6 +7,7 @@ use drumline_torch::LayerNormLayer;
 use tch::Tensor;
 use tch::nn::{Init, Path};
 
+use crate::models::checkpointing::product;
 use crate::models::draw::drawn;
 
 #[derive(Debug)]
@@ -27,7 +28,7 @@ impl Linear {
     }
 
     pub(crate) fn forward(&self, xs: &Tensor) -> Tensor {
-        xs.linear(&self.weight, Some(&self.bias))
+        product(&[xs], || xs.f_linear(&self.weight, Some(&self.bias)))
     }
 
     pub(crate) fn xavier(inputs: i64, outputs: i64) -> Init {

@@ -61,6 +61,16 @@ impl Rows {
         all.keeping(places.shallow_clone(), &hidden)
     }
 
+    /// The same rows, for an owner that outlives these.
+    pub(crate) fn shared(&self) -> Self {
+        let of = |WithoutPadding { places, rows, padding }: &WithoutPadding| WithoutPadding {
+            places: places.shallow_clone(),
+            rows: rows.shallow_clone(),
+            padding: padding.shallow_clone(),
+        };
+        Self { without_padding: self.without_padding.as_ref().map(of), ..*self }
+    }
+
     /// Selects the rows at `places` from `[rows, size]`, for places that were passed to [`at`](Self::at).
     pub(crate) fn at_places(&self, xs: Tensor, places: &Tensor) -> Tensor {
         match self.without_padding {

@@ -7,6 +7,16 @@ use super::attention::{KeysValues, Mask, Source, Sources, hidden, padding_mask};
 use super::layer::{DecoderLayer, EncoderLayer, LayerShape, NormPlace};
 use super::linear::LayerNorm;
 use super::rows::Rows;
+use crate::error::ZooError;
+use crate::models::checkpointing::{Blocks, Checkpointing};
+
+/// The layers of a stack.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StackShape {
+    pub(crate) n_layers: i64,
+    pub(crate) layer: LayerShape,
+    pub(crate) checkpoint: Checkpointing,
+}
 
 /// Encoded source sentences for the decoder.
 #[derive(Debug)]
@@ -35,22 +45,27 @@ impl Encoded {
 /// A stack of encoder layers.
 #[derive(Debug)]
 pub(crate) struct Encoder {
-    layers: Vec<EncoderLayer>,
+    layers: Blocks<EncoderLayer>,
     norm: Option<LayerNorm>,
 }
 
 impl Encoder {
-    pub(crate) fn new(path: &Path<'_>, n_layers: i64, shape: &LayerShape) -> Self {
-        let layers = (0..n_layers).map(|place| EncoderLayer::new(&(path / "layers" / place), shape));
-        Self { layers: layers.collect(), norm: last_norm(path, shape) }
+    pub(crate) fn new(path: &Path<'_>, stack: StackShape) -> Result<Self, ZooError> {
+        let StackShape { n_layers, layer, checkpoint } = stack;
+        let layers = (0..n_layers).map(|place| EncoderLayer::new(&(path / "layers" / place), &layer));
+        Ok(Self { layers: Blocks::new(layers, checkpoint)?, norm: last_norm(path, &layer) })
     }
 
     /// `xs` are the embedded `tokens`, of which `pad` is hidden.
     pub(crate) fn forward(&self, xs: &Tensor, tokens: &Tensor, pad: i64, p: f64) -> Encoded {
         let hidden = hidden(tokens, pad);
         let (rows, mask) = (Rows::seen(&hidden), padding_mask(&hidden, xs.kind()));
-        let through = |xs: Tensor, layer: &EncoderLayer| layer.forward(&xs, &rows, Mask::Added(&mask), p);
-        let states = ended(self.layers.iter().fold(rows.pack(xs), through), &self.norm);
+        let through = |xs: Tensor, index: usize| {
+            let (rows, mask) = (rows.shared(), mask.shallow_clone());
+            self.layers
+                .forward(index, &[&xs], move |layer, xs| layer.forward(&xs[0], &rows, Mask::Added(&mask), p))
+        };
+        let states = ended((0..self.layers.len()).fold(rows.pack(xs), through), &self.norm);
         Encoded { states, rows, mask }
     }
 }
@@ -58,21 +73,26 @@ impl Encoder {
 /// A stack of decoder layers.
 #[derive(Debug)]
 pub(crate) struct DecoderStack {
-    layers: Vec<DecoderLayer>,
+    layers: Blocks<DecoderLayer>,
     norm: Option<LayerNorm>,
 }
 
 impl DecoderStack {
-    pub(crate) fn new(path: &Path<'_>, n_layers: i64, shape: &LayerShape) -> Self {
-        let layers = (0..n_layers).map(|place| DecoderLayer::new(&(path / "layers" / place), shape));
-        Self { layers: layers.collect(), norm: last_norm(path, shape) }
+    pub(crate) fn new(path: &Path<'_>, stack: StackShape) -> Result<Self, ZooError> {
+        let StackShape { n_layers, layer, checkpoint } = stack;
+        let layers = (0..n_layers).map(|place| DecoderLayer::new(&(path / "layers" / place), &layer));
+        Ok(Self { layers: Blocks::new(layers, checkpoint)?, norm: last_norm(path, &layer) })
     }
 
     /// `xs` is `[rows, size]`.
     pub(crate) fn forward(&self, mut xs: Tensor, rows: &Rows, source: &Encoded, p: f64) -> Tensor {
-        for layer in &self.layers {
-            let kept = layer.multihead_attn.keys_values(&source.states, &source.rows);
-            xs = layer.forward(&xs, rows, Source { kept: &kept, mask: &source.mask }, p);
+        for index in 0..self.layers.len() {
+            let (rows, source_rows) = (rows.shared(), source.rows.shared());
+            let mask = source.mask.shallow_clone();
+            xs = self.layers.forward(index, &[&xs, &source.states], move |layer, inputs| {
+                let kept = layer.multihead_attn.keys_values(&inputs[1], &source_rows);
+                layer.forward(&inputs[0], &rows, Source { kept: &kept, mask: &mask }, p)
+            });
         }
         ended(xs, &self.norm)
     }

@@ -1,0 +1,108 @@
+//! What a function depends on beside its inputs: autocast, random numbers, and the stream of weight gradients.
+//!
+//! Random numbers: the states of the generators before and after the first forward are compared. Only if they differ, the
+//! second forward begins with the first state, and puts back the one that it found. In a CUDA graph the state of a GPU's
+//! generator cannot be read, so there random operations are looked for, and are an error.
+
+use tch::Tensor;
+
+use super::operation::{self, Watch};
+use crate::autocast::AutocastSettings;
+use crate::convolution::Beside;
+use crate::cuda::is_recorded;
+use crate::error::TorchError;
+use crate::recordable::NotRecordable;
+use crate::rng::RngState;
+
+/// The generators that a function may draw from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Generators {
+    Host,
+    All,
+}
+
+impl Generators {
+    fn state(self) -> Result<RngState, TorchError> {
+        match self {
+            Self::Host => RngState::of_host(),
+            Self::All => RngState::capture(),
+        }
+    }
+}
+
+/// The first forward has begun.
+pub(super) struct Begun {
+    surroundings: Surroundings,
+    generators: Generators,
+    state: RngState,
+    /// In a recording.
+    random: Option<Watch>,
+}
+
+impl Begun {
+    /// Now, with these inputs.
+    pub(super) fn now(inputs: &[Tensor]) -> Result<Self, TorchError> {
+        let (mut generators, mut random) = (Generators::Host, None);
+        for device in inputs.iter().map(Tensor::device).filter(|device| device.is_cuda()) {
+            generators = Generators::All;
+            if is_recorded(device)? {
+                random = Some(Watch::random()?);
+                generators = Generators::Host;
+                break;
+            }
+        }
+        let surroundings =
+            Surroundings { autocast: AutocastSettings::now()?, beside: Beside::current(), drawn: None };
+        Ok(Self { surroundings, generators, state: generators.state()?, random })
+    }
+
+    pub(super) fn end(self) -> Result<Surroundings, TorchError> {
+        let Self { mut surroundings, generators, state, random } = self;
+        if let Some(operation) = random.and_then(|_| operation::random()) {
+            return Err(NotRecordable::RandomInCheckpoint { operation }.into());
+        }
+        if generators.state()? != state {
+            surroundings.drawn = Some((generators, state));
+        }
+        Ok(surroundings)
+    }
+}
+
+/// Those of a first forward.
+pub(super) struct Surroundings {
+    autocast: AutocastSettings,
+    beside: Option<Beside>,
+    /// The state of the generators before it, if it has drawn from them.
+    drawn: Option<(Generators, RngState)>,
+}
+
+impl Surroundings {
+    /// Runs the second forward in them.
+    pub(super) fn within<R>(&self, body: impl FnOnce() -> R) -> Result<R, TorchError> {
+        let _autocast = self.autocast.enter()?;
+        let _outer =
+            self.drawn.as_ref().map(|(generators, state)| Outer::replace(*generators, state)).transpose()?;
+        Ok(match &self.beside {
+            Some(beside) => beside.forward(body),
+            None => body(),
+        })
+    }
+}
+
+/// The state that the second forward found, which is put back when this is dropped.
+struct Outer(RngState);
+
+impl Outer {
+    fn replace(generators: Generators, by: &RngState) -> Result<Self, TorchError> {
+        let outer = Self(generators.state()?);
+        by.restore()?;
+        Ok(outer)
+    }
+}
+
+impl Drop for Outer {
+    fn drop(&mut self) {
+        // A state that libtorch returned fits.
+        let _ = self.0.restore();
+    }
+}

@@ -1,0 +1,213 @@
+//! Activation checkpointing: which blocks of a model are computed again in backward, and what of them is kept.
+//!
+//! ```text
+//!   none        all that backward needs is kept
+//!   full        of each block, only its input
+//!   selective   and the results of its matrix products, convolutions and attention
+//!   N           as full, for every Nth block only
+//! ```
+//! A model has its blocks in [`Blocks`], and its expensive operations call [`product`].
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use drumline_torch::{TorchError, checkpoint, keep, selective_checkpoint};
+use serde_json::{Value as Json, json};
+use tch::{TchError, Tensor};
+
+use crate::config::Value;
+use crate::config::setting::Setting;
+use crate::error::ZooError;
+
+/// How much of a model is kept for backward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Checkpointing {
+    /// All that backward needs.
+    #[default]
+    None,
+    /// The inputs of blocks.
+    Full,
+    /// The inputs of blocks, and the results of their matrix products, convolutions and attention.
+    Selective,
+    /// The inputs of every Nth block, and all that backward needs of the others.
+    Every(usize),
+}
+
+impl Checkpointing {
+    /// Returns an error if a model without blocks is to be checkpointed.
+    pub(super) fn check_no_blocks(self, model: &str) -> Result<(), ZooError> {
+        match self {
+            Self::None => Ok(()),
+            _ => {
+                let what = format!(
+                    "checkpointing is {self}, but {model} has no blocks that could be computed again"
+                );
+                Err(ZooError::Unsuitable { what, fix: "none".to_owned() })
+            }
+        }
+    }
+
+    fn check(self, num_blocks: usize) -> Result<(), ZooError> {
+        match self {
+            Self::Every(every) if every == 0 || every > num_blocks => {
+                let what = format!("checkpointing is {every}, but the model has {num_blocks} blocks");
+                Err(ZooError::Unsuitable { what, fix: format!("a number from 1 to {num_blocks}, or none") })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What happens to a block.
+    fn of_block(self, index: usize) -> Self {
+        match self {
+            Self::Every(every) if (index + 1).is_multiple_of(every) => Self::Full,
+            Self::Every(_) => Self::None,
+            all => all,
+        }
+    }
+}
+
+impl std::fmt::Display for Checkpointing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Full => f.write_str("full"),
+            Self::Selective => f.write_str("selective"),
+            Self::Every(every) => write!(f, "{every}"),
+        }
+    }
+}
+
+impl Setting for Checkpointing {
+    fn expects() -> String {
+        "none, full, selective, or a number from 1".into()
+    }
+
+    fn schema() -> Json {
+        json!({"anyOf": [{"enum": ["none", "full", "selective"]}, {"type": "integer", "minimum": 1}]})
+    }
+
+    fn read(value: &Value) -> Option<Self> {
+        if let Some(every) = usize::read(value) {
+            return (every > 0).then_some(Self::Every(every));
+        }
+        match String::read(value)?.trim() {
+            "none" => Some(Self::None),
+            "full" => Some(Self::Full),
+            "selective" => Some(Self::Selective),
+            _ => None,
+        }
+    }
+
+    fn write(&self) -> Value {
+        match self {
+            Self::Every(every) => every.write(),
+            named => Value::Text(named.to_string()),
+        }
+    }
+}
+
+/// The blocks of a model, in the order in which they run.
+#[derive(Debug)]
+pub(crate) struct Blocks<B> {
+    /// A checkpoint owns its block until backward, and a block is used by one thread at a time.
+    blocks: Vec<Arc<Mutex<B>>>,
+    how: Checkpointing,
+}
+
+impl<B: Send + 'static> Blocks<B> {
+    pub(crate) fn new(blocks: impl IntoIterator<Item = B>, how: Checkpointing) -> Result<Self, ZooError> {
+        let blocks: Vec<_> = blocks.into_iter().map(|block| Arc::new(Mutex::new(block))).collect();
+        how.check(blocks.len())?;
+        Ok(Self { blocks, how })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    pub(crate) fn get(&self, index: usize) -> MutexGuard<'_, B> {
+        lock(&self.blocks[index])
+    }
+
+    /// The blocks. Each is locked as long as it is held.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = MutexGuard<'_, B>> {
+        self.blocks.iter().map(|block| lock(block))
+    }
+
+    pub(crate) fn is_checkpointed(&self, index: usize) -> bool {
+        self.how.of_block(index) != Checkpointing::None
+    }
+
+    /// Runs a block, in a checkpoint if it is to be one. Activations are `inputs`; `forward` owns whatever else it needs.
+    ///
+    /// Panics if a checkpoint fails, as modules do. The trainer reports the panic.
+    pub(crate) fn forward<R>(
+        &self,
+        index: usize,
+        inputs: &[&Tensor],
+        forward: impl Fn(&B, &[Tensor]) -> R + Send + 'static,
+    ) -> R {
+        let block = Arc::clone(&self.blocks[index]);
+        let function = move |inputs: &[Tensor]| Ok(forward(&lock(&block), inputs));
+        let made = match self.how.of_block(index) {
+            Checkpointing::None => {
+                let inputs: Vec<Tensor> = inputs.iter().map(|input| input.shallow_clone()).collect();
+                function(&inputs)
+            }
+            Checkpointing::Selective => selective_checkpoint(function, inputs).map_err(Into::into),
+            Checkpointing::Full | Checkpointing::Every(_) => checkpoint(function, inputs).map_err(Into::into),
+        };
+        made.unwrap_or_else(|error| panic!("block {index}: {error}"))
+    }
+}
+
+fn lock<B>(block: &Mutex<B>) -> MutexGuard<'_, B> {
+    block.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The result of an expensive operation of libtorch on `inputs`, which selective checkpointing keeps. Panics if it
+/// fails, as tch's methods do.
+pub(crate) fn product(inputs: &[&Tensor], function: impl FnOnce() -> Result<Tensor, TchError>) -> Tensor {
+    product_of(inputs, || Ok(function()?))
+}
+
+/// The same for an operation of ours.
+pub(crate) fn product_of(
+    inputs: &[&Tensor],
+    function: impl FnOnce() -> Result<Tensor, TorchError>,
+) -> Tensor {
+    keep(inputs, function).unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_read_and_written() {
+        let text = |text: &str| Checkpointing::read(&Value::Text(text.into()));
+        for (name, how) in [
+            ("none", Checkpointing::None),
+            ("full", Checkpointing::Full),
+            ("selective", Checkpointing::Selective),
+            ("3", Checkpointing::Every(3)),
+        ] {
+            assert_eq!((text(name), how.to_string()), (Some(how), name.to_owned()));
+            assert_eq!(Checkpointing::read(&how.write()), Some(how));
+        }
+        assert_eq!(Checkpointing::read(&Value::Int(2)), Some(Checkpointing::Every(2)));
+        assert_eq!([text("0"), text("some"), text("-1"), Checkpointing::read(&Value::Bool(true))], [None; 4]);
+    }
+
+    #[test]
+    fn every_second_block_is_the_second_of_a_pair() {
+        let blocks = Blocks::new([(); 5], Checkpointing::Every(2)).unwrap();
+        let found: Vec<_> = (0..5).map(|index| blocks.is_checkpointed(index)).collect();
+        assert_eq!(found, [false, true, false, true, false]);
+        let error = Blocks::new([(); 5], Checkpointing::Every(6)).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "checkpointing is 6, but the model has 5 blocks; try a number from 1 to 5, or none"
+        );
+    }
+}
