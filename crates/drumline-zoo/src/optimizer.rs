@@ -26,7 +26,13 @@ impl OptimizerOptions {
         let betas = (keys.betas[0], keys.betas[1]);
         Self {
             name: keys.method,
-            adam: AdamOptions { lr, betas, weight_decay: Some(weight_decay), ..AdamOptions::default() },
+            adam: AdamOptions {
+                lr,
+                betas,
+                eps: keys.eps,
+                weight_decay: Some(weight_decay),
+                ..AdamOptions::default()
+            },
             sgd: SgdOptions { lr, weight_decay, momentum, ..SgdOptions::default() },
             groups: |all| all,
         }

@@ -3,6 +3,7 @@
 
 mod it {
     mod bert;
+    mod deepspeed;
     mod doctor;
     mod failing_runs;
     mod faults;

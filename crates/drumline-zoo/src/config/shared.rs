@@ -5,6 +5,7 @@
 //!   NmtConfig (NJUNMT's keys) ─ mapped ─▶ shared: SharedKeys ─┴─▶ the driver
 //! ```
 
+use drumline::config::deepspeed::SchedulerPlan;
 use drumline_files::{Durability, replace};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ use super::check::{at_least_1, invalid, not_negative};
 use super::error::ConfigError;
 use super::fp16::Fp16;
 use super::parallel::Parallel;
+use super::scheduler;
 use super::section::section;
 use super::setting::{AfterWarmup, DeviceKind, OptimizerName, PrecisionKind};
 
@@ -75,6 +77,8 @@ section! {
         "WEIGHT_DECAY" weight_decay: f64 = 5e-5;
         /// Clip the norm of the gradient to this
         "GRAD_CLIP" grad_clip: Option<f64> = None;
+        /// A schedule of DeepSpeed or PyTorch by its name, instead of the one below; total_num_steps auto: all steps
+        "SCHEDULER" scheduler: Option<SchedulerPlan> = None;
     }
 }
 
@@ -85,6 +89,8 @@ section! {
         "METHOD" method: OptimizerName = OptimizerName::Adamw;
         /// Betas of adam and adamw
         "BETAS" betas: Vec<f64> = vec![0.9, 0.999];
+        /// Epsilon of adam and adamw
+        "EPS" eps: f64 = 1e-8;
         /// Length of the warm-up: below 1 a fraction of all steps, otherwise a number of steps
         "WARMUP" warmup: f64 = 0.1;
         /// Learning rate after the warm-up
@@ -152,6 +158,7 @@ impl SharedKeys {
         if let Some(norm) = optim.grad_clip.filter(|norm| *norm <= 0.0) {
             return invalid("OPTIM.GRAD_CLIP", format!("is {norm}; try more than 0, or null"));
         }
+        optim.scheduler.as_ref().map_or(Ok(()), scheduler::check)?;
         self.fp16.check("PRECISION", self.run.precision)?;
         self.parallel.check()?;
         self.run.check()
@@ -196,7 +203,7 @@ impl Run {
 impl WarmupOptim {
     /// Returns an error for values that cannot be used with those of `optim`.
     pub(crate) fn check(&self, optim: &Optim) -> Result<(), ConfigError> {
-        not_negative(&[("OPTIM.WARMUP", self.warmup)])?;
+        not_negative(&[("OPTIM.WARMUP", self.warmup), ("OPTIM.EPS", self.eps)])?;
         if optim.momentum >= 1.0 {
             return invalid("OPTIM.MOMENTUM", format!("is {}; try 0 to below 1", optim.momentum));
         }
