@@ -49,6 +49,13 @@ pub(crate) struct Extent {
     pub(crate) nproc: usize,
 }
 
+impl Extent {
+    /// All ranks, if every node has as many as this one.
+    pub(crate) fn num_ranks(self) -> usize {
+        self.nodes * self.nproc
+    }
+}
+
 /// The size of the job that the command line describes; an error if it is wrong.
 pub(crate) fn extent(args: &RunArgs) -> Result<Extent, PlanError> {
     let env = |name: &str| std::env::var_os(name);

@@ -40,6 +40,7 @@ Examples:
   drumline train --nproc-per-node 2 --verify-parity=5 --cfg F MODEL.SYNCBN True
   drumline train --device cpu --cfg F                                   on the CPU, even if there is a GPU
   drumline train --dry-run --nproc-per-node 2 --cfg F                   show the plan only
+  drumline train --nproc-per-node 2 --cfg F --deepspeed ds_config.json  with DeepSpeed's configuration; --explain shows what it does
   drumline train --nproc-per-node 2 --cfg config/text-classify.yaml     text, after drumline data synth-text --out data/text
   drumline train --nproc-per-node 2 --cfg config/nmt.yaml               translation, after drumline data synth-translation --out data/translation
   drumline train --nproc-per-node 2 --cfg config/gpt-tiny.yaml          a small GPT, after drumline data synth-story and tokens: see the file
@@ -83,7 +84,36 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "K", num_args = 0..=1, require_equals = true, default_missing_value = "5", value_parser = clap::value_parser!(u32).range(1..))]
     verify_parity: Option<u32>,
     #[command(flatten)]
+    deepspeed: DeepSpeedArgs,
+    #[command(flatten)]
     job: JobArgs,
+}
+
+/// The flags of a `ds_config.json`, which drumline-train reads.
+#[derive(Debug, clap::Args)]
+struct DeepSpeedArgs {
+    /// DeepSpeed's configuration, a ds_config.json; its "auto" values are those of --cfg and of the keys
+    #[arg(long, aliases = ["deepspeed_config", "deepspeed-config"], value_name = "FILE")]
+    deepspeed: Option<OsString>,
+    /// Print what each line of --deepspeed does here, and train nothing; exit code 1 if the file cannot be used
+    #[arg(long, requires = "deepspeed")]
+    explain: bool,
+    /// With --explain: as JSON
+    #[arg(long, requires = "explain")]
+    json: bool,
+    /// Keys of --deepspeed that DeepSpeed does not have are errors
+    #[arg(long, requires = "deepspeed")]
+    strict: bool,
+}
+
+impl DeepSpeedArgs {
+    /// The same flags for drumline-train.
+    fn words(&self) -> Vec<OsString> {
+        let file = self.deepspeed.iter().flat_map(|file| [OsString::from("--deepspeed"), file.clone()]);
+        let switches = [(self.explain, "--explain"), (self.json, "--json"), (self.strict, "--strict")];
+        let switches = switches.into_iter().filter(|(is_on, _)| *is_on).map(|(_, flag)| flag.into());
+        file.chain(switches).collect()
+    }
 }
 
 /// Evaluate a model on the test set: the run's best, its last with --last, or MODEL.WEIGHTS (translation: run_configs.pretrain_path)
@@ -133,14 +163,21 @@ pub(crate) fn with_pairs(command: clap::Command) -> clap::Command {
 }
 
 /// Runs `drumline train`; an error if a rank failed.
-pub(crate) fn train(args: TrainArgs) -> anyhow::Result<()> {
+pub(crate) fn train(mut args: TrainArgs) -> anyhow::Result<()> {
     let parity = args.verify_parity.map(|steps| format!("--verify-parity={steps}").into());
-    configured("train", parity, args.job)
+    let extra: Vec<_> = parity.into_iter().chain(args.deepspeed.words()).collect();
+    let program = configured("train", extra, &mut args.job)?;
+    if args.deepspeed.explain {
+        return explain(&program, args.job.run);
+    }
+    start(program, args.job.run)
 }
 
 /// Runs `drumline test`; an error if a rank failed.
-pub(crate) fn test(args: TestArgs) -> anyhow::Result<()> {
-    configured("test", args.last.then(|| "--last".into()), args.job)
+pub(crate) fn test(mut args: TestArgs) -> anyhow::Result<()> {
+    let extra = args.last.then(|| "--last".into()).into_iter().collect();
+    let program = configured("test", extra, &mut args.job)?;
+    start(program, args.job.run)
 }
 
 /// Becomes `drumline-train data …`.
@@ -154,13 +191,38 @@ pub(crate) fn become_trainer(name: &str, args: Vec<OsString>) -> anyhow::Result<
     become_program(&words, &[])
 }
 
-fn configured(name: &'static str, extra: Option<OsString>, job: JobArgs) -> anyhow::Result<()> {
-    let JobArgs { cfg, device, mut run } = job;
+/// The program of a configuration. It takes the pairs out of the arguments.
+fn configured(name: &'static str, extra: Vec<OsString>, job: &mut JobArgs) -> Result<ReadyProgram, Mistake> {
+    let JobArgs { cfg, device, run } = job;
     let pairs = std::mem::take(&mut run.program);
     check_pairs(&pairs)?;
-    let device = device.map(|device| format!("--device={device}").into());
-    let flags = [OsString::from("--cfg"), cfg.into()].into_iter().chain(device).chain(extra).collect();
-    start(ReadyProgram { name, flags, pairs }, run)
+    let device = device.as_ref().map(|device| format!("--device={device}").into());
+    let flags = [OsString::from("--cfg"), cfg.as_os_str().to_owned()]
+        .into_iter()
+        .chain(device)
+        .chain(extra)
+        .collect();
+    Ok(ReadyProgram { name, flags, pairs })
+}
+
+/// Becomes the program with `--explain`, for the number of ranks that the launcher's flags describe.
+fn explain(program: &ReadyProgram, run_line: RunLine) -> anyhow::Result<()> {
+    let words = program.words()?;
+    let args = run_line.args.of_program(&words);
+    let num_ranks = crate::run::extent(&args)?.num_ranks().to_string();
+    become_program(&words, &as_rank_0_of(&num_ranks))
+}
+
+/// The variables of a rank that does not meet the others, so that nobody listens at the address.
+fn as_rank_0_of(num_ranks: &str) -> [(&'static str, &str); 6] {
+    [
+        (worker_env::RANK, "0"),
+        (worker_env::WORLD_SIZE, num_ranks),
+        (worker_env::LOCAL_RANK, "0"),
+        (worker_env::LOCAL_WORLD_SIZE, num_ranks),
+        (worker_env::MASTER_ADDR, "127.0.0.1"),
+        (worker_env::MASTER_PORT, "29500"),
+    ]
 }
 
 /// One of `drumline-train`'s programs.
@@ -171,15 +233,21 @@ pub(crate) struct ReadyProgram {
     pub(crate) pairs: Vec<OsString>,
 }
 
+impl ReadyProgram {
+    /// The program with its arguments.
+    fn words(&self) -> anyhow::Result<Vec<OsString>> {
+        let Self { name, flags, pairs } = self;
+        let program = [trainer()?.into(), OsString::from(name)];
+        Ok(program.into_iter().chain(flags.iter().chain(pairs).cloned()).collect())
+    }
+}
+
 /// Starts it with the given number of ranks; an error if one failed.
 pub(crate) fn start(program: ReadyProgram, run_line: RunLine) -> anyhow::Result<()> {
-    let ReadyProgram { name, flags: own, pairs } = program;
     let RunLine { args, flags, .. } = run_line;
-    let mut words: Vec<OsString> = vec![trainer()?.into(), name.into()];
-    words.extend(own);
+    let words = program.words()?;
     let args = args.of_program(&words);
     let place = place(&args, &flags)?;
-    words.extend(pairs);
     match (place, args.dry_run) {
         (Where::InRank, false) => become_program(&words, &[]),
         (Where::Here, false) => {
@@ -191,19 +259,21 @@ pub(crate) fn start(program: ReadyProgram, run_line: RunLine) -> anyhow::Result<
             Ok(writeln!(std::io::stdout(), "plan (one rank); this process becomes\n  $ {}", line.display())?)
         }
         (Where::OneNode, false) => {
-            check(&words)?;
-            run(&args.of_program(&words), None)
+            check(&words, &args)?;
+            run(&args, None)
         }
-        _ => run(&args.of_program(&words), None),
+        _ => run(&args, None),
     }
 }
 
 /// Lets the program report errors in its configuration, once, before all its ranks would. Other nodes may have other files, so
 /// they check for themselves.
-fn check(words: &[OsString]) -> anyhow::Result<()> {
+fn check(words: &[OsString], args: &RunArgs) -> anyhow::Result<()> {
+    let num_ranks = crate::run::extent(args)?.num_ranks().to_string();
     let (program, args) = words.split_first().context("no program")?;
     let mut command = Command::new(program);
     command.arg0("drumline").arg("--check").args(args).stdin(Stdio::null()).stdout(Stdio::null());
+    command.envs(as_rank_0_of(&num_ranks));
     let status = command.status().with_context(|| format!("cannot run {}", program.display()))?;
     match status.code() {
         Some(0) => Ok(()),

@@ -120,6 +120,13 @@ pub fn from_env() -> Result<Member, InitError> {
     init("env://", InitOptions::default())
 }
 
+/// The number of ranks of the job in which [`from_env`] would make this process a rank, without joining it; 1 without a
+/// job.
+pub fn world_size_from_env() -> Result<usize, InitError> {
+    let env = |name: &str| std::env::var(name).ok();
+    Ok(Place::find(&env, &Method::parse("env://")?, &InitOptions::default())?.world_size)
+}
+
 fn meet(place: Place, key: Option<JobKey>, deadline: Instant) -> Result<Member, InitError> {
     let Some(master) = place.master.clone() else { return Err(place::no_master()) };
     let addrs = master.addrs();

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   a task's defaults ◀─ file (file.rs) ◀─ KEY VALUE … ─▶ table of keys (table.rs), checked ─▶ run ─▶ OUT_DIR/CFG_DEST
+//!   ds_config.json ────────┘ (deepspeed.rs)
 //!               the type of a key parses its value (setting.rs)                            └─ can be loaded again
 //! ```
 //!
@@ -9,6 +10,7 @@
 //! wrong type is an error that names the file and line, and suggests the key that was probably meant.
 
 pub(crate) mod check;
+pub(crate) mod deepspeed;
 mod error;
 pub(crate) mod file;
 mod fp16;
@@ -16,6 +18,7 @@ mod method;
 mod near_file;
 mod nearest;
 mod parallel;
+mod scheduler;
 pub(crate) mod section;
 pub(crate) mod setting;
 pub(crate) mod shared;
@@ -25,7 +28,9 @@ mod value;
 pub use error::{ConfigError, Place};
 pub use fp16::Fp16;
 pub use method::Method;
-pub use parallel::Parallel;
+pub use parallel::{Parallel, ReduceIn};
+pub(crate) use deepspeed::DeepSpeedFile;
+pub(crate) use scheduler::NamedSchedule;
 pub(crate) use section::Entry;
 pub use setting::{
     AfterWarmup, DataKind, DeviceKind, LrPolicy, MasterWeightsKind, MemoryFormat, MomentsKind, OptimizerName,

@@ -29,25 +29,48 @@ pub(crate) use resume::changes;
 pub(crate) use test::{TestOptions, WhichModel, test};
 pub(crate) use train::train;
 
-use crate::config::{DeviceKind, TaskConfig, table};
-use crate::task::{Purpose, Task};
 use std::path::Path;
 
-/// The sources of a configuration: a file, `--device`, and `KEY VALUE` pairs.
+use drumline::config::deepspeed::Explanation;
+
+use crate::config::{DeepSpeedFile, DeviceKind, TaskConfig, table};
+use crate::task::{Purpose, Task};
+
+/// The sources of a configuration: a file, `--device`, a `ds_config.json`, and `KEY VALUE` pairs.
 pub(crate) struct Given<'a> {
     pub(crate) file: &'a Path,
     pub(crate) device: Option<DeviceKind>,
+    /// `--deepspeed FILE`
+    pub(crate) deepspeed: Option<DeepSpeedFile>,
     /// `KEY VALUE KEY VALUE …`
     pub(crate) pairs: &'a [String],
 }
 
+/// The sources of a training, and what it is to print first.
+pub(crate) struct TrainOptions {
+    /// Compares this many steps instead, and writes nothing.
+    pub(crate) parity: Option<u64>,
+    /// What each line of the `ds_config.json` does.
+    pub(crate) explanation: Option<Explanation>,
+}
+
 /// Loads the configuration that the command line asks for.
 pub(crate) fn load<C: TaskConfig>(given: &Given<'_>) -> anyhow::Result<C> {
-    let mut config: C = table::load(Some(given.file), given.pairs)?;
+    let file = Some(given.file);
+    let mut config: C = match &given.deepspeed {
+        None => table::load(file, given.pairs)?,
+        Some(deepspeed) => table::load_with_deepspeed(file, given.pairs, deepspeed)?,
+    };
     if let Some(device) = given.device {
         config.set_device(device);
     }
     Ok(config)
+}
+
+/// What each line of the `ds_config.json` does, if the command line names one.
+pub(crate) fn explained<C: TaskConfig>(given: &Given<'_>) -> anyhow::Result<Option<Explanation>> {
+    let explain = |file| table::explain_deepspeed::<C, _>(Some(given.file), given.pairs, file);
+    Ok(given.deepspeed.as_ref().map(explain).transpose()?)
 }
 
 /// Creates a task and opens its files. A rank does this by itself, before it communicates.

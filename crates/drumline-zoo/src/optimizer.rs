@@ -63,8 +63,8 @@ impl OptimizerOptions {
                 scale_parameter: keys.scale_parameter,
                 ..named.adafactor
             },
-            adam: AdamOptions { betas, moments, ..named.adam },
-            lamb: LambOptions { betas, min_coeff, max_coeff, ..named.lamb },
+            adam: AdamOptions { betas, eps: keys.eps, moments, ..named.adam },
+            lamb: LambOptions { betas, eps: keys.eps, min_coeff, max_coeff, ..named.lamb },
             lion: LionOptions { betas, ..named.lion },
             sgd: SgdOptions { momentum: optim.momentum, ..named.sgd },
             master: match keys.master {

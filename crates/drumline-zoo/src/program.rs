@@ -11,6 +11,7 @@
 //! ```
 
 mod args;
+mod deepspeed;
 mod doctor;
 mod ending;
 mod export;
@@ -30,8 +31,9 @@ use clap::Parser;
 use drumline::LogOptions;
 use drumline_torch::cuda;
 
-use crate::driver;
+use crate::driver::{self, TrainOptions};
 use crate::nmt::NmtTask;
+use crate::task::Task;
 use args::{Cli, Command, DoctorCommand};
 use kind::with_task;
 pub(crate) use kind::{Kind, kind_of};
@@ -52,10 +54,21 @@ pub fn main() -> ExitCode {
 fn carry_out(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Train(args) => {
-            let given = args.run.given();
-            with_task!(kind_of(given.file), T => driver::train::<T>(driver::load(&given), args.verify_parity))
+            let given = args.given()?;
+            if args.deepspeed.explain {
+                return deepspeed::explain(&given, args.deepspeed.form());
+            }
+            with_task!(kind_of(given.file), T => {
+                // The configuration's own error says what is wrong.
+                let explanation = driver::explained::<<T as Task>::Config>(&given).unwrap_or_default();
+                let options = TrainOptions { parity: args.verify_parity, explanation };
+                driver::train::<T>(driver::load(&given), &options)
+            })
         }
-        Command::Nmt(args) => driver::train::<NmtTask>(args.config(), None),
+        Command::Nmt(args) => {
+            let options = TrainOptions { parity: None, explanation: None };
+            driver::train::<NmtTask>(args.config(), &options)
+        }
         Command::Test(args) => {
             let given = args.run.given();
             with_task!(kind_of(given.file), T => driver::test::<T>(&given, args.options()))
@@ -73,7 +86,7 @@ fn carry_out(command: Command) -> anyhow::Result<()> {
 fn check(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Train(args) => {
-            let given = args.run.given();
+            let given = args.given()?;
             with_task!(kind_of(given.file), T => driver::check_training::<T>(driver::load(&given)))
         }
         Command::Test(args) => {

@@ -4,6 +4,7 @@
 mod it {
     mod bert;
     mod checkpointing;
+    mod deepspeed;
     mod doctor;
     mod failing_runs;
     mod faults;

@@ -20,6 +20,7 @@ pub use drumline_comm::{
 };
 pub use drumline_rendezvous::{
     InitError, InitOptions, JobKey, Member, Store, StoreError, from_env, init, worker_env,
+    world_size_from_env,
 };
 pub use drumline_torch::TensorCollectives;
 pub use exchange::Exchange;

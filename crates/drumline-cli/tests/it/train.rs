@@ -150,6 +150,26 @@ fn several_ranks_are_started_as_run_starts_them() {
 }
 
 #[test]
+fn a_ds_config_is_passed_on_and_explained_without_ranks() {
+    let drumline = Installed::new();
+    let args = "train --cfg c.yaml --deepspeed ds.json --strict";
+    assert_eq!(
+        drumline.stdout(&format!("{args} RNG_SEED 1"), &[]),
+        format!("rank=0 world=1 args={args} RNG_SEED 1\n")
+    );
+    let explain = "train --cfg c.yaml --deepspeed ds.json --explain --json";
+    let stdout = drumline.stdout(&format!("{explain} --nproc-per-node 4 RNG_SEED 1"), &[]);
+    assert_eq!(stdout, format!("rank=0 world=4 args={explain} RNG_SEED 1\n"), "once, for four ranks");
+    for args in ["train --cfg c.yaml --explain", "train --cfg c.yaml --deepspeed ds.json --json"] {
+        assert_eq!(drumline.ends(args, &[]).code, Some(2), "{args}");
+    }
+    // The check before ranks start knows how many there will be.
+    stub(drumline.folder.path(), "#!/bin/sh\necho $WORLD_SIZE >&2\nexit 1\n");
+    let ended = drumline.ends("train --nproc-per-node 3 --cfg c.yaml --deepspeed ds.json", &[]);
+    assert_eq!((ended.code, ended.stderr.as_str()), (Some(1), "3\n"));
+}
+
+#[test]
 fn a_mistake_is_printed_once_before_ranks_start() {
     let drumline = Installed::without_trainer();
     let check = |outcome: &str| {

@@ -72,6 +72,9 @@ pub enum ConfigError {
         /// Where.
         place: Place,
     },
+    /// The `ds_config.json` cannot be used.
+    #[error(transparent)]
+    DeepSpeed(#[from] drumline::config::deepspeed::DeepSpeedError),
     /// A key at the end of the command line.
     #[error("{key} has no value; try {}", with_value(key))]
     NoValue {

@@ -8,8 +8,15 @@ use super::error::{ConfigError, Place};
 use super::value::Value;
 use super::{Given, near_file};
 
-/// All values of a file, each with its full key. `known` lists the keys that exist.
-pub(super) fn read(path: &Path, known: &[String]) -> Result<Vec<Given>, ConfigError> {
+/// The keys that exist.
+pub(super) struct Known {
+    pub(super) keys: Vec<String>,
+    /// Those whose values are maps.
+    pub(super) maps: Vec<String>,
+}
+
+/// All values of a file, each with its full key.
+pub(super) fn read(path: &Path, known: &Known) -> Result<Vec<Given>, ConfigError> {
     match root(path)? {
         // An empty file changes no key.
         Value::Null => Ok(Vec::new()),
@@ -66,7 +73,7 @@ fn what_is_wrong(error: &serde_saphyr::Error) -> String {
 
 struct Reader<'a> {
     path: &'a Path,
-    known: &'a [String],
+    known: &'a Known,
 }
 
 /// Adds the value of `key` to the list, or each key in it if it is a section.
@@ -79,6 +86,10 @@ fn flatten(
     let place = place(reader.path, value.referenced);
     let wrong = |what: &str| Err(ConfigError::Yaml { place: place.clone(), what: format!("{key} {what}") });
     match value.value {
+        value @ Value::Section(_) if reader.known.maps.contains(&key) => {
+            given.push(Given { key, value, place });
+            Ok(())
+        }
         Value::Section(_) if reader.is_key(&key) => wrong("has no keys of its own; try a value after it"),
         Value::Section(pairs) => {
             for (name, value) in pairs {
@@ -98,12 +109,12 @@ fn flatten(
 
 impl Reader<'_> {
     fn is_key(&self, key: &str) -> bool {
-        self.known.iter().any(|known| known == key)
+        self.known.keys.iter().any(|known| known == key)
     }
 
     fn is_section(&self, key: &str) -> bool {
         let below = format!("{key}.");
-        self.known.iter().any(|known| known.starts_with(&below))
+        self.known.keys.iter().any(|known| known.starts_with(&below))
     }
 }
 

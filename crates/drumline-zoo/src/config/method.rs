@@ -15,6 +15,8 @@ section! {
         "METHOD" method: OptimizerName = OptimizerName::Adamw;
         /// Betas of adam, adamw, lamb and lion; by default [0.9, 0.99] for lion
         "BETAS" betas: Vec<f64> = vec![0.9, 0.999];
+        /// Epsilon of adam, adamw and lamb
+        "EPS" eps: f64 = 1e-8;
         /// How adam and adamw keep their running means; bf16 and 8bit: on CPUs
         "MOMENTS" moments: MomentsKind = MomentsKind::F32;
         /// With PRECISION bf16-master, how master weights are kept: f32 copies, or the 16 bits that bf16 lacks (on CPUs)
@@ -49,7 +51,7 @@ impl Method {
             let what = format!("is {:?}; try a least and a greatest scale, [0.01, 10]", self.coeff);
             return invalid("OPTIM.COEFF", what);
         }
-        not_negative(&[("OPTIM.COEFF", self.coeff[0])])?;
+        not_negative(&[("OPTIM.COEFF", self.coeff[0]), ("OPTIM.EPS", self.eps)])?;
         self.check_moments()?;
         self.check_master(shared.run.precision)
     }

@@ -1,12 +1,12 @@
 //! `PARALLEL`: how the ranks of a job train one model together.
 
-use drumline::engine::{ShardOptions, Stage};
+use drumline::engine::{CommHook, Compressed, ShardOptions, Stage};
 use serde_json::{Value as Json, json};
 
 use super::check::invalid;
 use super::error::ConfigError;
 use super::section::section;
-use super::setting::Setting;
+use super::setting::{Setting, choice};
 use super::value::Value;
 
 section! {
@@ -18,17 +18,45 @@ section! {
         "DP" dp: Option<usize> = None;
         /// Ranks among which a replica is divided; null: ranks / DP, or all ranks if DP is null, too
         "SHARD" shard: Option<usize> = None;
+        /// With ZERO 3, parameters of at most this many elements stay gathered
+        "KEEP_GATHERED" keep_gathered: usize = 100_000;
+        /// With ZERO 0, data type in which gradients are sent; null: their own
+        "REDUCE_IN" reduce_in: Option<ReduceIn> = None;
+    }
+}
+
+choice! {
+    /// The data type in which gradients are sent.
+    ReduceIn, "bf16 or fp16" {
+        /// bfloat16
+        Bf16 = "bf16",
+        /// float16
+        Fp16 = "fp16",
+    }
+}
+
+impl ReduceIn {
+    /// The hook that sends gradients in this type.
+    pub(crate) fn hook(self) -> Box<dyn CommHook> {
+        Box::new(match self {
+            Self::Bf16 => Compressed::bf16(),
+            Self::Fp16 => Compressed::half(),
+        })
     }
 }
 
 impl Parallel {
     /// Returns an error for values that fit no number of ranks.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        let Self { zero, dp, shard } = *self;
+        let Self { zero, dp, shard, reduce_in, .. } = *self;
         for (key, value) in [("PARALLEL.DP", dp), ("PARALLEL.SHARD", shard)] {
             if value == Some(0) {
                 return invalid(key, "is 0; try 1 or more, or null");
             }
+        }
+        if let Some(kind) = reduce_in.filter(|_| zero != Stage::Zero0) {
+            let what = format!("is {}, and with PARALLEL.ZERO gradients keep their type; try null", kind.name());
+            return invalid("PARALLEL.REDUCE_IN", what);
         }
         if zero == Stage::Zero0
             && let Some(shard) = shard.filter(|shard| *shard > 1)
@@ -43,7 +71,7 @@ impl Parallel {
 
     /// The options of the sharded engine for a number of ranks; `None` for DDP.
     pub(crate) fn shard_options(&self, num_ranks: usize) -> Result<Option<ShardOptions>, ConfigError> {
-        let Self { zero, dp, shard } = *self;
+        let Self { zero, dp, shard, keep_gathered, .. } = *self;
         let (dp, shard) = match (dp, shard) {
             (None, None) if zero == Stage::Zero0 => (num_ranks, 1),
             (None, None) => (1, num_ranks),
@@ -59,7 +87,7 @@ impl Parallel {
             );
             return invalid("PARALLEL.DP", what).map(|()| None);
         }
-        let options = ShardOptions { shard: Some(shard), ..ShardOptions::new(zero) };
+        let options = ShardOptions { shard: Some(shard), keep_gathered, ..ShardOptions::new(zero) };
         Ok((zero != Stage::Zero0).then_some(options))
     }
 }
@@ -96,7 +124,7 @@ mod tests {
     use super::*;
 
     fn sizes(dp: Option<usize>, shard: Option<usize>, zero: Stage) -> Result<Option<usize>, String> {
-        let parallel = Parallel { zero, dp, shard };
+        let parallel = Parallel { zero, dp, shard, ..Parallel::default() };
         parallel.check().map_err(|error| error.to_string())?;
         let options = parallel.shard_options(4).map_err(|error| error.to_string())?;
         Ok(options.and_then(|options| options.shard))
@@ -118,6 +146,12 @@ mod tests {
         assert!(error.contains("PARALLEL.DP is 3 and PARALLEL.SHARD 1, together 3 ranks"), "{error}");
         assert!(error.ends_with("try divisors of 4: 1, 2, 4"), "{error}");
         assert!(sizes(None, Some(2), Stage::Zero0).unwrap_err().contains("divides nothing"));
+        let reduce_in = Parallel { zero: Stage::Zero2, reduce_in: Some(ReduceIn::Bf16), ..Parallel::default() };
+        let error = reduce_in.check().unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "PARALLEL.REDUCE_IN is bf16, and with PARALLEL.ZERO gradients keep their type; try null"
+        );
         assert!(sizes(Some(0), None, Stage::Zero1).unwrap_err().contains("is 0; try 1 or more"));
     }
 }

@@ -5,6 +5,7 @@
 //!   NmtConfig (NJUNMT's keys) ─ mapped ─▶ shared: SharedKeys ─┴─▶ the driver
 //! ```
 
+use drumline::config::deepspeed::SchedulerPlan;
 use drumline_files::{Durability, replace};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -13,6 +14,7 @@ use super::check::{at_least_1, invalid, not_negative};
 use super::error::ConfigError;
 use super::fp16::Fp16;
 use super::parallel::Parallel;
+use super::scheduler;
 use super::section::section;
 use super::setting::{AfterWarmup, DeviceKind, PrecisionKind};
 
@@ -75,6 +77,8 @@ section! {
         "WEIGHT_DECAY" weight_decay: f64 = 5e-5;
         /// Clip the norm of the gradient to this
         "GRAD_CLIP" grad_clip: Option<f64> = None;
+        /// A schedule of DeepSpeed or PyTorch by its name, instead of the one below; total_num_steps auto: all steps
+        "SCHEDULER" scheduler: Option<SchedulerPlan> = None;
     }
 }
 
@@ -148,6 +152,7 @@ impl SharedKeys {
         if let Some(norm) = optim.grad_clip.filter(|norm| *norm <= 0.0) {
             return invalid("OPTIM.GRAD_CLIP", format!("is {norm}; try more than 0, or null"));
         }
+        optim.scheduler.as_ref().map_or(Ok(()), scheduler::check)?;
         self.fp16.check("PRECISION", self.run.precision)?;
         self.parallel.check()?;
         self.run.check()

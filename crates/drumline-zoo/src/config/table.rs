@@ -3,9 +3,12 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use drumline::config::deepspeed::Explanation;
 use serde_json::{Map, Value as Json, json};
 
+use super::deepspeed::{self, DeepSpeedFile, Seen};
 use super::error::{ConfigError, Place};
+use super::file::Known;
 use super::section::{Entry, Section, WrongType};
 use super::shared::TaskConfig;
 use super::value::Value;
@@ -82,19 +85,69 @@ pub(crate) use {public_table, sections, task_table};
 
 /// Loads the defaults, then the file, then the pairs, and checks the result.
 pub(crate) fn load<T: Table, S: AsRef<str>>(file: Option<&Path>, pairs: &[S]) -> Result<T, ConfigError> {
+    let Filled { table, seen, .. } = filled(file, pairs)?;
+    settled(table, seen)
+}
+
+/// The same with a `ds_config.json`, whose values are taken in between, and checked against both.
+pub(crate) fn load_with_deepspeed<T: Table, S: AsRef<str>>(
+    file: Option<&Path>,
+    pairs: &[S],
+    deepspeed: &DeepSpeedFile,
+) -> Result<T, ConfigError> {
+    let Filled { mut table, known, mut seen } = filled(file, pairs)?;
+    for given in deepspeed::apply(deepspeed, &table, &seen)?.given()? {
+        set(&mut table, &given, &known.keys)?;
+        seen.insert(given.key, given.place);
+    }
+    settled(table, seen)
+}
+
+/// What each line of a `ds_config.json` does beside a file and pairs.
+pub(crate) fn explain_deepspeed<T: Table, S: AsRef<str>>(
+    file: Option<&Path>,
+    pairs: &[S],
+    deepspeed: &DeepSpeedFile,
+) -> Result<Explanation, ConfigError> {
+    let Filled { table, seen, .. } = filled::<T, S>(file, pairs)?;
+    Ok(deepspeed::apply(deepspeed, &table, &seen)?.explanation)
+}
+
+/// A table with the values that were given, before it is checked.
+struct Filled<T> {
+    table: T,
+    known: Known,
+    seen: Seen,
+}
+
+fn filled<T: Table, S: AsRef<str>>(file: Option<&Path>, pairs: &[S]) -> Result<Filled<T>, ConfigError> {
     let mut table = T::default();
-    let known: Vec<_> = entries(&table).into_iter().map(|entry| entry.key).collect();
+    let known = known(&table);
     let mut given = match file {
         Some(path) => file::read(path, &known)?,
         None => Vec::new(),
     };
     given.extend(overrides(pairs)?);
-    let mut seen = BTreeSet::new();
+    let mut seen = Seen::new();
     for given in given {
-        set(&mut table, &given, &known)?;
-        seen.insert(given.key);
+        set(&mut table, &given, &known.keys)?;
+        seen.insert(given.key, given.place);
     }
-    table.settle(&seen);
+    Ok(Filled { table, known, seen })
+}
+
+fn known<T: Table>(table: &T) -> Known {
+    let entries = entries(table);
+    let takes_map = |entry: &&Entry| {
+        let of = |schema: &Json| schema["type"] == "object";
+        of(&entry.schema) || entry.schema["anyOf"].as_array().is_some_and(|any| any.iter().any(of))
+    };
+    let maps = entries.iter().filter(takes_map).map(|entry| entry.key.clone()).collect();
+    Known { keys: entries.into_iter().map(|entry| entry.key).collect(), maps }
+}
+
+fn settled<T: Table>(mut table: T, seen: Seen) -> Result<T, ConfigError> {
+    table.settle(&seen.into_keys().collect());
     table.check()?;
     Ok(table)
 }

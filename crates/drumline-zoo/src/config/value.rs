@@ -40,10 +40,26 @@ impl Value {
         }
     }
 
+    /// A value of JSON.
+    pub(crate) fn from_json(json: &serde_json::Value) -> Self {
+        use serde_json::Value as Json;
+        match json {
+            Json::Null => Self::Null,
+            Json::Bool(value) => Self::Bool(*value),
+            Json::Number(number) => match number.as_i64() {
+                Some(value) => Self::Int(value),
+                None => Self::Float(number.as_f64().unwrap_or(f64::NAN)),
+            },
+            Json::String(text) => Self::Text(text.clone()),
+            Json::Array(values) => Self::List(values.iter().map(Self::from_json).collect()),
+            Json::Object(map) => Self::section(map.iter().map(|(key, value)| (key, Self::from_json(value)))),
+        }
+    }
+
     /// A section that does not come from a file.
-    pub(crate) fn section(pairs: impl IntoIterator<Item = (&'static str, Self)>) -> Self {
+    pub(crate) fn section<K: Into<String>>(pairs: impl IntoIterator<Item = (K, Self)>) -> Self {
         let spanned = |value| Spanned { value, referenced: Location::UNKNOWN, defined: Location::UNKNOWN };
-        Self::Section(pairs.into_iter().map(|(key, value)| (key.to_owned(), spanned(value))).collect())
+        Self::Section(pairs.into_iter().map(|(key, value)| (key.into(), spanned(value))).collect())
     }
 }
 

@@ -5,7 +5,7 @@ use drumline::comm::{Axis, MeshShape};
 use drumline::engine::{DdpOptions, EngineOptions, ShardOptions, Stage, SyncGroup};
 use tch::Device;
 
-use crate::config::{Parallel, SharedKeys};
+use crate::config::{Parallel, ReduceIn, SharedKeys};
 use crate::first_weights::FirstWeights;
 use crate::task::Place;
 
@@ -69,6 +69,10 @@ fn options(
 ) -> anyhow::Result<Box<dyn EngineOptions>> {
     Ok(match keys.shard_options(num_ranks)? {
         Some(options) => ShardOptions { sync_group, ..options }.into(),
-        None => DdpOptions { sync_group, ..DdpOptions::default() }.into(),
+        None => {
+            let usual = DdpOptions::default();
+            let hook = keys.reduce_in.map_or(usual.hook, ReduceIn::hook);
+            DdpOptions { sync_group, hook, ..DdpOptions::default() }.into()
+        }
     })
 }

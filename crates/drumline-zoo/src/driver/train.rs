@@ -16,8 +16,8 @@ use super::job::Job;
 use super::parallelism::Parallelism;
 use super::report::Report;
 use super::resume::{self, Begin};
-use super::{opened, parity};
-use crate::config::SharedKeys;
+use super::{TrainOptions, opened, parity};
+use crate::config::{NamedSchedule, SharedKeys};
 use crate::optimizer::with_optimizer;
 use crate::precision::Precision;
 use crate::task::{
@@ -28,18 +28,24 @@ use crate::task::{
 /// The first steps are not traced: they allocate memory and read files for the first time.
 const WARM_UP: u64 = 5;
 
-/// Trains as configured. With `parity`, it compares that many steps instead and writes nothing.
-pub(crate) fn train<T: Task>(config: anyhow::Result<T::Config>, parity: Option<u64>) -> anyhow::Result<()> {
+/// Trains as configured.
+pub(crate) fn train<T: Task>(
+    config: anyhow::Result<T::Config>,
+    options: &TrainOptions,
+) -> anyhow::Result<()> {
     keep_freed_memory();
     flush_denormals(true)?;
     let task = opened::<T>(config, Purpose::Train);
     let job = Job::join()?;
     let mut task = job.agree(task)?;
     job.say_hello();
+    if let Some(explanation) = &options.explanation {
+        job.say(&format!("[deepspeed] == {} ==\n{}", explanation.file, explanation.to_string().trim_end()));
+    }
     let fingerprints = job.agree(task.fingerprints())?;
     ensure_alike(&job.group, "training", [alike_keys(&task), fingerprints].concat())?;
     let seed = job.seed(shared(&task).run.rng_seed)?;
-    if let Some(steps) = parity {
+    if let Some(steps) = options.parity {
         return parity::verify(&job, task, seed, steps);
     }
     let Some(begin) = resume::begin(&job, &task, seed)? else { return Ok(()) };
@@ -96,7 +102,10 @@ pub(super) fn step_trainer<'a, T: Task>(
         Some(norm) => trainer.clip_norm(norm),
         None => trainer,
     };
-    task.with_schedule(trainer)
+    match optim.scheduler {
+        Some(plan) => Ok(trainer.schedule(NamedSchedule::new(plan))),
+        None => task.with_schedule(trainer),
+    }
 }
 
 /// How ranks split the training data.

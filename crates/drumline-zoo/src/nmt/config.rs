@@ -397,6 +397,7 @@ impl TaskConfig for NmtConfig {
                 momentum: optimizer_params.momentum,
                 weight_decay: optimizer.weight_decay,
                 grad_clip: Some(optimizer.grad_clip).filter(|norm| *norm > 0.0),
+                scheduler: None,
             },
             fp16: self.fp16.clone(),
             parallel: self.parallel.clone(),

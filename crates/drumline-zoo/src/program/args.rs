@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use super::deepspeed::DeepSpeedArgs;
 use super::doctor::DoctorGpuArgs;
 use super::export::ExportArgs;
 use super::generate::GenerateArgs;
@@ -20,6 +21,7 @@ Examples:
   drumline-train train --cfg config/cifar-resnet18.yaml OPTIM.MAX_EPOCH 2
   drumline run --nproc-per-node 2 drumline-train train --cfg config/cifar-resnet18.yaml
   drumline-train train --cfg config/text-classify.yaml
+  drumline-train train --cfg config/gpt-tiny.yaml --deepspeed config/deepspeed/zero2.json --explain
   drumline-train data synth-cifar --out data/cifar --train 4000 --test 1000
   drumline-train data synth-text --out data/text
   drumline-train data tokens story.txt --out story.tokens
@@ -80,10 +82,18 @@ pub(super) enum DoctorCommand {
 pub(super) struct TrainArgs {
     #[command(flatten)]
     pub(super) run: RunArgs,
+    #[command(flatten)]
+    pub(super) deepspeed: DeepSpeedArgs,
     /// Compare the first K steps of one rank with those of all ranks, and write nothing; exit code 1 if they differ
     /// [default: 5 steps]
     #[arg(long, value_name = "K", num_args = 0..=1, require_equals = true, default_missing_value = "5", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) verify_parity: Option<u64>,
+}
+
+impl TrainArgs {
+    pub(super) fn given(&self) -> anyhow::Result<Given<'_>> {
+        Ok(Given { deepspeed: self.deepspeed.file(self.run.device)?, ..self.run.given() })
+    }
 }
 
 #[derive(Debug, Args)]
@@ -117,7 +127,7 @@ pub(super) struct RunArgs {
 
 impl RunArgs {
     pub(super) fn given(&self) -> Given<'_> {
-        Given { file: &self.cfg, device: self.device, pairs: &self.pairs }
+        Given { file: &self.cfg, device: self.device, deepspeed: None, pairs: &self.pairs }
     }
 }
 

@@ -111,6 +111,7 @@ fn separator(scanner: &mut Scanner<'_>, end: char) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn read(text: &str) -> String {
         parse(text).unwrap().value.to_string()
@@ -204,6 +205,23 @@ mod tests {
         assert!(parse(&deep(MAX_DEPTH)).is_ok());
         assert_eq!(error(&deep(MAX_DEPTH + 1)), "1:65: maps and lists are more than 64 deep; try fewer");
         assert!(error(&" ".repeat(MAX_BYTES + 1)).contains("the text has 1048577 bytes"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_is_an_error_in_it(text in r#"[\[\]{}:,"'\\/*#\n a1.eé_-]{0,40}"#) {
+            match parse(&text) {
+                Ok(node) => {
+                    let shown = node.value.to_string();
+                    prop_assert_eq!(parse(&shown).unwrap().value.to_string(), shown);
+                }
+                Err(error) => {
+                    let lines: Vec<_> = text.split('\n').collect();
+                    let line = lines.get(error.at.line - 1);
+                    prop_assert!(line.is_some_and(|line| error.at.column <= line.chars().count() + 1), "{}", error);
+                }
+            }
+        }
     }
 
     #[test]
