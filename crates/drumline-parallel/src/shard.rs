@@ -326,7 +326,7 @@ mod tests {
     /// Calls and elements in all steps, for a collective of the plan.
     fn planned(
         sharded: &Sharded,
-        traffic: fn(&drumline_plan::UnitLayout) -> Vec<StepTraffic>,
+        traffic: impl Fn(&drumline_plan::UnitLayout) -> Vec<StepTraffic>,
     ) -> Vec<[u64; 2]> {
         let mut planned = vec![[0; 2]; 2];
         for unit in &sharded.weights {
@@ -345,26 +345,41 @@ mod tests {
         [Op::ReduceScatter, Op::AllGather].map(count).map(|count| [count.calls, count.bytes / 4]).to_vec()
     }
 
+    /// Prints the calls of a step and the bytes that a rank sends in them: a row of a table in docs/zero.md.
+    fn print_row(name: &str, made: &[[u64; 2]]) {
+        let of_step = made.iter().map(|[calls, elements]| {
+            let sent = elements * 4 * (NUM_RANKS as u64 - 1) / NUM_RANKS as u64;
+            format!(" {} | {} |", calls / STEPS as u64, sent / STEPS as u64)
+        });
+        println!("| {name} |{}", of_step.collect::<String>());
+    }
+
     #[test]
     fn calls_and_bytes_are_those_of_the_plan() {
         LocalGroup::run(NUM_RANKS, |group| {
             tch::set_num_threads(1);
-            let sharded = trained(&group, ShardOptions::new(Stage::Zero1));
-            assert_eq!(made(&sharded), planned(&sharded, |unit| StepTraffic::of(unit, Stage::Zero1, 2)));
-            let own_rows = |stage| ShardOptions {
-                accumulation: Some(Accumulation::OwnRows),
-                ..ShardOptions::new(stage)
-            };
-            let sharded = trained(&group, own_rows(Stage::Zero2));
-            assert_eq!(made(&sharded), planned(&sharded, |unit| StepTraffic::of(unit, Stage::Zero2, 2)));
-            let sharded = trained(&group, own_rows(Stage::Zero3));
-            assert_eq!(made(&sharded), planned(&sharded, |unit| StepTraffic::of_node_shared(unit, 2)));
-            assert_eq!(made(&sharded)[1], [0, 0], "nothing is gathered");
-            // The control: gradients that are accumulated on each rank are reduced once.
-            let all =
-                ShardOptions { accumulation: Some(Accumulation::All), ..ShardOptions::new(Stage::Zero3) };
-            let sharded = trained(&group, all);
-            assert_eq!(made(&sharded), planned(&sharded, |unit| StepTraffic::of_node_shared(unit, 1)));
+            for (stage, accumulation) in [
+                (Stage::Zero1, Accumulation::All),
+                (Stage::Zero2, Accumulation::OwnRows),
+                (Stage::Zero2, Accumulation::All),
+                (Stage::Zero3, Accumulation::OwnRows),
+                (Stage::Zero3, Accumulation::All),
+            ] {
+                let options = ShardOptions { accumulation: Some(accumulation), ..ShardOptions::new(stage) };
+                let sharded = trained(&group, options);
+                // Gradients that are accumulated on each rank are reduced once.
+                let num_reductions = if accumulation == Accumulation::All { 1 } else { 2 };
+                let traffic = |unit: &_| match stage {
+                    Stage::Zero3 => StepTraffic::of_node_shared(unit, num_reductions),
+                    _ => StepTraffic::of(unit, stage, num_reductions),
+                };
+                let made = made(&sharded);
+                assert_eq!(made, planned(&sharded, traffic), "{stage} {accumulation:?}");
+                assert_eq!(made[1] == [0, 0], stage == Stage::Zero3, "nothing is gathered in stage 3");
+                if group.rank() == 0 {
+                    print_row(&format!("{stage}, `{accumulation:?}`"), &made);
+                }
+            }
             Ok(())
         })
         .unwrap();

@@ -31,9 +31,15 @@ mod pytorch_cases;
 mod shard;
 #[path = "it/shard_cases.rs"]
 mod shard_cases;
+#[path = "it/shard_faults.rs"]
+mod shard_faults;
 #[path = "it/shard_golden.rs"]
 mod shard_golden;
+#[path = "it/shard_nodes.rs"]
+mod shard_nodes;
 #[path = "it/shard_optimizers.rs"]
 mod shard_optimizers;
+#[path = "it/shard_windows.rs"]
+mod shard_windows;
 #[path = "it/uneven.rs"]
 mod uneven;

@@ -36,20 +36,21 @@ use std::fmt::Display;
 use std::io::Write;
 use std::rc::Rc;
 
-use drumline_comm::{ProcessGroup, call_site, on_behalf_of};
+use drumline_comm::{ProcessGroup, ReduceOp, call_site, on_behalf_of};
 use drumline_parallel::EngineOptions;
 use drumline_torch::{Named, Optimizer, nccl};
 use tch::nn::VarStore;
 use tch::{Device, Tensor};
 
 use crate::checkpoint::Checkpoints;
+use crate::comm::alike::usage_error;
 use crate::comm::shared_failure::SharedFailure;
 use crate::data::loader::{Cause, Dataset, Loader};
 use crate::launch::main_first::main_first;
 use crate::schedule::Schedule;
 use crate::trainer::Batch;
 use error::Result;
-use model::{Replica, clip_norm};
+use model::{Replica, clip_norm, gradients_are_elsewhere};
 use optimizer::{OptimizerHandle, Scheduled};
 use shared::Shared;
 use tracker::Trackers;
@@ -248,28 +249,41 @@ impl Accelerator {
     ///
     /// In fp16 the gradients are unscaled first. If they have overflowed, the norm is not a finite number, and the step
     /// will be skipped.
+    ///
+    /// Where ranks divide gradients, `parameters` are the rows that this rank holds: those of
+    /// [`PreparedModel::parameters`] or [`PreparedOptimizer::parameters`]. All ranks call it.
     pub fn clip_grad_norm(&self, parameters: &[Named], max_norm: f64) -> Result<Option<f64>> {
         if !self.sync_gradients() {
             return Ok(None);
         }
+        let models = self.shared.by_model(parameters);
+        if self.shared.is_divided() && gradients_are_elsewhere(&models)? {
+            return Err(usage_error(self.group(), UsageError::ClippedWhole));
+        }
         let has_overflowed = self.unscale(parameters)?;
         // Gradients that have overflowed are not clipped: the step will be skipped.
         let max_norm = if has_overflowed { f64::INFINITY } else { max_norm };
-        Ok(Some(clip_norm(&self.shared.by_model(parameters), max_norm)?))
+        Ok(Some(clip_norm(&models, max_norm)?))
     }
 
     /// Unscales the gradients of all optimizers that train one of these parameters. Returns whether some have
     /// overflowed.
     fn unscale(&self, parameters: &[Named]) -> Result<bool> {
+        if self.shared.scaling.is_none() {
+            return Ok(false);
+        }
+        let optimizers = self.optimizers.borrow();
+        let mut asked: Vec<u8> =
+            optimizers.iter().map(|handle| u8::from(handle.trains(parameters))).collect();
+        if self.shared.is_divided() {
+            // A rank may hold nothing of what an optimizer trains, and unscales it with the others all the same.
+            self.group().all_reduce(&mut asked, ReduceOp::Max)?;
+        }
         let mut has_overflowed = false;
-        for handle in self.optimizers.borrow().iter() {
+        for (handle, _) in optimizers.iter().zip(asked).filter(|(_, is_asked)| *is_asked == 1) {
             let Some(scaled) = self.shared.scaled(&handle.grads) else { continue };
             let own = handle.optimizer.borrow().parameters();
-            let is_asked_for =
-                |own: &Named| parameters.iter().any(|asked| asked.tensor.data_ptr() == own.tensor.data_ptr());
-            if own.iter().any(is_asked_for) {
-                has_overflowed |= scaled.unscale(&own)?;
-            }
+            has_overflowed |= scaled.unscale(&own, handle.model.get())?;
         }
         Ok(has_overflowed)
     }

@@ -90,6 +90,12 @@ pub enum UsageError {
     /// A second step after one backward.
     #[error("there was no backward since the optimizer's last step; {ORDER}")]
     StepWithoutBackward,
+    /// Clipping of whole parameters, whose gradients ranks divide among them.
+    #[error(
+        "clip_grad_norm got whole parameters, and ranks divide their gradients by rows; try model.parameters(), which are the rows \
+         that this rank holds"
+    )]
+    ClippedWhole,
 }
 
 const ORDER: &str = "try backward, clip_grad_norm, step and zero_grad in this order";

@@ -10,8 +10,8 @@ use drumline_parallel::{
 };
 use drumline_plan::Stage;
 use drumline_torch::{
-    AdamOptions, AdamW, Autocast, LossScaler, MasterWeights, Named, Optimizer, ScalePolicy, Sgd, SgdOptions,
-    StepMade, grad, parameters, weights_in,
+    AdamOptions, AdamW, LossScaler, Named, Optimizer, ScalePolicy, Sgd, SgdOptions, StepMade, grad,
+    parameters,
 };
 use rank_test::ranks_test;
 use tch::nn::{Module, ModuleT, VarStore};
@@ -19,21 +19,21 @@ use tch::{Device, Kind, Tensor};
 
 use super::net::{Net, assert_close, loss, samples, values};
 
-const STEPS: i64 = 6;
-const BATCH: i64 = 24;
-const STAGES: [Stage; 3] = [Stage::Zero1, Stage::Zero2, Stage::Zero3];
+pub(super) const STEPS: i64 = 6;
+pub(super) const BATCH: i64 = 24;
+pub(super) const STAGES: [Stage; 3] = [Stage::Zero1, Stage::Zero2, Stage::Zero3];
 
 /// A model on its engine, with an optimizer.
-struct Training {
-    vs: VarStore,
-    net: Net,
-    engine: Box<dyn Engine>,
-    optimizer: Box<dyn Optimizer>,
+pub(super) struct Training {
+    pub(super) vs: VarStore,
+    pub(super) net: Net,
+    pub(super) engine: Box<dyn Engine>,
+    pub(super) optimizer: Box<dyn Optimizer>,
 }
 
-type MakeOptimizer = fn(Vec<Named>) -> Result<Box<dyn Optimizer>>;
+pub(super) type MakeOptimizer = fn(Vec<Named>) -> Result<Box<dyn Optimizer>>;
 
-fn adam(params: Vec<Named>) -> Result<Box<dyn Optimizer>> {
+pub(super) fn adam(params: Vec<Named>) -> Result<Box<dyn Optimizer>> {
     Ok(Box::new(AdamW::new(params, AdamOptions { lr: 0.05, ..AdamOptions::default() })?))
 }
 
@@ -41,7 +41,7 @@ fn momentum(params: Vec<Named>) -> Result<Box<dyn Optimizer>> {
     Ok(Box::new(Sgd::new(params, SgdOptions { lr: 0.05, momentum: 0.9, ..SgdOptions::default() })?))
 }
 
-fn engine(
+pub(super) fn engine(
     group: &ProcessGroup,
     vs: &VarStore,
     options: impl EngineOptions + 'static,
@@ -51,7 +51,7 @@ fn engine(
 }
 
 impl Training {
-    fn new(
+    pub(super) fn new(
         group: &ProcessGroup,
         options: impl EngineOptions + 'static,
         optimizer: MakeOptimizer,
@@ -59,14 +59,14 @@ impl Training {
         let vs = VarStore::new(Device::Cpu);
         // Other ranks begin with other parameters, and must get those of rank 0.
         let net = Net::new(&vs, group.rank() as i64 * 10);
-        let engine = engine(group, &vs, options)?;
         let mut optimizer = optimizer(parameters(&vs))?;
+        let engine = engine(group, &vs, options)?;
         engine.adopt(&mut *optimizer)?;
         Ok(Self { vs, net, engine, optimizer })
     }
 
     /// One step on this rank's part of a batch, in micro-batches.
-    fn step(
+    pub(super) fn step(
         &mut self,
         group: &ProcessGroup,
         step: i64,
@@ -93,7 +93,7 @@ impl Training {
         Ok(norm)
     }
 
-    fn values(&self) -> Vec<Tensor> {
+    pub(super) fn values(&self) -> Vec<Tensor> {
         values(&parameters(&self.vs))
     }
 }
@@ -398,36 +398,6 @@ ranks_test!(synchronised_norms_and_ranks_without_a_batch, 2, {
     let ddp = train(None)?;
     for stage in STAGES {
         assert_close(&train(Some(stage))?, &ddp, 1e-6);
-    }
-});
-
-ranks_test!(bf16_parameters_have_master_rows, 2, {
-    let group = ProcessGroup::from_env()?;
-    let train = |options: Box<dyn EngineOptions>| -> Result<Vec<Tensor>> {
-        let vs = VarStore::new(Device::Cpu);
-        let net = Net::new(&vs, 0);
-        weights_in(&parameters(&vs), Kind::BFloat16)?;
-        let mesh = Mesh::new(&group, options.mesh_shape(group.size())?)?;
-        let engine = options.engine(EngineSetup::new(&vs, &mesh))?;
-        let make = |copies| AdamW::new(copies, AdamOptions { lr: 1e-3, ..AdamOptions::default() });
-        let mut optimizer = MasterWeights::new(parameters(&vs), make)?;
-        engine.adopt(&mut optimizer)?;
-        for step in 0..STEPS {
-            let start = (step * 2 + group.rank() as i64) * 8;
-            let (x, y) = samples(start..start + 8);
-            optimizer.zero_grad()?;
-            let output = engine.forward_with(GradSync::Reduce, || {
-                let _autocast = Autocast::new(Device::Cpu, Kind::BFloat16);
-                net.forward(&x)
-            })?;
-            engine.backward(&loss(&output.to_kind(Kind::Float), &y), GradSync::Reduce)?;
-            engine.step(&mut optimizer)?;
-        }
-        Ok(parameters(&vs).iter().map(|named| named.tensor.detach().to_kind(Kind::Float)).collect())
-    };
-    let ddp = train(DdpOptions::default().into())?;
-    for stage in STAGES {
-        assert_close(&train(ShardOptions::new(stage).into())?, &ddp, 1e-2);
     }
 });
 

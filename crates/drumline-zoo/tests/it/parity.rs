@@ -266,3 +266,34 @@ fn texts_and_tokens_have_parity() {
     }
     assert!(!place.path("exp").exists(), "nothing is written");
 }
+
+#[test]
+fn divided_trainings_have_parity() {
+    let place = Place::new();
+    for stage in 1..=3 {
+        let words = format!("train --verify-parity=3 TRAIN.BATCH_SIZE 4 PARALLEL.ZERO {stage}");
+        assert_same(&place.passes(2, &words), 3);
+    }
+    for more in [
+        "MODEL.ARCH convnet MODEL.SYNCBN True PARALLEL.ZERO 3",
+        "TRAIN.ACCUMULATE 2 PRECISION bf16 PARALLEL.ZERO 2",
+        "PRECISION bf16-master PARALLEL.ZERO 3",
+        "PRECISION fp16 PARALLEL.ZERO 1",
+    ] {
+        let words = format!("train --verify-parity=3 TRAIN.BATCH_SIZE 2 {more}");
+        assert_same(&place.passes(2, &words), 3);
+    }
+    let place = Place::of_stories(&SynthStoryOptions { train: 24, valid: 6, seed: 3 });
+    let hybrid = "train --verify-parity=2 TRAIN.BATCH_SIZE 2 PARALLEL.ZERO 3 PARALLEL.DP 2";
+    assert_same(&place.passes(4, hybrid), 2);
+    assert!(!place.path("exp").exists(), "nothing is written");
+}
+
+#[test]
+fn divided_trainings_with_unsynchronised_norms_fail_the_parity_check() {
+    // The control of the test above.
+    let place = Place::new();
+    let ranks = place.run(2, "train --verify-parity=3 MODEL.ARCH convnet PARALLEL.ZERO 3");
+    let said = shared(&ranks);
+    assert!(said.contains("one rank and all of them differ: the loss of step 1 by "), "{said}");
+}

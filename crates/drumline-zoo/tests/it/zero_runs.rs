@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use drumline_text::synth_story::SynthStoryOptions;
+use drumline_text::synth_text::SynthTextOptions;
 use tch::{Kind, Tensor};
 
-use super::running::{Place, Rank, ended, start};
+use super::running::{Place, Rank, column, ended, start};
 
 const STORIES: SynthStoryOptions = SynthStoryOptions { train: 24, valid: 6, seed: 3 };
 
@@ -61,6 +62,43 @@ fn other_ranks_resume_and_the_export_is_that_of_an_unsharded_run() {
     let said = sharded.passes(3, &format!("train {} PARALLEL.ZERO 2", steps(6)));
     assert!(said.contains("6 steps"), "{said}");
     assert_eq!(num_shards(&latest), 6, "three ranks wrote them");
+}
+
+/// The losses of steps and of the evaluation after them.
+fn losses(place: &Place) -> Vec<f64> {
+    let events = place.events();
+    [column(&events, "step", "loss"), column(&events, "eval", "loss")].concat()
+}
+
+#[test]
+fn every_task_has_the_losses_of_one_rank_in_stage_3() {
+    let texts = SynthTextOptions { train: 90, dev: 21, test: 10, seed: 3 };
+    let places: [(&str, &dyn Fn() -> Place, &str); 5] = [
+        ("images", &Place::new, ""),
+        ("texts", &|| Place::of_texts("classify", &texts), "MODEL.DROPOUT 0 OPTIM.METHOD sgd"),
+        (
+            "tags",
+            &|| Place::of_texts("tag", &texts),
+            "MODEL.DROPOUT 0 OPTIM.METHOD sgd MODEL.NET transformer",
+        ),
+        ("masked words", &|| Place::of_masks(&texts), "MODEL.DROPOUT 0 OPTIM.METHOD sgd"),
+        ("stories", &|| Place::of_stories(&STORIES), ""),
+    ];
+    for (task, new, more) in places {
+        let runs = ["TRAIN.ACCUMULATE 2", "PARALLEL.ZERO 3", "PARALLEL.ZERO 3 OPTIM.BASE_LR 0.2"];
+        let [one, two, control] = [(1, runs[0]), (2, runs[1]), (2, runs[2])].map(|(ranks, parallel)| {
+            let place = new();
+            let words = "TRAIN.BATCH_SIZE 4 TRAIN.PRINT_FREQ 1 TRAIN.MAX_STEPS 5 OPTIM.MAX_EPOCH 1";
+            place.passes(ranks, &format!("train {words} {more} {parallel}"));
+            losses(&place)
+        });
+        let furthest = |ours: &[f64]| {
+            assert_eq!(ours.len(), one.len(), "{task}");
+            ours.iter().zip(&one).map(|(a, b)| (a - b).abs() / b.abs()).fold(0.0, f64::max)
+        };
+        assert!(one.len() >= 5 && furthest(&two) < 1e-4, "{task}: {two:?}, on one rank {one:?}");
+        assert!(furthest(&control) > 1e-3, "the control of {task}: {control:?}");
+    }
 }
 
 #[test]

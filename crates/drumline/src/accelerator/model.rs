@@ -1,11 +1,12 @@
 //! A prepared model: a replica of rank 0's, which tracks the current turn.
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
 use std::rc::Rc;
 
 use drumline_comm::{call_site, on_behalf_of};
 use drumline_parallel::{Clip, Engine, EngineOptions, EngineSetup, Forwards, GradSync};
-use drumline_torch::Named;
+use drumline_torch::{Named, grad};
 use tch::nn::{ModuleT, VarStore};
 use tch::{Device, Kind, Tensor};
 
@@ -97,6 +98,24 @@ pub(super) fn clip_norm(models: &[OfModel], max_norm: f64) -> Result<f64> {
         }
     }
     Ok(all)
+}
+
+/// Whether one of these parameters has no gradient because the rows of it that this rank holds have it.
+pub(super) fn gradients_are_elsewhere(models: &[OfModel]) -> Result<bool> {
+    for (replica, given) in models {
+        let mut trained = HashSet::new();
+        for Named { name, tensor } in replica.engine().parameters() {
+            if grad(&tensor)?.is_some() {
+                trained.insert(name);
+            }
+        }
+        for Named { name, tensor } in given {
+            if trained.contains(name) && grad(tensor)?.is_none() {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
 }
 
 /// Returns an error on all ranks if the model cannot be prepared on one of them.
@@ -226,7 +245,8 @@ impl<M: ModuleT + 'static> PreparedModel<M> {
         if self.shared.turn().factor.is_none() {
             // A filler draws no random numbers, does not update norms, and waits for no other rank.
             self.begin()?;
-            return self.evaluate(input);
+            let _autocast = self.shared.autocast()?;
+            return widened(self.replica.engine().alone_with(|| self.model.forward_t(input, false)));
         }
         let output = self.forward_with(|model| model.forward_t(input, true))?;
         widened(output)

@@ -28,6 +28,13 @@ impl OptimizerHandle {
         }
         Ok(())
     }
+
+    /// Whether it trains one of these parameters on this rank.
+    pub(super) fn trains(&self, parameters: &[Named]) -> bool {
+        let own = self.optimizer.borrow().parameters();
+        let is_own = |named: &Named| own.iter().any(|own| own.tensor.data_ptr() == named.tensor.data_ptr());
+        parameters.iter().any(is_own)
+    }
 }
 
 /// An optimizer that steps at the end of a window; see [`Accelerator::prepare`](super::Accelerator::prepare).

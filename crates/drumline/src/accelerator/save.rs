@@ -242,13 +242,14 @@ impl Accelerator {
         agree::<_, AcceleratorError>(self.group(), read)?;
         let checked = self.check(&found.state).map_err(failed);
         let checked = agree::<_, AcceleratorError>(self.group(), checked)?;
+        self.load_optimizers(&checked.state, failed)?;
         self.restore_held(&checked.state.model)?;
         agree::<_, AcceleratorError>(self.group(), self.resume(checked).map_err(failed))?;
         self.schedules.borrow().iter().for_each(|schedule| schedule.set());
         Ok(Some(Resumed { path: found.path, epoch: found.state.epoch, step: found.state.step }))
     }
 
-    /// Checks everything before a weight is changed, and loads the optimizers.
+    /// Checks everything but the states of optimizers, before anything is changed.
     fn check(&self, saved: &RunState) -> std::result::Result<Checked, Cause> {
         let position: Option<SamplerPosition> = serde_json::from_value(saved.sampler.clone())?;
         let resumed = self.shared.first_loader.get().zip(position);
@@ -260,7 +261,6 @@ impl Accelerator {
         };
         check_model(&self.held(), &state.model)?;
         let scale = SavedScale::of(&saved.scaler)?;
-        self.load_optimizers(&state)?;
         Ok(Checked { state, position: resumed, scale })
     }
 
@@ -278,21 +278,25 @@ impl Accelerator {
         Ok(())
     }
 
-    /// Loads the state of all optimizers, or of none.
-    fn load_optimizers(&self, saved: &RunState) -> std::result::Result<(), Cause> {
+    /// Loads the states of all optimizers on all ranks, or none on any. All ranks call it.
+    fn load_optimizers(&self, saved: &RunState, failed: impl Fn(Cause) -> LocalFailure) -> Result {
         let optimizers = self.optimizers.borrow();
         let mut before = Vec::new();
-        for (handle, state) in optimizers.iter().zip(states_of(&saved.optimizer, optimizers.len())?) {
-            let mut optimizer = handle.optimizer.borrow_mut();
-            before.push((handle, copy_of_state(optimizer.state())));
-            if let Err(error) = optimizer.load_state(&state) {
-                drop(optimizer);
-                before.pop();
-                before
-                    .iter()
-                    .try_for_each(|(handle, state)| handle.optimizer.borrow_mut().load_state(state))?;
-                return Err(error.into());
+        let loaded = states_of(&saved.optimizer, optimizers.len()).and_then(|states| {
+            for (handle, state) in optimizers.iter().zip(states) {
+                let mut optimizer = handle.optimizer.borrow_mut();
+                let own = copy_of_state(optimizer.state());
+                optimizer.load_state(&state)?;
+                before.push((handle, own));
             }
+            Ok(())
+        });
+        let agreed = agree::<_, AcceleratorError>(self.group(), loaded.map_err(&failed));
+        if agreed.is_err() {
+            for (handle, state) in before {
+                handle.optimizer.borrow_mut().load_state(&state)?;
+            }
+            return agreed;
         }
         for (place, handle) in optimizers.iter().enumerate() {
             handle.steps.set(saved.accelerator[STEPS][place].as_u64().unwrap_or(saved.step));

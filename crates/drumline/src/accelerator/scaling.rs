@@ -92,10 +92,10 @@ pub(super) struct Scaled<'a> {
 }
 
 impl Scaled<'_> {
-    /// Unscales the gradients unless that is done, and returns whether they have overflowed on some rank. Every rank
-    /// calls it.
-    pub(super) fn unscale(&self, parameters: &[Named]) -> Result<bool> {
-        let by_model = self.shared.by_model(parameters);
+    /// Unscales the gradients unless that is done, and returns whether they have overflowed on some rank. `model` is
+    /// the place of the model that the optimizer trains. Every rank calls it.
+    pub(super) fn unscale(&self, parameters: &[Named], model: Option<usize>) -> Result<bool> {
+        let by_model = self.shared.trained_in(model, parameters);
         let backwards = by_model.iter().map(|(replica, _)| replica.scaled_backwards()).sum();
         let mut held = self.own.unscaled.borrow_mut();
         if let Some((unscaled, at)) = &*held {
@@ -123,7 +123,7 @@ impl Scaled<'_> {
 
     /// Steps the optimizer, unless gradients have overflowed.
     pub(super) fn step(&self, optimizer: &mut dyn Optimizer, model: Option<usize>) -> Result<StepMade> {
-        self.unscale(&optimizer.parameters())?;
+        self.unscale(&optimizer.parameters(), model)?;
         let Some((unscaled, at)) = self.own.unscaled.take() else { return Ok(StepMade::Skipped) };
         let made = if unscaled.has_overflowed()? {
             StepMade::Skipped

@@ -110,6 +110,14 @@ impl Shared {
         all.filter(|(_, own): &OfModel| !own.is_empty() || self.is_divided()).collect()
     }
 
+    /// The parameters of an optimizer by the models that have them. Where ranks divide them, it trains one model, of
+    /// which this rank may hold nothing.
+    pub(super) fn trained_in(&self, model: Option<usize>, parameters: &[Named]) -> Vec<OfModel> {
+        let place = model.filter(|_| self.is_divided());
+        let replica = place.and_then(|place| Some(self.models.borrow().get(place)?.replica.clone()));
+        replica.map_or_else(|| self.by_model(parameters), |replica| vec![(replica, parameters.to_vec())])
+    }
+
     /// Whether ranks divide the state of a training among them.
     pub(super) fn is_divided(&self) -> bool {
         is_divided(self.mesh.shape())

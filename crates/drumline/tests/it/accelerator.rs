@@ -7,6 +7,7 @@ mod norms;
 mod planned;
 mod precision;
 mod saving;
+mod sharded;
 mod tracking;
 mod windows;
 

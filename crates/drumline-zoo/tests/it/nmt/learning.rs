@@ -9,8 +9,12 @@ use super::{Task, difference};
 
 /// The losses of all steps, the BLEU of validations, and the last translations.
 fn curve(nproc: usize, cycle: usize) -> (Vec<f64>, Vec<f64>, String) {
+    curve_with(nproc, cycle, "")
+}
+
+fn curve_with(nproc: usize, cycle: usize, more: &str) -> (Vec<f64>, Vec<f64>, String) {
     let task = Task::new();
-    let said = task.train(nproc, &format!("training_configs.update_cycle {cycle}"));
+    let said = task.train(nproc, &format!("training_configs.update_cycle {cycle} {more}"));
     let steps = task.column("step", "step").len();
     assert_eq!(said.matches("Training Finished").count(), 1, "{said}");
     assert!(said.contains(" words/s") && !said.contains(" 0 words/s"), "words are counted: {said}");
@@ -18,6 +22,14 @@ fn curve(nproc: usize, cycle: usize) -> (Vec<f64>, Vec<f64>, String) {
     assert!(config["batch_size_per_gpu"].is_null() && config["update_every"] == cycle, "{config}");
     let last = task.read(&format!("valid/step-{steps:08}.txt"));
     (task.column("step", "loss"), task.column("eval", "bleu"), last)
+}
+
+#[test]
+fn ranks_that_divide_everything_make_the_steps_of_one() {
+    let (losses, _, last) = curve(1, 2);
+    let (divided, _, translated) = curve_with(2, 1, "PARALLEL.ZERO 3");
+    assert!(difference(&losses, &divided) < 1e-4, "{losses:?} {divided:?}");
+    assert_eq!(last, translated);
 }
 
 /// The seed's experiment: more ranks with a smaller update cycle give the same result.

@@ -3,12 +3,16 @@
 
 use std::path::Path;
 
-use drumline::checkpoint::Checkpoints;
+use drumline::checkpoint::{Checkpoints, RunState};
 use drumline::comm::LocalGroup;
 use drumline::engine::{Accumulation, DdpOptions, EngineOptions, ShardOptions, Stage};
 use drumline::metrics::TopK;
-use drumline::optim::{Adafactor, AdamOptions, AdamW, Lamb, Lion, Moments, Named, parameters};
-use drumline::trainer::{Checkpoint, CrossEntropy, DistTrainer, Every, LoadBestModel, MovingAverage};
+use drumline::optim::{
+    Adafactor, AdamOptions, AdamW, DynamicScale, Lamb, Lion, Moments, Named, ScalePolicy, parameters,
+};
+use drumline::trainer::{
+    Checkpoint, CrossEntropy, DistTrainer, Every, LoadBestModel, MovingAverage, Precision,
+};
 use drumline::{ProcessGroup, trainer::TrainOutcome};
 use rank_test::{Ranks, ranks_test};
 use tch::Device;
@@ -105,6 +109,15 @@ const FROM: &str = "DRUMLINE_TEST_FROM";
 const HOW: &str = "DRUMLINE_TEST_HOW";
 const STEPS: &str = "DRUMLINE_TEST_STEPS";
 const OPTIMIZER: &str = "DRUMLINE_TEST_OPTIMIZER";
+const IN_FP16: &str = "DRUMLINE_TEST_FP16";
+
+/// A scale at which the first steps overflow.
+const HIGH: ScalePolicy = ScalePolicy::Dynamic(DynamicScale {
+    init_scale: 4_194_304.0,
+    growth_factor: 2.0,
+    backoff_factor: 0.5,
+    growth_interval: 3,
+});
 
 /// Resumes from a folder, makes steps up to a number, and saves to another folder.
 fn one_part() -> anyhow::Result<()> {
@@ -117,8 +130,12 @@ fn one_part() -> anyhow::Result<()> {
     let store = VarStore::new(Device::Cpu);
     let is_large = std::env::var(OPTIMIZER).as_deref() == Ok("8bit");
     let net = if is_large { Net::with_large(&store) } else { Net::new(&store) };
+    // Other random numbers in each part and on each rank, unless it resumes.
+    tch::manual_seed((group.size() * 10 + group.rank()) as i64);
     let trainer =
         adam(&group, &net, &store)?.engine(options(sharding)).max_steps(std::env::var(STEPS)?.parse()?);
+    let is_in_fp16 = std::env::var_os(IN_FP16).is_some();
+    let trainer = if is_in_fp16 { trainer.precision(Precision::Fp16).loss_scale(HIGH) } else { trainer };
     let trainer = trainer.callback(Checkpoint::every(Every::Steps(2))).save_path(folder()?).n_epochs(9);
     trainer.resume_from(std::env::var(FROM)?).train(LoadBestModel::No)?;
     same_on_all_ranks(&group, &store)
@@ -142,19 +159,24 @@ struct Part<'a> {
     steps: u64,
 }
 
-/// The tensors of the latest checkpoint.
-fn saved(folder: &Path) -> Vec<(String, Vec<f32>)> {
+/// The latest checkpoint, as a single rank loads it.
+fn latest(folder: &Path) -> RunState {
     let loaded = LocalGroup::run(1, |group| {
         let found = Checkpoints::new(folder).read_only().load_latest(&group);
-        let state = found.unwrap().expect("a checkpoint was saved").state;
-        let tensors = state.model.iter().chain(&state.optimizer.tensors);
-        let values = |named: &Named| {
-            let tensor = named.tensor.to_kind(tch::Kind::Float).flatten(0, -1);
-            (named.name.clone(), Vec::try_from(tensor).unwrap())
-        };
-        Ok(tensors.map(values).collect::<Vec<_>>())
+        Ok(found.unwrap().expect("a checkpoint was saved").state)
     });
-    let mut tensors = loaded.unwrap().remove(0);
+    loaded.unwrap().remove(0)
+}
+
+/// The tensors of the latest checkpoint.
+fn saved(folder: &Path) -> Vec<(String, Vec<f32>)> {
+    let state = latest(folder);
+    let tensors = state.model.iter().chain(&state.optimizer.tensors);
+    let values = |named: &Named| {
+        let tensor = named.tensor.to_kind(tch::Kind::Float).flatten(0, -1);
+        (named.name.clone(), Vec::try_from(tensor).unwrap())
+    };
+    let mut tensors: Vec<_> = tensors.map(values).collect();
     tensors.sort_by(|(a, _), (b, _)| a.cmp(b));
     tensors
 }
@@ -217,6 +239,36 @@ ranks_test!(states_of_all_optimizers_are_the_same_bits_on_any_ranks, 1, { one_pa
         let next = run(&ranks, Part { how: "2", num_ranks: 3, from: &first, to: &folder(50), steps: 4 })?;
         assert!(next != expected, "{optimizer}");
     }
+});
+
+/// What a checkpoint has beside tensors: the scaler, the position in the data, and rank 0's random numbers.
+fn beside_tensors(folder: &Path) -> [String; 3] {
+    let RunState { scaler, sampler, rng, .. } = latest(folder);
+    [scaler.to_string(), sampler.to_string(), format!("{:?}", rng.cpu)]
+}
+
+ranks_test!(scaler_position_and_random_numbers_go_through_any_stage_and_ranks, 1, { one_part()? }, |ranks| {
+    let (temp, ranks) = (tempfile::tempdir()?, ranks.env([(IN_FP16, "1")]));
+    let folder = |name: &str| temp.path().join(name);
+    let part = |how: &str, num_ranks: usize, from: &str, to: &str, steps: u64| {
+        run(&ranks, Part { how, num_ranks, from: &folder(from), to: &folder(to), steps })
+    };
+    let uninterrupted = part("ddp", 2, "nothing", "whole", 6)?;
+    let first = part("ddp", 2, "nothing", "first", 3)?;
+    let [first_scaler, ..] = beside_tensors(&folder("first"));
+    assert!(first_scaler != beside_tensors(&folder("whole"))[0], "the control: {first_scaler}");
+    assert!(!first_scaler.contains("4194304"), "some steps have overflowed: {first_scaler}");
+    // No step is left, so that each saves what it has loaded.
+    for (how, num_ranks, from, to) in [("3", 3, "first", "second"), ("ddp", 1, "second", "third")] {
+        assert!(part(how, num_ranks, from, to, 3)? == first, "{how} on {num_ranks} ranks");
+        assert_eq!(
+            beside_tensors(&folder(to)),
+            beside_tensors(&folder("first")),
+            "{how} on {num_ranks} ranks"
+        );
+    }
+    assert!(part("ddp", 2, "third", "resumed", 6)? == uninterrupted, "the same bits as without a stop");
+    assert_eq!(beside_tensors(&folder("resumed"))[..2], beside_tensors(&folder("whole"))[..2]);
 });
 
 ranks_test!(a_damaged_or_missing_shard_falls_back_to_the_checkpoint_before, 2, { one_part()? }, |ranks| {
