@@ -351,6 +351,8 @@ impl State {
         let outcome = match self.mode {
             Mode::Whole => return,
             Mode::Outside if is_view(operation) => return,
+            // What was to be gathered before may be missing, and nothing that is computed now is used.
+            _ if self.failure.is_some() => return self.point_anywhere(units),
             Mode::Outside => Err(self.used_outside(units, operation)),
             Mode::Together | Mode::Alone => self.make_available(units, operation),
         };
@@ -358,11 +360,15 @@ impl State {
             if self.mode != Mode::Alone {
                 self.group.abort(&error.to_string());
             }
-            // The operation runs nevertheless, and must find memory.
-            for unit in units {
-                let _ = self.units[*unit].movable.point_at(&self.slots[0].bytes);
-            }
+            self.point_anywhere(units);
             self.failure.get_or_insert(error);
+        }
+    }
+
+    /// An operation runs although something has failed, and must find memory.
+    fn point_anywhere(&self, units: &[usize]) {
+        for unit in units {
+            let _ = self.units[*unit].movable.point_at(&self.slots[0].bytes);
         }
     }
 

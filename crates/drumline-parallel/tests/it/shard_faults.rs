@@ -63,13 +63,13 @@ fn others_end(ranks: &Ranks, way: usize, fate: &str) -> Result<()> {
 }
 
 ranks_test!(a_rank_that_is_killed_ends_the_others, 3, { until_a_rank_dies()? }, |ranks| {
-    (0..3).try_for_each(|way| others_end(&ranks, way, "killed"))?;
+    (0..WAYS.len()).try_for_each(|way| others_end(&ranks, way, "killed"))?;
     let control = ranks.env([(WAY, "2"), (FATE, "lives")]).pass()?;
     assert!(control.ranks.iter().all(|rank| String::from_utf8_lossy(&rank.stdout).contains("trained")));
 });
 
 ranks_test!(a_rank_that_panics_ends_the_others, 3, { until_a_rank_dies()? }, |ranks| {
-    (0..3).try_for_each(|way| others_end(&ranks, way, "panics"))?;
+    (0..WAYS.len()).try_for_each(|way| others_end(&ranks, way, "panics"))?;
 });
 
 /// What happens in the middle of a backward.
