@@ -170,14 +170,14 @@ pub(crate) fn train(mut args: TrainArgs) -> anyhow::Result<()> {
     if args.deepspeed.explain {
         return explain(&program, args.job.run);
     }
-    start(program, args.job.run)
+    start(&program, args.job.run)
 }
 
 /// Runs `drumline test`; an error if a rank failed.
 pub(crate) fn test(mut args: TestArgs) -> anyhow::Result<()> {
     let extra = args.last.then(|| "--last".into()).into_iter().collect();
     let program = configured("test", extra, &mut args.job)?;
-    start(program, args.job.run)
+    start(&program, args.job.run)
 }
 
 /// Becomes `drumline-train data …`.
@@ -243,7 +243,7 @@ impl ReadyProgram {
 }
 
 /// Starts it with the given number of ranks; an error if one failed.
-pub(crate) fn start(program: ReadyProgram, run_line: RunLine) -> anyhow::Result<()> {
+pub(crate) fn start(program: &ReadyProgram, run_line: RunLine) -> anyhow::Result<()> {
     let RunLine { args, flags, .. } = run_line;
     let words = program.words()?;
     let args = args.of_program(&words);

@@ -131,5 +131,5 @@ pub(crate) fn translate(args: TranslateArgs) -> anyhow::Result<()> {
         let word = word.to_string_lossy();
         return Err(Mistake::new(format!("`{word}` belongs to no flag; try --source {word}")).into());
     }
-    start(ReadyProgram { name: "translate", flags: flags.0, pairs: Vec::new() }, run)
+    start(&ReadyProgram { name: "translate", flags: flags.0, pairs: Vec::new() }, run)
 }

@@ -110,6 +110,6 @@ fn add(explanation: &mut Explanation, config: &DeepSpeedConfig, mapped: &Mapped)
     }
 }
 
-fn written<S: Setting>(value: S) -> Value {
+fn written<S: Setting>(value: &S) -> Value {
     value.write()
 }

@@ -87,15 +87,15 @@ impl<'a> Mapping<'a> {
         let has = |key: &str| self.config.position(key).is_some();
         let Some(micro) = [MICRO, TRAIN, ACCUMULATION].into_iter().find(|key| has(key)) else { return };
         let steps = if has(ACCUMULATION) { ACCUMULATION } else { micro };
-        self.set(micro, "TRAIN.BATCH_SIZE", written(plan.batch.micro_batch));
-        self.set(steps, "TRAIN.ACCUMULATE", written(plan.batch.accumulation));
+        self.set(micro, "TRAIN.BATCH_SIZE", written(&plan.batch.micro_batch));
+        self.set(steps, "TRAIN.ACCUMULATE", written(&plan.batch.accumulation));
     }
 
     fn clipping(&mut self, plan: &DeepSpeedPlan) {
         const KEY: &str = "gradient_clipping";
         if self.config.is_set(KEY) {
             let norm = plan.clip_norm.filter(|norm| *norm > 0.0);
-            self.set(KEY, "OPTIM.GRAD_CLIP", written(norm));
+            self.set(KEY, "OPTIM.GRAD_CLIP", written(&norm));
         }
     }
 
@@ -112,7 +112,7 @@ impl<'a> Mapping<'a> {
         };
         // A precision that was given stays: both kinds of bf16 compute in bf16.
         if let Some(from) = asked.filter(|_| self.values.place("PRECISION").is_none()) {
-            self.set(from, "PRECISION", written(kind));
+            self.set(from, "PRECISION", written(&kind));
         }
         if let Some(policy) = loss_scale.filter(|_| self.config.has("fp16")) {
             self.loss_scale(policy);
@@ -122,22 +122,22 @@ impl<'a> Mapping<'a> {
     fn loss_scale(&mut self, policy: ScalePolicy) {
         const KEY: &str = "FP16.LOSS_SCALE";
         match policy {
-            ScalePolicy::Static(scale) => self.set("fp16.loss_scale", KEY, written(scale)),
+            ScalePolicy::Static(scale) => self.set("fp16.loss_scale", KEY, written(&scale)),
             ScalePolicy::DeepSpeed(rule) => {
-                self.set("fp16.loss_scale", KEY, written(0.0));
+                self.set("fp16.loss_scale", KEY, written(&0.0));
                 let keys = [
                     (
                         "fp16.initial_scale_power",
                         "FP16.INITIAL_SCALE_POWER",
-                        written(rule.initial_scale_power),
+                        written(&rule.initial_scale_power),
                     ),
-                    ("fp16.loss_scale_window", "FP16.LOSS_SCALE_WINDOW", written(rule.loss_scale_window)),
-                    ("fp16.hysteresis", "FP16.HYSTERESIS", written(rule.hysteresis)),
-                    ("fp16.min_loss_scale", "FP16.MIN_LOSS_SCALE", written(rule.min_loss_scale)),
+                    ("fp16.loss_scale_window", "FP16.LOSS_SCALE_WINDOW", written(&rule.loss_scale_window)),
+                    ("fp16.hysteresis", "FP16.HYSTERESIS", written(&rule.hysteresis)),
+                    ("fp16.min_loss_scale", "FP16.MIN_LOSS_SCALE", written(&rule.min_loss_scale)),
                     (
                         "fp16.consecutive_hysteresis",
                         "FP16.CONSECUTIVE_HYSTERESIS",
-                        written(rule.consecutive_hysteresis),
+                        written(&rule.consecutive_hysteresis),
                     ),
                 ];
                 for (from, key, value) in keys {
@@ -150,7 +150,7 @@ impl<'a> Mapping<'a> {
 
     fn optimizer(&mut self, optimizer: &OptimizerPlan) {
         self.method(optimizer);
-        self.set("optimizer.params.lr", "OPTIM.BASE_LR", written(optimizer.lr()));
+        self.set("optimizer.params.lr", "OPTIM.BASE_LR", written(&optimizer.lr()));
         match *optimizer {
             OptimizerPlan::Adam(AdamPlan { betas, eps, weight_decay, amsgrad, .. }) => {
                 self.adam(betas, Some(eps), weight_decay);
@@ -164,7 +164,7 @@ impl<'a> Mapping<'a> {
                 self.adam(betas, Some(eps), weight_decay);
                 let coeff = [min_coeff, max_coeff];
                 if coeff != [0.01, 10.0] || self.values.has("OPTIM.COEFF") {
-                    self.set("optimizer.params.max_coeff", "OPTIM.COEFF", written(coeff.to_vec()));
+                    self.set("optimizer.params.max_coeff", "OPTIM.COEFF", written(&coeff.to_vec()));
                 }
             }
             OptimizerPlan::Lion(LionPlan { betas, weight_decay, .. }) => self.adam(betas, None, weight_decay),
@@ -188,25 +188,25 @@ impl<'a> Mapping<'a> {
                     format!("is {name}, which is not an OPTIM.METHOD; try {}", OptimizerName::expects());
                 self.only(FROM, false, &what);
             }
-            Some(method) => self.set(FROM, KEY, written(method)),
+            Some(method) => self.set(FROM, KEY, written(&method)),
         }
     }
 
     fn adam(&mut self, betas: (f64, f64), eps: Option<f64>, weight_decay: f64) {
-        self.set("optimizer.params.betas", "OPTIM.BETAS", written(vec![betas.0, betas.1]));
+        self.set("optimizer.params.betas", "OPTIM.BETAS", written(&vec![betas.0, betas.1]));
         if let Some(eps) = eps {
-            self.set("optimizer.params.eps", "OPTIM.EPS", written(eps));
+            self.set("optimizer.params.eps", "OPTIM.EPS", written(&eps));
         }
-        self.set("optimizer.params.weight_decay", "OPTIM.WEIGHT_DECAY", written(weight_decay));
+        self.set("optimizer.params.weight_decay", "OPTIM.WEIGHT_DECAY", written(&weight_decay));
     }
 
     fn sgd(&mut self, sgd: &SgdPlan) {
         let SgdPlan { lr: _, momentum, dampening, nesterov, weight_decay } = *sgd;
-        self.set("optimizer.params.momentum", "OPTIM.MOMENTUM", written(momentum));
-        self.set("optimizer.params.weight_decay", "OPTIM.WEIGHT_DECAY", written(weight_decay));
+        self.set("optimizer.params.momentum", "OPTIM.MOMENTUM", written(&momentum));
+        self.set("optimizer.params.weight_decay", "OPTIM.WEIGHT_DECAY", written(&weight_decay));
         if self.values.has("OPTIM.DAMPENING") {
-            self.set("optimizer.params.dampening", "OPTIM.DAMPENING", written(dampening));
-            self.set("optimizer.params.nesterov", "OPTIM.NESTEROV", written(nesterov));
+            self.set("optimizer.params.dampening", "OPTIM.DAMPENING", written(&dampening));
+            self.set("optimizer.params.nesterov", "OPTIM.NESTEROV", written(&nesterov));
             return;
         }
         self.only("optimizer.params.dampening", dampening == 0.0, "has no key here; try 0");
@@ -215,13 +215,13 @@ impl<'a> Mapping<'a> {
 
     fn zero(&mut self, plan: &DeepSpeedPlan) {
         let Some(zero) = plan.zero else { return };
-        self.set("zero_optimization.stage", "PARALLEL.ZERO", written(zero.stage));
+        self.set("zero_optimization.stage", "PARALLEL.ZERO", written(&zero.stage));
         if let Some(shard) = zero.shard {
-            self.set("zero_optimization.mics_shard_size", "PARALLEL.SHARD", written(shard));
+            self.set("zero_optimization.mics_shard_size", "PARALLEL.SHARD", written(&shard));
         }
         const THRESHOLD: &str = "zero_optimization.stage3_param_persistence_threshold";
         if self.config.has(THRESHOLD) {
-            self.set(THRESHOLD, "PARALLEL.KEEP_GATHERED", written(zero.keep_gathered));
+            self.set(THRESHOLD, "PARALLEL.KEEP_GATHERED", written(&zero.keep_gathered));
         }
     }
 
@@ -237,7 +237,7 @@ impl<'a> Mapping<'a> {
             Some(OffloadDevice::Disk(folder)) => {
                 self.set(DEVICE, KEY, Value::Text("disk".into()));
                 self.folder(FOLDER, folder);
-                self.set(RATIO, "PARALLEL.OFFLOAD_RATIO", written(plan.offload.optimizer_ratio));
+                self.set(RATIO, "PARALLEL.OFFLOAD_RATIO", written(&plan.offload.optimizer_ratio));
             }
             None => {}
         }
@@ -265,7 +265,7 @@ impl<'a> Mapping<'a> {
     /// The folder of files: one for all of them.
     fn folder(&mut self, from: &str, folder: &Path) {
         const KEY: &str = "PARALLEL.OFFLOAD_DIR";
-        let value = written(Some(folder.to_owned()));
+        let value = written(&Some(folder.to_owned()));
         match self.pairs.iter().find(|pair| pair.key == KEY) {
             None => self.set(from, KEY, value),
             Some(pair) if pair.value == value => {}
@@ -276,14 +276,14 @@ impl<'a> Mapping<'a> {
     fn reports(&mut self, plan: &DeepSpeedPlan) {
         if let Some(steps) = plan.steps_per_print {
             let steps = if steps == 0 { NEVER } else { steps as usize };
-            self.suggest("steps_per_print", "TRAIN.PRINT_FREQ", written(steps));
+            self.suggest("steps_per_print", "TRAIN.PRINT_FREQ", written(&steps));
         }
         if let Some(tensorboard) = &plan.monitors.tensorboard {
-            self.suggest("tensorboard.enabled", "TRAIN.TENSORBOARD", written(tensorboard.is_enabled));
+            self.suggest("tensorboard.enabled", "TRAIN.TENSORBOARD", written(&tensorboard.is_enabled));
         }
         if let Some(compute) = plan.reduce_in {
             let kind = if compute == Compute::Fp16 { ReduceIn::Fp16 } else { ReduceIn::Bf16 };
-            self.set("communication_data_type", "PARALLEL.REDUCE_IN", written(Some(kind)));
+            self.set("communication_data_type", "PARALLEL.REDUCE_IN", written(&Some(kind)));
         }
         for (from, why) in OF_THE_ENGINE {
             self.idle(from, why);

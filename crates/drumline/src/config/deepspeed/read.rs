@@ -123,7 +123,7 @@ impl DeepSpeedConfig {
         };
         let Value::Map(_) = root.value else { return Err(DeepSpeedError::NotAMap { file: name }) };
         let mut settings = Vec::new();
-        add(&mut settings, KeyPath::default(), &root);
+        add(&mut settings, &KeyPath::default(), &root);
         Ok(Self { name, settings })
     }
 
@@ -218,7 +218,7 @@ impl KeyPath {
 }
 
 /// Adds the lines of a map.
-fn add(settings: &mut Vec<Setting>, section: KeyPath, map: &Node) {
+fn add(settings: &mut Vec<Setting>, section: &KeyPath, map: &Node) {
     let Value::Map(entries) = &map.value else { return };
     for entry in entries {
         let mut path = section.below(&entry.key);
@@ -229,7 +229,7 @@ fn add(settings: &mut Vec<Setting>, section: KeyPath, map: &Node) {
         }
         let is_map = matches!(value, Value::Map(_));
         if keys::is_section(&path.now) && (is_map || value == Value::Null) {
-            add(settings, path, &entry.node);
+            add(settings, &path, &entry.node);
             continue;
         }
         let found = found(&path, &value);
