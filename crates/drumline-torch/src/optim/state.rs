@@ -64,7 +64,7 @@ impl Slot {
             Like::MatrixRows => size[num_dims - 1] = 1,
             Like::MatrixColumns if num_dims == 2 => {
                 size.remove(0);
-            },
+            }
             Like::MatrixColumns => size[num_dims - 2] = 1,
         }
         (size, Kind::Float)

@@ -118,7 +118,8 @@ struct Split<'a> {
 impl Trained {
     pub(super) fn new(groups: ParameterGroups, lr: f64, weight_decay: f64) -> Result<Self, TorchError> {
         not_negative("the learning rate", lr)?;
-        let mut trained = Self { lr, batches: Vec::new(), shapes: Vec::new(), group: None, replaced: Vec::new() };
+        let mut trained =
+            Self { lr, batches: Vec::new(), shapes: Vec::new(), group: None, replaced: Vec::new() };
         for group in groups.0 {
             let weight_decay = group.weight_decay.unwrap_or(weight_decay);
             not_negative("the weight decay", weight_decay)?;
