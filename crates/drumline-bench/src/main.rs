@@ -2,9 +2,11 @@
 //!
 //! | command | what is timed |
 //! |---|---|
+//! | `adam` | steps of AdamW on one large tensor |
 //! | `gpu` | steps of a network on a GPU, eager and as a graph |
 //! | `load` | the weights of a GPT from a file, for ranks that share one copy |
 //! | `loader` | batches of images |
+//! | `memory` | the memory of a GPT whose states are in different places |
 //! | `observe` | steps with and without what watches them |
 //! | `shard` | steps of a GPT with each stage of ZeRO |
 //! | `shard-gpu` | the same on GPUs |
@@ -12,9 +14,11 @@
 //! | `transformer` | steps and translations of a Transformer |
 #![forbid(unsafe_code)]
 
+mod adam;
 mod gpu;
 mod load;
 mod loader;
+mod memory;
 mod observe;
 mod shard;
 mod shard_gpu;
@@ -35,9 +39,11 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Adam(adam::AdamArgs),
     Gpu(gpu::GpuArgs),
     Load(load::LoadArgs),
     Loader(loader::LoaderArgs),
+    Memory(memory::MemoryArgs),
     Observe(observe::ObserveArgs),
     Shard(shard::ShardArgs),
     ShardGpu(shard_gpu::ShardGpuArgs),
@@ -47,9 +53,11 @@ enum Command {
 
 fn main() -> ExitCode {
     drumline::exit_code(match Cli::parse().command {
+        Command::Adam(args) => adam::run(&args),
         Command::Gpu(args) => gpu::run(&args),
         Command::Load(args) => load::run(&args),
         Command::Loader(args) => loader::run(&args),
+        Command::Memory(args) => memory::run(&args),
         Command::Observe(args) => observe::run(&args),
         Command::Shard(args) => shard::run(&args),
         Command::ShardGpu(args) => shard_gpu::run(&args),
