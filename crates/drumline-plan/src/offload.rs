@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn a_step_takes_as_long_as_the_disk() {
         let plan = OffloadPlan::by_ratio(&[1 << 30, 1 << 30], 1.0, Tier::Disk);
-        assert_eq!(plan.seconds_of_disk((1 << 30) as f64, (2 << 30) as f64), 3.0);
+        assert_eq!(plan.seconds_of_disk((1u64 << 30) as f64, (2u64 << 30) as f64), 3.0);
     }
 
     proptest! {
