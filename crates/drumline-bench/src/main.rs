@@ -2,10 +2,12 @@
 //!
 //! | command | what is timed |
 //! |---|---|
+//! | `adam` | steps of AdamW on one large tensor |
 //! | `checkpoint` | forward and backward of a GPT with activation checkpointing |
 //! | `gpu` | steps of a network on a GPU, eager and as a graph |
 //! | `load` | the weights of a GPT from a file, for ranks that share one copy |
 //! | `loader` | batches of images |
+//! | `memory` | the memory of a GPT whose states are in different places |
 //! | `observe` | steps with and without what watches them |
 //! | `optim` | steps of an optimizer alone |
 //! | `shard` | steps of a GPT with each stage of ZeRO |
@@ -14,10 +16,12 @@
 //! | `transformer` | steps and translations of a Transformer |
 #![forbid(unsafe_code)]
 
+mod adam;
 mod checkpoint;
 mod gpu;
 mod load;
 mod loader;
+mod memory;
 mod observe;
 mod optim;
 mod shard;
@@ -39,10 +43,12 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Adam(adam::AdamArgs),
     Checkpoint(checkpoint::CheckpointArgs),
     Gpu(gpu::GpuArgs),
     Load(load::LoadArgs),
     Loader(loader::LoaderArgs),
+    Memory(memory::MemoryArgs),
     Observe(observe::ObserveArgs),
     Optim(optim::OptimArgs),
     Shard(shard::ShardArgs),
@@ -53,10 +59,12 @@ enum Command {
 
 fn main() -> ExitCode {
     drumline::exit_code(match Cli::parse().command {
+        Command::Adam(args) => adam::run(&args),
         Command::Checkpoint(args) => checkpoint::run(&args),
         Command::Gpu(args) => gpu::run(&args),
         Command::Load(args) => load::run(&args),
         Command::Loader(args) => loader::run(&args),
+        Command::Memory(args) => memory::run(&args),
         Command::Observe(args) => observe::run(&args),
         Command::Optim(args) => optim::run(&args),
         Command::Shard(args) => shard::run(&args),

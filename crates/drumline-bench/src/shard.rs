@@ -157,7 +157,7 @@ pub(super) fn run(args: &ShardArgs) -> anyhow::Result<()> {
 }
 
 /// Steps of a small model, after which the code of libtorch is in memory and does not count as the model's.
-fn warm_up(group: &ProcessGroup) -> anyhow::Result<()> {
+pub(super) fn warm_up(group: &ProcessGroup) -> anyhow::Result<()> {
     let store = VarStore::new(Device::Cpu);
     let tiny = GptOptions {
         n_layer: 1,

@@ -162,6 +162,23 @@ pub trait Engine {
         Ok(())
     }
 
+    /// Where the adopted optimizer has its state, as a table, if the engine was asked to offload it.
+    fn offload_note(&self) -> Option<String> {
+        None
+    }
+
+    /// The names of parameters whose optimizer state is in memory at the same time, so that it is loaded in these groups
+    /// ([`Optimizer::load_state_of`]), each followed by [`settle_state`](Self::settle_state). Empty if all of it is.
+    fn state_groups(&self) -> Vec<Vec<String>> {
+        Vec::new()
+    }
+
+    /// Moves state that the optimizer has loaded to where it is kept. Each rank calls it by itself.
+    fn settle_state(&self, optimizer: &dyn Optimizer) -> Result {
+        let _ = optimizer;
+        Ok(())
+    }
+
     /// What this engine has decided by itself and a user should know, for steps of several micro-batches.
     fn accumulation_note(&self) -> Option<String> {
         None

@@ -1,7 +1,8 @@
 //! What can go wrong in data parallelism.
 
 use drumline_comm::CommError;
-use drumline_torch::TorchError;
+use drumline_plan::NoRoom;
+use drumline_torch::{SwapError, TorchError};
 use tch::Device;
 
 /// An error of a parallel model.
@@ -187,6 +188,72 @@ pub enum ParallelError {
     Thread {
         /// Which thread.
         what: &'static str,
+        /// The error of the system.
+        cause: std::io::Error,
+    },
+    /// State cannot be in a file.
+    #[error(transparent)]
+    Swap(#[from] SwapError),
+    /// The optimizer's state fits neither into memory nor on disk.
+    #[error(transparent)]
+    NoRoom(#[from] NoRoom),
+    /// A rank cannot offload what it should. Every rank returns this error.
+    #[error("rank {rank} cannot offload: {cause}")]
+    OffloadOnRank {
+        /// The rank.
+        rank: usize,
+        /// Its error.
+        cause: String,
+    },
+    /// Offloaded state was not read or written completely, and is not that of a step any more.
+    #[error("the optimizer makes no more steps, because of an earlier error: {cause}")]
+    OffloadEnded {
+        /// The earlier error, which was returned where it happened.
+        cause: String,
+    },
+    /// An optimizer does not say how much state it keeps.
+    #[error(
+        "the optimizer `{optimizer}` does not say how much state it keeps (`state_bytes`), so that it cannot be offloaded; try AdamW"
+    )]
+    NotOffloadable {
+        /// Its kind.
+        optimizer: String,
+    },
+    /// An optimizer keeps several tensors in one memory.
+    #[error(
+        "the optimizer's state of `{parameter}` is in the memory of another tensor, and cannot be offloaded; try another optimizer"
+    )]
+    SharedState {
+        /// The parameter.
+        parameter: String,
+    },
+    /// An optimizer keeps more than it has said.
+    #[error(
+        "the optimizer keeps {needed} bytes for `{parameter}`, and has said that {room} are enough; try another optimizer, or no offload"
+    )]
+    StateGrew {
+        /// The parameter.
+        parameter: String,
+        /// The bytes of its tensors.
+        needed: usize,
+        /// The bytes that were reserved.
+        room: usize,
+    },
+    /// State is offloaded only from CPUs.
+    #[error(
+        "the model trains on {device:?}, and state can be offloaded only where a model trains on the CPU; try `Place::Device` (PARALLEL.OFFLOAD none), or more ranks with ZeRO"
+    )]
+    OffloadOnGpu {
+        /// The model's device.
+        device: Device,
+    },
+    /// Memory cannot be allocated.
+    #[error("cannot allocate {bytes} bytes for {what}: {cause}; try a smaller model, or more ranks")]
+    Memory {
+        /// What for.
+        what: &'static str,
+        /// How much.
+        bytes: usize,
         /// The error of the system.
         cause: std::io::Error,
     },

@@ -3,6 +3,7 @@
 //! - [`Engine`]: what a training loop needs from a kind of parallelism; [`Agreed`]: what ranks agree on before a step
 //! - [`Ddp`]: one process per replica; gradients are averaged while backward still runs
 //! - [`ShardOptions`]: ZeRO, in which ranks divide optimizer state, gradients and parameters among them
+//! - [`Offload`]: the optimizer's state in files, for models that are larger than memory
 //! - [`DistributedOptimizer`]: gradients are reduced in `step`, after any number of backwards
 //! - [`DataParallel`]: one process with a thread for each device
 //! - [`SyncBatchNorm`]: batch normalisation over the batch of all ranks
@@ -28,11 +29,13 @@ mod hooks;
 mod lane;
 mod layout;
 mod observer;
+mod offload;
 mod progress;
 mod queues;
 mod reducer;
 mod reduction;
 mod same_model;
+mod saved_grads;
 mod shard;
 mod sync_batch_norm;
 mod sync_group;
@@ -56,6 +59,7 @@ pub use engine::{Alone, Clip, Cut, Engine, EngineOptions, EngineSetup, Forwards,
 pub use error::{NotRecordable, ParallelError};
 pub use hooks::{Compressed, PostLocalSgd, PowerSgd, PowerSgdOptions, Traffic, subgroup};
 pub use observer::{ReducedBucket, ReductionObserver};
+pub use offload::{Offload, Place};
 pub use shard::{Accumulation, ShardOptions};
 pub use sync_batch_norm::SyncBatchNorm;
 pub use sync_group::{SyncCall, SyncGroup};

@@ -26,11 +26,13 @@ mod unit_grads;
 mod weights;
 
 use std::cell::RefCell;
+use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use drumline_comm::{Axis, Mesh, MeshShape, ShapeError, call_site, on_behalf_of};
 use drumline_plan::{Placement, Stage};
-use drumline_torch::Named;
+use drumline_torch::{Named, PAGE, SwapFile};
 use tch::Device;
 use tch::nn::VarStore;
 
@@ -38,6 +40,7 @@ use crate::ddp::DdpOptions;
 use crate::engine::{Alone, Engine, EngineOptions, EngineSetup, Placed, move_to};
 use crate::error::ParallelError;
 use crate::observer::{ReductionObserver, Watch, both};
+use crate::offload::{Offload, agree};
 use crate::sync_group::SyncGroup;
 use crate::synced::{ModelTensors, Synced, SyncedSetup, broadcast_tensors};
 pub use accumulation::Accumulation;
@@ -46,8 +49,9 @@ use engine::{Shape, Sharded};
 use gathered::Gatherer;
 use grads::Kept;
 use groups::Groups;
+pub(crate) use unit::names_of_units;
 use unit::{UnitPlan, plan_units};
-use weights::{Copies, Held, Weights};
+use weights::{Copies, Held, InFile, Weights};
 
 type Result<T = ()> = std::result::Result<T, ParallelError>;
 
@@ -70,6 +74,8 @@ pub struct ShardOptions {
     pub keep_gathered: usize,
     /// Whether a single rank divides, gathers and reduces as if there were several, to measure the cost.
     pub shards_alone: bool,
+    /// What lies in files rather than in memory between its uses.
+    pub offload: Offload,
     /// Whether a forward in training first broadcasts the buffers of rank 0.
     pub broadcast_buffers: bool,
     /// The group of the model's [`SyncBatchNorm`](crate::SyncBatchNorm) layers, if it has any.
@@ -91,6 +97,7 @@ impl ShardOptions {
             gather_parameters: None,
             keep_gathered: 100_000,
             shards_alone: false,
+            offload: Offload::default(),
             broadcast_buffers: true,
             sync_group: None,
             ignored: Vec::new(),
@@ -108,6 +115,7 @@ impl std::fmt::Debug for ShardOptions {
             gather_parameters,
             keep_gathered,
             shards_alone,
+            offload,
             broadcast_buffers,
             ignored,
             sync_group: _,
@@ -120,6 +128,7 @@ impl std::fmt::Debug for ShardOptions {
             .field("gather_parameters", gather_parameters)
             .field("keep_gathered", keep_gathered)
             .field("shards_alone", shards_alone)
+            .field("offload", offload)
             .field("broadcast_buffers", broadcast_buffers)
             .field("ignored", ignored)
             .finish_non_exhaustive()
@@ -137,7 +146,8 @@ impl EngineOptions for ShardOptions {
     #[track_caller]
     fn engine(mut self: Box<Self>, setup: EngineSetup<'_>) -> Result<Box<dyn Engine>> {
         let EngineSetup { store, mesh, device, observer } = setup;
-        if self.stage == Stage::Zero0 {
+        self.offload.check(device)?;
+        if self.stage == Stage::Zero0 && self.offload.is_none() {
             let Self { broadcast_buffers, sync_group, ignored, observer: own, .. } = *self;
             let options =
                 DdpOptions { broadcast_buffers, sync_group, ignored, observer: own, ..DdpOptions::default() };
@@ -146,8 +156,21 @@ impl EngineOptions for ShardOptions {
         if !matches!(device, Device::Cpu | Device::Cuda(_)) {
             return Err(ParallelError::UnsupportedDevice { device });
         }
-        if mesh.whole().size() == 1 && !self.shards_alone {
-            return Ok(Box::new(Alone::on(device, store, mesh)?));
+        let has_rows_in_files = !self.offload.parameters.is_device();
+        if has_rows_in_files && (self.stage != Stage::Zero3 || self.gather_parameters == Some(false)) {
+            let expected = "in stage 3, in which ranks gather them; try Stage::Zero3";
+            return Err(ParallelError::value("the place of parameters", "a file", expected));
+        }
+        if mesh.whole().size() == 1 && !self.shards_alone && !has_rows_in_files {
+            return Ok(Box::new(Alone::on(device, store, mesh)?.offloading(self.offload)));
+        }
+        if self.stage == Stage::Zero0 {
+            let expected = "1, 2 or 3, so that each rank offloads its own part";
+            return Err(ParallelError::value(
+                "the stage of ZeRO of a training that is offloaded",
+                0,
+                expected,
+            ));
         }
         self.observer = both(self.observer.take(), observer);
         on_behalf_of(call_site(), || Ok(Box::new(self.make(store, mesh, device)?) as Box<dyn Engine>))
@@ -160,7 +183,8 @@ impl ShardOptions {
         let tensors = ModelTensors::of(store, &self.ignored, &groups.all)?;
         let ModelTensors { params, frozen, buffers, aliases, ignored } = &tensors;
         let placements = self.stage.placements();
-        let gathers = self.gather_parameters.unwrap_or(device != Device::Cpu);
+        let rows = self.offload.parameters.folder();
+        let gathers = rows.is_some() || self.gather_parameters.unwrap_or(device != Device::Cpu);
         let copies = match placements.parameters {
             Placement::Replicated => Copies::OnEachRank,
             Placement::Sharded if gathers => Copies::WhenUsed,
@@ -176,10 +200,10 @@ impl ShardOptions {
             !is_whole && params.iter().chain(frozen).any(|named| named.name == name)
         };
         move_to(store, device, is_divided)?;
-        let (copies_of, keep) = (Held { copies, device }, self.keep_gathered);
-        let weights = weights_of(&groups, params, copies_of, keep)?;
+        let (held, keep) = (HeldBy { copies, device, rows }, self.keep_gathered);
+        let weights = weights_of(&groups, params, &held, keep)?;
         let frozen_rows = match copies {
-            Copies::OnEachNode | Copies::WhenUsed => weights_of(&groups, frozen, copies_of, keep)?,
+            Copies::OnEachNode | Copies::WhenUsed => weights_of(&groups, frozen, &held, keep)?,
             Copies::OnEachRank => {
                 broadcast_tensors(&groups.all, frozen.clone())?;
                 Vec::new()
@@ -228,6 +252,9 @@ impl ShardOptions {
             groups,
             synced,
             accumulation,
+            stage: self.stage,
+            offload: self.offload,
+            place: RefCell::default(),
             weights,
             frozen: frozen_rows,
             gatherer,
@@ -241,16 +268,40 @@ impl ShardOptions {
     }
 }
 
+/// Where parameters are.
+struct HeldBy<'a> {
+    copies: Copies,
+    device: Device,
+    /// The folder of a file with this rank's rows.
+    rows: Option<&'a Path>,
+}
+
 /// Moves parameters into the memory of units. Where they are gathered when they are used, those of at most `keep` elements
 /// stay gathered.
-fn weights_of(groups: &Groups, params: &[Named], held: Held, keep: usize) -> Result<Vec<Weights>> {
-    let are_gathered = held.copies == Copies::WhenUsed;
+fn weights_of(groups: &Groups, params: &[Named], held: &HeldBy<'_>, keep: usize) -> Result<Vec<Weights>> {
+    let HeldBy { copies, device, rows } = held;
+    let are_gathered = *copies == Copies::WhenUsed;
     let plans = plan_units(params, groups.shard.size(), are_gathered.then_some(keep));
-    let weights = |plan: UnitPlan| {
-        let copies = if are_gathered && plan.name.is_empty() { Copies::OnEachRank } else { held.copies };
-        Weights::new(groups, plan, params, Held { copies, ..held })
+    let stays = |plan: &UnitPlan| !are_gathered || plan.name.is_empty();
+    let mut end = 0;
+    let mut place = |plan: &UnitPlan| {
+        let len = if stays(plan) { 0 } else { plan.layout.shard_len() * plan.kind.elt_size_in_bytes() };
+        let begin = end;
+        end += len.next_multiple_of(PAGE);
+        begin..end
     };
-    plans.into_iter().map(weights).collect()
+    let places: Vec<_> = plans.iter().map(&mut place).collect();
+    let file = rows.filter(|_| end > 0).map(|folder| {
+        let made = SwapFile::new(folder, end as u64).map(Arc::new).map_err(ParallelError::from);
+        agree(&groups.all, made)
+    });
+    let file = file.transpose()?;
+    let weights = |(plan, bytes): (UnitPlan, Range<usize>)| {
+        let copies = if are_gathered && stays(&plan) { Copies::OnEachRank } else { *copies };
+        let file = file.clone().map(|file| InFile { file, bytes });
+        Weights::new(groups, plan, params, Held { copies, device: *device, file })
+    };
+    plans.into_iter().zip(places).map(weights).collect()
 }
 
 /// The rows that this rank owns, with their places in whole tensors.

@@ -23,6 +23,8 @@ mod hooks;
 mod net;
 #[path = "it/observer.rs"]
 mod observer;
+#[path = "it/offload.rs"]
+mod offload;
 #[path = "it/power_sgd.rs"]
 mod power_sgd;
 #[path = "it/pytorch_cases.rs"]

@@ -7,12 +7,14 @@
 //! - [`Stage`], [`Placements`], [`Placement`]: which states are divided among ranks
 //! - [`UnitLayout`]: the flat memory of parameters that are gathered and freed together, and each rank's part of it
 //! - [`StateBytes`], [`StepTraffic`]: what a plan costs
+//! - [`OffloadPlan`]: which units' state is on the device, in host memory or on disk
 //!
 //! Not here: carrying a plan out (`drumline-parallel`).
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
 mod memory;
+mod offload;
 mod placement;
 mod traffic;
 mod unit;
@@ -23,6 +25,7 @@ mod unit;
 mod readme {}
 
 pub use memory::{StateBytes, StateSizes};
+pub use offload::{NoRoom, OffloadPlan, Room, Tier};
 pub use placement::{NoSuchStage, Placement, Placements, Stage};
 pub use traffic::{Collective, StepTraffic};
 pub use unit::{Parameter, Piece, Segment, UnitLayout};

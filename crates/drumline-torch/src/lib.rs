@@ -7,6 +7,7 @@
 //!
 //! - `hook`, `grad`: learn when a gradient is ready; set it, take it, make it undefined
 //! - `memory`: tensors over memory of other owners, such as the symmetric heap; `bytes`: a tensor's own memory
+//! - `swap`: tensors whose memory is in a file of a disk between their uses
 //! - `usage`: tensors whose memory comes and goes, and which of them an operation uses
 //! - `collectives`: all-reduce and the other collectives on tensors of any strides
 //! - `function`: autograd functions from Rust closures
@@ -49,6 +50,7 @@ mod recordable;
 mod rng;
 mod saved_tensors;
 mod status;
+mod swap;
 mod usage;
 mod version;
 
@@ -93,6 +95,7 @@ pub use optim::{
 pub use recordable::{HostRoute, NotRecordable};
 pub use rng::RngState;
 pub use saved_tensors::{SavedSize, Unpack, offload_saved, saved_size, saved_tensor_hooks};
+pub use swap::{PAGE, Pages, Rates, Relocated, SwapError, SwapFile};
 pub use usage::{KERNEL, Movable, UsageWatch};
 pub use version::{LIBTORCH, libtorch_version};
 

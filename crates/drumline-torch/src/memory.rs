@@ -256,7 +256,7 @@ pub fn tensor_from_vec<T: tch::kind::Element + Send + 'static>(
 
 /// # Safety
 /// `data` holds the elements of `sizes`, of that kind, and they live until `owner` is dropped.
-unsafe fn tensor_over(
+pub(crate) unsafe fn tensor_over(
     data: *mut c_void,
     kind: Kind,
     sizes: &[i64],

@@ -164,4 +164,25 @@ pub trait Optimizer: Send {
     /// Resumes from a saved state. The tensors are copied. Of the scalars only the learning rate is used; all other
     /// settings of this optimizer stay. If the state does not fit, returns an error and changes nothing.
     fn load_state(&mut self, state: &OptimizerState) -> Result<(), TorchError>;
+
+    /// Like [`load_state`](Self::load_state) for the parameters whose names are `wanted`: the state has tensors of these
+    /// only, and other parameters keep theirs. A state that does not fit into memory is loaded in parts.
+    fn load_state_of(
+        &mut self,
+        state: &OptimizerState,
+        wanted: &dyn Fn(&str) -> bool,
+    ) -> Result<(), TorchError> {
+        let _ = (state, wanted);
+        Err(TorchError::Unsupported {
+            operation: "load a part of an optimizer's state",
+            reason: "the optimizer does not implement `load_state_of`; try Sgd, Adam or AdamW",
+        })
+    }
+
+    /// The bytes of state that a parameter has after its first step. `None` if the optimizer does not say so: then its
+    /// state cannot be offloaded.
+    fn state_bytes(&self, parameter: &Named) -> Option<usize> {
+        let _ = parameter;
+        None
+    }
 }

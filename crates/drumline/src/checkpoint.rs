@@ -99,6 +99,7 @@ pub use section::Section;
 pub use shard_reader::ShardReader;
 pub use shard_writer::{Shard, ShardWriter, TensorPart};
 pub use state::{Mark, RunState, Score};
+pub(crate) use unread::UnreadOptimizer;
 
 /// How many checkpoints are kept by default: the latest, and one as a fallback.
 const KEPT: NonZeroUsize = NonZeroUsize::new(2).expect("two is not zero");

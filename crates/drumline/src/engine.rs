@@ -4,6 +4,7 @@
 //! - [`Engine`], [`EngineOptions`]: one step over all ranks, for any kind of parallelism
 //! - [`Ddp`], [`DdpOptions`], and the communication hooks [`Compressed`], [`PowerSgd`], [`PostLocalSgd`]
 //! - [`ShardOptions`]: ZeRO, in which ranks divide optimizer state, gradients and parameters by [`Stage`]
+//! - [`Offload`]: the optimizer's state in files, for models that are larger than memory
 //! - [`DataParallel`]: several devices of one process
 //! - [`SyncBatchNorm`]: batch norm over the batches of all ranks
 //! - [`StepTrace`]: a trace of steps, with the reduction of each bucket beside backward
@@ -12,8 +13,8 @@ pub use crate::step_trace::{Recording, StepTrace};
 pub use drumline_parallel::{
     Accumulation, Agreed, AllReduce, Alone, Brought, Clip, CommHook, Compressed, Count, Cut, DataParallel,
     Ddp, DdpOptions, Divide, DivideBy, Engine, EngineOptions, EngineSetup, Forwards, GradBucket, GradSync,
-    NotRecordable, ParallelError, Placed, PostLocalSgd, PowerSgd, PowerSgdOptions, ReducedBucket,
-    ReductionObserver, ShardOptions, StageBytes, SyncBatchNorm, SyncGroup, Traffic, Uneven, UnevenTurn,
-    subgroup,
+    NotRecordable, Offload, ParallelError, Place, Placed, PostLocalSgd, PowerSgd, PowerSgdOptions,
+    ReducedBucket, ReductionObserver, ShardOptions, StageBytes, SyncBatchNorm, SyncGroup, Traffic, Uneven,
+    UnevenTurn, subgroup,
 };
 pub use drumline_plan::{NoSuchStage, Stage};

@@ -109,6 +109,8 @@ mod guides {
     mod trainer {}
     #[doc = include_str!("../../../docs/zero.md")]
     mod zero {}
+    #[doc = include_str!("../../../docs/offload.md")]
+    mod offload {}
 }
 
 pub use accelerator::Accelerator;

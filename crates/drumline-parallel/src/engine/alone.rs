@@ -1,5 +1,7 @@
 //! The engine of a job with one rank, which does not communicate.
 
+use std::cell::RefCell;
+
 use drumline_comm::Mesh;
 use drumline_torch::{Named, Optimizer, parameters};
 use tch::nn::VarStore;
@@ -8,21 +10,43 @@ use tch::{Device, Tensor};
 use super::{Engine, GradSync, Moved, Placed, Result, move_to};
 use crate::agreement::Agreed;
 use crate::error::NotRecordable;
+use crate::offload::{Offload, StatePlace, Units};
+use crate::shard::names_of_units;
 
 /// One rank, which has the whole model and all samples.
-#[derive(Debug)]
 pub struct Alone {
     mesh: Mesh,
     parameters: Vec<Named>,
     state: Vec<Placed>,
     moved: Moved,
+    offload: Offload,
+    place: RefCell<StatePlace>,
+}
+
+impl std::fmt::Debug for Alone {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { mesh, parameters, state, moved, offload, place: _ } = self;
+        f.debug_struct("Alone")
+            .field("mesh", mesh)
+            .field("parameters", parameters)
+            .field("state", state)
+            .field("moved", moved)
+            .field("offload", offload)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Alone {
     /// The engine of the model whose variables are in `store`.
     pub fn new(store: &VarStore, mesh: &Mesh) -> Self {
         let (parameters, state) = (parameters(store), Placed::all_of(store, 0));
-        Self { mesh: mesh.clone(), parameters, state, moved: Moved::No }
+        let (offload, place) = (Offload::default(), RefCell::default());
+        Self { mesh: mesh.clone(), parameters, state, moved: Moved::No, offload, place }
+    }
+
+    /// The same, with an optimizer whose state lies elsewhere.
+    pub(crate) fn offloading(self, offload: Offload) -> Self {
+        Self { offload, ..self }
     }
 
     /// The same, for a model that trains on this device.
@@ -77,7 +101,29 @@ impl Engine for Alone {
     }
 
     fn adopt(&self, optimizer: &mut dyn Optimizer) -> Result {
-        self.moved.adopt(optimizer)
+        self.moved.adopt(optimizer)?;
+        let bytes = |named: &Named| (named.tensor.numel() * named.tensor.kind().elt_size_in_bytes()) as u64;
+        let units = Units {
+            names: names_of_units(&self.parameters),
+            gradients: self.parameters.iter().map(bytes).sum(),
+        };
+        self.place.borrow_mut().adopt(&self.offload, &units, optimizer, self.mesh.whole())
+    }
+
+    fn offload_note(&self) -> Option<String> {
+        self.place.borrow().note()
+    }
+
+    fn state_groups(&self) -> Vec<Vec<String>> {
+        self.place.borrow().groups()
+    }
+
+    fn settle_state(&self, optimizer: &dyn Optimizer) -> Result {
+        self.place.borrow_mut().settle(optimizer)
+    }
+
+    fn step(&self, optimizer: &mut dyn Optimizer) -> Result {
+        self.place.borrow_mut().step(optimizer)
     }
 
     fn state(&self) -> Vec<Placed> {

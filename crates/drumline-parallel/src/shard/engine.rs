@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use drumline_comm::{Mesh, ReduceOp, call_site};
+use drumline_plan::{Stage, StateBytes, StateSizes};
 use drumline_torch::{
     Division, Named, NormType, Optimizer, OwnRows, TensorCollectives, clip_grad_norm_by, clip_grad_norm_to,
-    clip_grad_value, grad_norm, grad_norm_on_device, set_grad, take_grad,
+    clip_grad_value, grad_norm, grad_norm_on_device,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -19,6 +20,8 @@ use super::weights::Weights;
 use crate::agreement::Agreed;
 use crate::engine::{Clip, Cut, Engine, Forwards, GradSync, Placed};
 use crate::error::{NotRecordable, ParallelError};
+use crate::offload::{Offload, StatePlace, Units};
+use crate::saved_grads::SavedGrads;
 use crate::synced::{Alias, BackwardKind, Synced};
 
 /// How an evaluation of this rank has ended.
@@ -62,6 +65,7 @@ impl Shape {
 
 /// The engine of a model whose states are divided among ranks.
 pub(super) struct Sharded {
+    pub(super) stage: Stage,
     pub(super) mesh: Mesh,
     pub(super) groups: Groups,
     pub(super) synced: Synced,
@@ -80,6 +84,9 @@ pub(super) struct Sharded {
     pub(super) state: Vec<Placed>,
     /// Of the model's tensors.
     pub(super) shapes: Vec<Shape>,
+    pub(super) offload: Offload,
+    /// Where the adopted optimizer has its state.
+    pub(super) place: RefCell<StatePlace>,
     /// Memory for the rows of other nodes.
     pub(super) scratch: RefCell<Option<Tensor>>,
 }
@@ -103,12 +110,27 @@ impl Sharded {
         let _no_grad = tch::no_grad_guard();
         let mut scratch = self.scratch.borrow_mut();
         units.iter().try_for_each(|unit| unit.gather(&self.groups.shard, &mut scratch))?;
+        units.iter().for_each(|unit| unit.forget());
         Ok(wait_for_readers()?)
     }
 
     /// Those of which ranks have the mean gradient. What a rank trains for itself does not count in a norm of all.
     fn shared(&self, parameters: &[Named]) -> Vec<Named> {
         parameters.iter().filter(|named| !self.ignored.contains(&named.name)).cloned().collect()
+    }
+
+    /// The units as an optimizer on this rank sees them.
+    fn units(&self) -> Units {
+        let params = self.synced.params();
+        let names = |unit: &Weights| unit.own.iter().map(|rows| params[rows.param].name.clone()).collect();
+        let bytes = |unit: &Weights| {
+            let held = StateBytes::of(&unit.plan.layout, self.stage, of_gradient(unit.plan.kind));
+            held.gradients as u64
+        };
+        Units {
+            names: self.weights.iter().map(names).collect(),
+            gradients: self.weights.iter().map(bytes).sum(),
+        }
     }
 
     /// Runs a forward or backward, in which parameters are gathered when they are used.
@@ -121,26 +143,9 @@ impl Sharded {
     }
 }
 
-/// Parameters have no gradients until this is dropped, and then those of before.
-struct SavedGrads<'a> {
-    params: &'a [Named],
-    grads: Vec<Option<Tensor>>,
-}
-
-impl<'a> SavedGrads<'a> {
-    fn of(params: &'a [Named]) -> Self {
-        let grads = params.iter().map(|named| take_grad(&named.tensor).unwrap_or(None)).collect();
-        Self { params, grads }
-    }
-}
-
-impl Drop for SavedGrads<'_> {
-    fn drop(&mut self) {
-        for (named, grad) in self.params.iter().zip(&self.grads) {
-            // Setting a gradient that a parameter had does not fail.
-            let _ = set_grad(&named.tensor, grad.as_ref());
-        }
-    }
+/// The bytes of an element's gradient.
+fn of_gradient(kind: Kind) -> StateSizes {
+    StateSizes { parameter: 0, gradient: kind.elt_size_in_bytes(), optimizer: 0 }
 }
 
 impl Engine for Sharded {
@@ -309,7 +314,20 @@ impl Engine for Sharded {
                 whole: placed.whole.clone(),
             })
         };
-        Ok(optimizer.divide(&Division { group: Arc::clone(&self.groups.shard), rows: &rows })?)
+        optimizer.divide(&Division { group: Arc::clone(&self.groups.shard), rows: &rows })?;
+        self.place.borrow_mut().adopt(&self.offload, &self.units(), optimizer, &self.groups.all)
+    }
+
+    fn offload_note(&self) -> Option<String> {
+        self.place.borrow().note()
+    }
+
+    fn state_groups(&self) -> Vec<Vec<String>> {
+        self.place.borrow().groups()
+    }
+
+    fn settle_state(&self, optimizer: &dyn Optimizer) -> Result {
+        self.place.borrow_mut().settle(optimizer)
     }
 
     fn accumulation_note(&self) -> Option<String> {
@@ -319,8 +337,15 @@ impl Engine for Sharded {
     #[track_caller]
     fn step(&self, optimizer: &mut dyn Optimizer) -> Result {
         let mut stepped = Ok(());
-        self.change(&self.weights.iter().collect::<Vec<_>>(), &mut || stepped = optimizer.step())?;
-        Ok(stepped?)
+        let changed = self.change(&self.weights.iter().collect::<Vec<_>>(), &mut || {
+            stepped = self.place.borrow_mut().step(optimizer);
+            if let (Err(error), false) = (&stepped, self.offload.is_none()) {
+                // State on disk is lost on this rank alone.
+                self.abort(&error.to_string());
+            }
+        });
+        stepped?;
+        changed
     }
 
     /// Waits until no rank reads parameters, and after `change` until all have written.

@@ -27,6 +27,7 @@ use evaluation::Counted;
 
 use super::residency::{Ahead, Gather, Residency, TooManyUnits};
 use super::unit::UnitPlan;
+use super::weights::InFile;
 use crate::error::{NotRecordable, ParallelError};
 use crate::reduction::Site;
 
@@ -44,10 +45,12 @@ pub(super) struct GatheredUnit {
     movable: Arc<Movable>,
     /// This rank's part of each segment, one after the other.
     own: Tensor,
+    /// Where it is, if that is a file.
+    file: Option<InFile>,
 }
 
 impl GatheredUnit {
-    pub(super) fn new(plan: &UnitPlan, movable: &Arc<Movable>, own: &Tensor) -> Self {
+    pub(super) fn new(plan: &UnitPlan, movable: &Arc<Movable>, own: &Tensor, file: Option<InFile>) -> Self {
         let name = if plan.name.is_empty() { "the rest".to_owned() } else { plan.name.clone() };
         Self {
             subject: Subject::new(&format!("unit {name}")),
@@ -55,6 +58,7 @@ impl GatheredUnit {
             plan: plan.clone(),
             movable: movable.clone(),
             own: own.shallow_clone(),
+            file,
         }
     }
 
@@ -74,6 +78,7 @@ impl GatheredUnit {
             })?;
             before += len;
         }
+        self.file.iter().for_each(InFile::forget);
         Ok(())
     }
 }
@@ -389,6 +394,8 @@ impl State {
         for gather in gathers {
             self.gather(gather)?;
         }
+        let soon = self.residency.second_next().and_then(|unit| self.units[unit].file.as_ref());
+        soon.into_iter().for_each(InFile::will_need);
         let Some(Streams { device, .. }) = &self.streams else { return Ok(()) };
         if self.mode == Mode::Alone {
             return Ok(());

@@ -119,6 +119,11 @@ impl Residency {
         self.order.get(self.place? + 1).copied()
     }
 
+    /// The unit that the step before used after the next one.
+    pub(super) fn second_next(&self) -> Option<usize> {
+        self.order.get(self.place? + 2).copied()
+    }
+
     /// Parameters change: what is gathered is no longer valid. The next step is expected to use units in the order of
     /// this one, if this one has used any.
     pub(super) fn end_step(&mut self) {
@@ -174,7 +179,10 @@ mod tests {
             [vec![0, 1], vec![], vec![2], vec![3], vec![], vec![], vec![], vec![1], vec![0], vec![], vec![]]
         );
         residency.end_step();
-        assert_eq!(units_gathered(&mut residency, &step), second);
+        assert_eq!(residency.second_next(), None);
+        assert_eq!(units_gathered(&mut residency, &step[..4]), second[..4]);
+        assert_eq!(residency.second_next(), Some(2));
+        assert_eq!(units_gathered(&mut residency, &step[4..]), second[4..]);
     }
 
     #[test]

@@ -69,6 +69,12 @@ fn module_of(index: usize, params: &[Named], most: usize) -> &str {
     if params.iter().filter(is_large).count() > 1 { module } else { name }
 }
 
+/// The names of each unit's parameters, for one rank that has all of them.
+pub(crate) fn names_of_units(params: &[Named]) -> Vec<Vec<String>> {
+    let names = |plan: UnitPlan| plan.members.iter().map(|member| params[*member].name.clone()).collect();
+    plan_units(params, 1, None).into_iter().map(names).collect()
+}
+
 fn parameter(Named { name, tensor }: &Named) -> Parameter {
     let shape: Vec<usize> = tensor.size().into_iter().map(|size| size as usize).collect();
     Parameter::new(name.clone(), &shape)

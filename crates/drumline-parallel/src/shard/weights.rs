@@ -6,7 +6,7 @@
 //!   stage 3, CPU     the ranks of a node have one flat memory together, and each steps its own rows in it;
 //!                    other nodes get them by an all-gather
 //!   stage 3, GPU     each rank has the memory of its own rows, and steps them; the others' rows are gathered when an
-//!                    operation uses the unit (`gathered.rs`)
+//!                    operation uses the unit (`gathered.rs`); its own rows may be in a file
 //! ```
 //! Parameters are views of the flat memory, so that a step in place is all that changes them.
 
@@ -14,7 +14,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use drumline_comm::ProcessGroup;
-use drumline_torch::{HeapTensor, Movable, Named, TensorCollectives, ValuesAt, node_shared, tensor_within};
+use drumline_torch::{
+    HeapTensor, Movable, Named, SwapFile, TensorCollectives, ValuesAt, node_shared, tensor_within,
+};
 use tch::{Device, Tensor};
 
 use super::gathered::GatheredUnit;
@@ -34,10 +36,31 @@ pub(super) enum Copies {
 }
 
 /// Where the flat memory is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(super) struct Held {
     pub(super) copies: Copies,
     pub(super) device: Device,
+    /// The file with this rank's rows, if they are gathered from there, and the place of the unit in it.
+    pub(super) file: Option<InFile>,
+}
+
+/// Rows in a file.
+#[derive(Debug, Clone)]
+pub(super) struct InFile {
+    pub(super) file: Arc<SwapFile>,
+    pub(super) bytes: Range<usize>,
+}
+
+impl InFile {
+    /// Lets the kernel take back the memory of rows that were used.
+    pub(super) fn forget(&self) {
+        self.file.forget(self.bytes.clone());
+    }
+
+    /// Asks the kernel to read the rows, which are used soon.
+    pub(super) fn will_need(&self) {
+        self.file.pages().will_need(self.bytes.clone());
+    }
 }
 
 /// The rows of a parameter that this rank owns.
@@ -56,7 +79,7 @@ pub(super) struct OwnRows {
 enum Flat {
     OnEachRank(HeapTensor),
     OnEachNode(Tensor),
-    WhenUsed { movable: Arc<Movable>, own: Tensor },
+    WhenUsed { movable: Arc<Movable>, own: Tensor, file: Option<InFile> },
 }
 
 impl Drop for Weights {
@@ -79,7 +102,7 @@ impl Flat {
     /// The flat memory of a unit, with rank 0's values.
     fn filled(groups: &Groups, plan: &UnitPlan, params: &[Named], held: Held) -> Result<Self> {
         let (shard, len, kind) = (&groups.shard, plan.layout.flat_len(), plan.kind);
-        let Held { copies, device } = held;
+        let Held { copies, device, file } = held;
         Ok(match copies {
             Copies::OnEachRank => {
                 let flat = HeapTensor::zeros_on(shard, device, kind, len)?;
@@ -91,14 +114,19 @@ impl Flat {
             }
             Copies::WhenUsed => {
                 let movable = Arc::new(Movable::new(kind, len, device)?);
-                let own = Tensor::f_zeros([plan.layout.shard_len() as i64], (kind, device))?;
+                let own_len = plan.layout.shard_len();
+                let own = match &file {
+                    Some(InFile { file, bytes }) => file.pages().tensor(bytes.start, kind, own_len)?,
+                    None => Tensor::f_zeros([own_len as i64], (kind, device))?,
+                };
                 let (whole, mut before) = (broadcast(groups, plan, params, device)?, 0);
                 for range in plan.layout.shards(shard.rank()) {
                     let len = range.len() as i64;
                     own.f_narrow(0, before, len)?.f_copy_(&whole.f_narrow(0, range.start as i64, len)?)?;
                     before += len;
                 }
-                Self::WhenUsed { movable, own }
+                file.iter().for_each(InFile::forget);
+                Self::WhenUsed { movable, own, file }
             }
         })
     }
@@ -182,7 +210,9 @@ impl Weights {
     /// What gathers it when it is used, if it is divided among ranks.
     pub(super) fn gathered(&self) -> Option<GatheredUnit> {
         match &self.flat {
-            Flat::WhenUsed { movable, own } => Some(GatheredUnit::new(&self.plan, movable, own)),
+            Flat::WhenUsed { movable, own, file } => {
+                Some(GatheredUnit::new(&self.plan, movable, own, file.clone()))
+            }
             Flat::OnEachRank(_) | Flat::OnEachNode(_) => None,
         }
     }
@@ -273,6 +303,13 @@ impl Weights {
             before += len;
         }
         Ok(ValuesAt { offset: 0, values: whole.f_to_device(Device::Cpu)? })
+    }
+
+    /// Lets the kernel take back the memory of rows that are in a file, after a step.
+    pub(super) fn forget(&self) {
+        if let Flat::WhenUsed { file: Some(file), .. } = &self.flat {
+            file.forget();
+        }
     }
 
     /// Whether other ranks read what this rank writes.

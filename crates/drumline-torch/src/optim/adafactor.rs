@@ -326,6 +326,14 @@ impl Optimizer for Adafactor {
     }
 
     fn load_state(&mut self, state: &OptimizerState) -> Result<(), TorchError> {
-        Layout { kind: KIND, slots: &slots }.load(&mut self.trained, state)
+        self.load_state_of(state, &|_| true)
+    }
+
+    fn load_state_of(
+        &mut self,
+        state: &OptimizerState,
+        wanted: &dyn Fn(&str) -> bool,
+    ) -> Result<(), TorchError> {
+        Layout { kind: KIND, slots: &slots }.load(&mut self.trained, state, wanted)
     }
 }

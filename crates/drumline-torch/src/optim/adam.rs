@@ -14,6 +14,7 @@ use crate::error::TorchError;
 use crate::fused::{FusedAdam, StepTensors, WeightDecay};
 use crate::kernels::floats::elements_mut;
 use crate::kernels::{AdamSlices, AdamStep, Codes, Draw, JOB, MomentSlices, Rule, on_threads};
+use crate::named::Named;
 
 /// Adam: the weight decay is added to the gradient.
 pub type Adam = AdamFamily<false>;
@@ -245,8 +246,21 @@ impl<const DECOUPLED: bool> Optimizer for AdamFamily<DECOUPLED> {
     }
 
     fn load_state(&mut self, state: &OptimizerState) -> Result<(), TorchError> {
+        self.load_state_of(state, &|_| true)
+    }
+
+    fn load_state_of(
+        &mut self,
+        state: &OptimizerState,
+        wanted: &dyn Fn(&str) -> bool,
+    ) -> Result<(), TorchError> {
         let slots = self.slots();
-        Layout { kind: Self::KIND, slots: &slots }.load(&mut self.trained, state)
+        Layout { kind: Self::KIND, slots: &slots }.load(&mut self.trained, state, wanted)
+    }
+
+    fn state_bytes(&self, parameter: &Named) -> Option<usize> {
+        let slots = self.slots();
+        Layout { kind: Self::KIND, slots: &slots }.state_bytes(&self.trained, parameter)
     }
 }
 

@@ -13,6 +13,7 @@ use crate::fused::StepTensors;
 use crate::kernels::floats::elements_mut;
 use crate::kernels::lion::{LionStep, lion};
 use crate::kernels::{Elements, JOB, on_threads};
+use crate::named::Named;
 
 /// Settings of [`Lion`]; the defaults are the paper's. Its learning rate is 3 to 10 times smaller than AdamW's, its
 /// weight decay as much larger.
@@ -128,6 +129,18 @@ impl Optimizer for Lion {
     }
 
     fn load_state(&mut self, state: &OptimizerState) -> Result<(), TorchError> {
-        Layout { kind: KIND, slots: &|_| SLOTS }.load(&mut self.trained, state)
+        self.load_state_of(state, &|_| true)
+    }
+
+    fn load_state_of(
+        &mut self,
+        state: &OptimizerState,
+        wanted: &dyn Fn(&str) -> bool,
+    ) -> Result<(), TorchError> {
+        Layout { kind: KIND, slots: &|_| SLOTS }.load(&mut self.trained, state, wanted)
+    }
+
+    fn state_bytes(&self, parameter: &Named) -> Option<usize> {
+        Layout { kind: KIND, slots: &|_| SLOTS }.state_bytes(&self.trained, parameter)
     }
 }

@@ -292,7 +292,8 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
         } else if !self.inner.step_copies(&copies, tensors)? {
             cast_gradients(&pairs, &copies)?;
             self.inner.step_with(tensors)?;
-            let (parameters, masters) = self.both();
+            let (parameters, masters): (Vec<_>, Vec<_>) =
+                pairs.iter().map(|pair| (&pair.parameter.tensor, &pair.master)).unzip();
             foreach_copy(&parameters, &masters)?;
         }
         self.versions = self.versions();
@@ -383,15 +384,27 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
     }
 
     fn load_state(&mut self, state: &OptimizerState) -> Result<(), TorchError> {
+        self.load_state_of(state, &|_| true)
+    }
+
+    fn load_state_of(
+        &mut self,
+        state: &OptimizerState,
+        wanted: &dyn Fn(&str) -> bool,
+    ) -> Result<(), TorchError> {
         let is_master = |named: &&Named| named.name.rsplit_once('.').is_some_and(|(_, slot)| slot == MASTER);
         let (saved, rest): (Vec<_>, Vec<_>) = state.tensors.iter().partition(is_master);
         // A state from before the first step has no copies.
-        let masters = if rest.is_empty() && saved.is_empty() { Vec::new() } else { self.saved(&saved)? };
+        let is_wanted = |pair: &&Pair| wanted(&pair.parameter.name);
+        let is_begun = !(rest.is_empty() && saved.is_empty());
+        let masters = if is_begun { self.saved(&saved, is_wanted)? } else { Vec::new() };
         let rest = rest.into_iter().cloned().collect();
-        self.inner.load_state(&OptimizerState { tensors: rest, ..state.clone() })?;
-        self.are_stale = masters.is_empty();
+        self.inner.load_state_of(&OptimizerState { tensors: rest, ..state.clone() }, wanted)?;
+        if is_begun || self.copied().any(|pair| is_wanted(&pair)) {
+            self.are_stale = !is_begun;
+        }
         if self.kind == MasterKind::Split {
-            let pairs = self.pairs.iter_mut().filter(|pair| pair.is_copied());
+            let pairs = self.pairs.iter_mut().filter(|pair| pair.is_copied() && wanted(&pair.parameter.name));
             for (pair, master) in pairs.zip(masters) {
                 let (tensor, options) = (&pair.master, (Kind::Float, Device::Cpu));
                 let mut loaded = tensor.f_new_empty_strided(tensor.size(), tensor.stride(), options)?;
@@ -400,8 +413,19 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
             }
             return Ok(());
         }
-        let own: Vec<_> = self.copied().map(|pair| &pair.master).collect();
+        let own: Vec<_> = self.copied().filter(is_wanted).map(|pair| &pair.master).collect();
         if masters.is_empty() { Ok(()) } else { foreach_copy(&own, &masters) }
+    }
+
+    fn state_bytes(&self, parameter: &Named) -> Option<usize> {
+        let pair = self.pairs.iter().find(|pair| pair.parameter.name == parameter.name)?;
+        if pair.low.is_some() {
+            // A saved state has whole master weights, which are not the memory that they are kept in.
+            return None;
+        }
+        let copy = Named { name: parameter.name.clone(), tensor: pair.master.shallow_clone() };
+        let bytes = pair.master.numel() * pair.master.kind().elt_size_in_bytes();
+        Some(self.inner.state_bytes(&copy)? + if pair.is_copied() { bytes } else { 0 })
     }
 }
 
@@ -429,8 +453,12 @@ impl<O: Optimizer> MasterWeights<O> {
         Ok(())
     }
 
-    /// The saved copies of all copied parameters, in their order.
-    fn saved<'a>(&self, saved: &[&'a Named]) -> Result<Vec<&'a Tensor>, TorchError> {
+    /// The saved copies of the copied parameters that are wanted, in their order.
+    fn saved<'a>(
+        &self,
+        saved: &[&'a Named],
+        is_wanted: impl Fn(&&Pair) -> bool,
+    ) -> Result<Vec<&'a Tensor>, TorchError> {
         let find = |pair: &Pair| {
             let name = format!("{}.{MASTER}", pair.parameter.name);
             let found = saved.iter().find(|named| named.name == name);
@@ -441,7 +469,7 @@ impl<O: Optimizer> MasterWeights<O> {
                 StateError::NoMasterWeight { name, shape, kind }.into()
             })
         };
-        self.copied().map(find).collect()
+        self.copied().filter(is_wanted).map(find).collect()
     }
 }
 

@@ -9,6 +9,7 @@ use super::{CopiedParameter, Optimizer};
 use crate::error::TorchError;
 use crate::fused::{FusedSgd, StepTensors};
 use crate::kernels::Rule;
+use crate::named::Named;
 
 /// Settings of [`Sgd`]; the defaults are PyTorch's.
 #[derive(Debug, Clone, PartialEq)]
@@ -186,8 +187,21 @@ impl Optimizer for Sgd {
     }
 
     fn load_state(&mut self, state: &OptimizerState) -> Result<(), TorchError> {
+        self.load_state_of(state, &|_| true)
+    }
+
+    fn load_state_of(
+        &mut self,
+        state: &OptimizerState,
+        wanted: &dyn Fn(&str) -> bool,
+    ) -> Result<(), TorchError> {
         let slots = self.slots();
-        Layout { kind: KIND, slots: &|_| slots }.load(&mut self.trained, state)
+        Layout { kind: KIND, slots: &|_| slots }.load(&mut self.trained, state, wanted)
+    }
+
+    fn state_bytes(&self, parameter: &Named) -> Option<usize> {
+        let slots = self.slots();
+        Layout { kind: KIND, slots: &|_| slots }.state_bytes(&self.trained, parameter)
     }
 }
 

@@ -49,30 +49,37 @@ impl Slot {
         Self { name, like }
     }
 
-    /// A new tensor, filled with zeros.
-    pub(super) fn empty(&self, parameter: &Tensor) -> Tensor {
-        let (mut size, place) = (parameter.size(), (Kind::Float, parameter.device()));
+    /// The shape of a parameter's tensor, and its kind.
+    fn size_and_kind(&self, parameter: &Tensor) -> (Vec<i64>, Kind) {
+        let mut size = parameter.size();
         let num_dims = size.len();
         match self.like {
-            Like::Number => Tensor::zeros([], place),
-            Like::Parameter => tch::no_grad(|| parameter.zeros_like()),
-            Like::Elements(kind) => {
-                let options = (kind, parameter.device());
-                tch::no_grad(|| parameter.new_empty_strided(size, parameter.stride(), options).zero_())
-            }
+            Like::Number => return (Vec::new(), Kind::Float),
+            Like::Parameter => return (size, parameter.kind()),
+            Like::Elements(kind) => return (size, kind),
             Like::Blocks => {
                 let row_len: i64 = size[1..].iter().product();
-                Tensor::zeros([size[0], (row_len as u64).div_ceil(BLOCK as u64) as i64], place)
+                size = vec![size[0], (row_len as u64).div_ceil(BLOCK as u64) as i64];
             }
-            Like::MatrixRows => {
-                size[num_dims - 1] = 1;
-                Tensor::zeros(size, place)
+            Like::MatrixRows => size[num_dims - 1] = 1,
+            Like::MatrixColumns if num_dims == 2 => {
+                size.remove(0);
             }
-            Like::MatrixColumns if num_dims == 2 => Tensor::zeros([size[1]], place),
-            Like::MatrixColumns => {
-                size[num_dims - 2] = 1;
-                Tensor::zeros(size, place)
+            Like::MatrixColumns => size[num_dims - 2] = 1,
+        }
+        (size, Kind::Float)
+    }
+
+    /// A new tensor, filled with zeros.
+    pub(super) fn empty(&self, parameter: &Tensor) -> Tensor {
+        let ((size, kind), device) = (self.size_and_kind(parameter), parameter.device());
+        match self.like {
+            Like::Parameter => tch::no_grad(|| parameter.zeros_like()),
+            Like::Elements(_) => {
+                let stride = parameter.stride();
+                tch::no_grad(|| parameter.new_empty_strided(size, stride, (kind, device)).zero_())
             }
+            _ => Tensor::zeros(size, (kind, device)),
         }
     }
 }
@@ -198,21 +205,39 @@ impl Layout<'_> {
         })
     }
 
-    pub(super) fn load(&self, trained: &mut Trained, state: &OptimizerState) -> Result<(), TorchError> {
+    /// Loads the state of the parameters whose names are `wanted`.
+    pub(super) fn load(
+        &self,
+        trained: &mut Trained,
+        state: &OptimizerState,
+        wanted: &dyn Fn(&str) -> bool,
+    ) -> Result<(), TorchError> {
         if state.kind != self.kind {
             return Err(StateError::OtherOptimizer { saved: state.kind.clone(), here: self.kind }.into());
         }
         let lr = *state.scalars.get("lr").ok_or(StateError::NoLearningRate)?;
         let mut saved = by_name(&state.tensors)?;
-        let kept: Result<Vec<_>, _> =
-            trained.parameters().map(|parameter| self.load_parameter(parameter, &mut saved)).collect();
-        let kept = kept?;
+        let is_wanted = |parameter: &Parameter| wanted(&parameter.named.name);
+        let parameters = trained.parameters().filter(|parameter| is_wanted(parameter));
+        let kept = parameters.map(|parameter| self.load_parameter(parameter, &mut saved));
+        let kept: Vec<_> = kept.collect::<Result<_, _>>()?;
         if let Some(name) = saved.keys().next() {
             return Err(self.unknown_tensor(name, trained).into());
         }
         trained.set_lr(lr);
-        trained.parameters_mut().zip(kept).for_each(|(parameter, kept)| parameter.kept = kept);
+        let parameters = trained.parameters_mut().filter(|parameter| is_wanted(parameter));
+        parameters.zip(kept).for_each(|(parameter, kept)| parameter.kept = kept);
         Ok(())
+    }
+
+    /// The bytes of all slots of a parameter; `None` if it is not trained here.
+    pub(super) fn state_bytes(&self, trained: &Trained, Named { name, tensor }: &Named) -> Option<usize> {
+        let known = trained.parameters().find(|known| known.named.name == *name)?;
+        let bytes = |slot: &Slot| {
+            let (size, kind) = slot.size_and_kind(tensor);
+            size.iter().product::<i64>() as usize * kind.elt_size_in_bytes()
+        };
+        Some((self.slots)(known).iter().map(bytes).sum())
     }
 
     /// Copies of the parameter's state tensors, which are removed from `saved`; empty if it has none there.

@@ -1,6 +1,8 @@
 //! `PARALLEL`: how the ranks of a job train one model together.
 
-use drumline::engine::{CommHook, Compressed, ShardOptions, Stage};
+use std::path::{Path, PathBuf};
+
+use drumline::engine::{CommHook, Compressed, Offload, Place, ShardOptions, Stage};
 use serde_json::{Value as Json, json};
 
 use super::check::invalid;
@@ -22,6 +24,14 @@ section! {
         "KEEP_GATHERED" keep_gathered: usize = 100_000;
         /// With ZERO 0, data type in which gradients are sent; null: their own
         "REDUCE_IN" reduce_in: Option<ReduceIn> = None;
+        /// Where the optimizer's state lies between steps. none, host: in memory; disk: in files; auto: in memory as far as it fits, the rest in files
+        "OFFLOAD" offload: OffloadKind = OffloadKind::None;
+        /// Where each rank's rows of parameters lie with PARALLEL.ZERO 3, in the same words; auto: in files
+        "OFFLOAD_PARAMS" offload_params: OffloadKind = OffloadKind::None;
+        /// Folder of the files; null: OUT_DIR
+        "OFFLOAD_DIR" offload_dir: Option<PathBuf> = None;
+        /// The part of the optimizer's state that is in files with PARALLEL.OFFLOAD disk
+        "OFFLOAD_RATIO" offload_ratio: f64 = 1.0;
     }
 }
 
@@ -45,10 +55,25 @@ impl ReduceIn {
     }
 }
 
+choice! {
+    /// Where states of a training lie between their uses.
+    OffloadKind, "none, host, disk or auto" {
+        /// Where the model trains.
+        None = "none",
+        /// In host memory.
+        Host = "host",
+        /// In files.
+        Disk = "disk",
+        /// Where the model trains as far as it fits, and the rest in files.
+        Auto = "auto",
+    }
+}
+
 impl Parallel {
     /// Returns an error for values that fit no number of ranks.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        let Self { zero, dp, shard, reduce_in, .. } = *self;
+        let Self { zero, dp, shard, reduce_in, offload, offload_params, offload_dir, offload_ratio, .. } = self;
+        let (zero, dp, shard, reduce_in) = (*zero, *dp, *shard, *reduce_in);
         for (key, value) in [("PARALLEL.DP", dp), ("PARALLEL.SHARD", shard)] {
             if value == Some(0) {
                 return invalid(key, "is 0; try 1 or more, or null");
@@ -66,11 +91,37 @@ impl Parallel {
                 format!("is {shard}, and PARALLEL.ZERO 0 divides nothing; try PARALLEL.ZERO 3"),
             );
         }
+        let has_files = [offload, offload_params].iter().any(|kind| kind.has_files());
+        if offload_params.has_files() && zero != Stage::Zero3 {
+            let (kind, zero) = (offload_params.name(), zero.number());
+            let what = format!(
+                "is {kind}, and with PARALLEL.ZERO {zero} ranks have whole parameters; try PARALLEL.ZERO 3"
+            );
+            return invalid("PARALLEL.OFFLOAD_PARAMS", what);
+        }
+        if let Some(folder) = offload_dir.as_ref().filter(|_| !has_files) {
+            let (folder, offload) = (folder.display(), offload.name());
+            let what = format!(
+                "is {folder}, and PARALLEL.OFFLOAD {offload} makes no files; try PARALLEL.OFFLOAD disk"
+            );
+            return invalid("PARALLEL.OFFLOAD_DIR", what);
+        }
+        if !(0.0..=1.0).contains(offload_ratio) {
+            return invalid(
+                "PARALLEL.OFFLOAD_RATIO",
+                format!("is {offload_ratio}; try at least 0 and at most 1"),
+            );
+        }
         Ok(())
     }
 
-    /// The options of the sharded engine for a number of ranks; `None` for DDP.
-    pub(crate) fn shard_options(&self, num_ranks: usize) -> Result<Option<ShardOptions>, ConfigError> {
+    /// The options of the sharded engine for a number of ranks; `None` for DDP. Files of state are in `out_dir`, unless the
+    /// configuration has another folder.
+    pub(crate) fn shard_options(
+        &self,
+        num_ranks: usize,
+        out_dir: &Path,
+    ) -> Result<Option<ShardOptions>, ConfigError> {
         let Self { zero, dp, shard, keep_gathered, .. } = *self;
         let (dp, shard) = match (dp, shard) {
             (None, None) if zero == Stage::Zero0 => (num_ranks, 1),
@@ -87,8 +138,38 @@ impl Parallel {
             );
             return invalid("PARALLEL.DP", what).map(|()| None);
         }
-        let options = ShardOptions { shard: Some(shard), keep_gathered, ..ShardOptions::new(zero) };
-        Ok((zero != Stage::Zero0).then_some(options))
+        let offload = self.offload(out_dir);
+        if zero == Stage::Zero0 && num_ranks > 1 && !offload.is_none() {
+            let what = format!(
+                "is {}, and with PARALLEL.ZERO 0 each of {num_ranks} ranks has all of the optimizer's state; try PARALLEL.ZERO 1",
+                self.offload.name()
+            );
+            return invalid("PARALLEL.OFFLOAD", what).map(|()| None);
+        }
+        let is_sharded = zero != Stage::Zero0 || !offload.is_none();
+        let options = ShardOptions { shard: Some(shard), keep_gathered, offload, ..ShardOptions::new(zero) };
+        Ok(is_sharded.then_some(options))
+    }
+
+    fn offload(&self, out_dir: &Path) -> Offload {
+        let folder = self.offload_dir.as_deref().unwrap_or(out_dir);
+        let [optimizer, parameters] = [self.offload, self.offload_params].map(|kind| kind.place(folder));
+        Offload { optimizer, parameters, ratio: self.offload_ratio }
+    }
+}
+
+impl OffloadKind {
+    fn has_files(self) -> bool {
+        matches!(self, Self::Disk | Self::Auto)
+    }
+
+    fn place(self, folder: &Path) -> Place {
+        match self {
+            Self::None => Place::Device,
+            Self::Host => Place::Host,
+            Self::Disk => Place::Disk(folder.to_owned()),
+            Self::Auto => Place::Auto(folder.to_owned()),
+        }
     }
 }
 
@@ -125,9 +206,45 @@ mod tests {
 
     fn sizes(dp: Option<usize>, shard: Option<usize>, zero: Stage) -> Result<Option<usize>, String> {
         let parallel = Parallel { zero, dp, shard, ..Parallel::default() };
+        Ok(options(&parallel, 4)?.and_then(|options| options.shard))
+    }
+
+    fn options(parallel: &Parallel, num_ranks: usize) -> Result<Option<ShardOptions>, String> {
         parallel.check().map_err(|error| error.to_string())?;
-        let options = parallel.shard_options(4).map_err(|error| error.to_string())?;
-        Ok(options.and_then(|options| options.shard))
+        parallel.shard_options(num_ranks, Path::new("exp")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn state_is_offloaded_to_the_folder_of_the_run_or_another() {
+        let disk = Parallel { offload: OffloadKind::Disk, ..Parallel::default() };
+        let places =
+            |parallel: &Parallel| Ok::<_, String>(options(parallel, 1)?.map(|options| options.offload));
+        let in_folder =
+            |folder: &str| Offload { optimizer: Place::Disk(folder.into()), ..Offload::default() };
+        assert_eq!(places(&disk), Ok(Some(in_folder("exp"))));
+        let elsewhere = Parallel { offload_dir: Some("/scratch".into()), zero: Stage::Zero1, ..disk.clone() };
+        assert_eq!(places(&elsewhere), Ok(Some(in_folder("/scratch"))));
+        assert_eq!(places(&Parallel::default()), Ok(None));
+        let error = options(&disk, 2).unwrap_err();
+        assert!(
+            error.ends_with(
+                "with PARALLEL.ZERO 0 each of 2 ranks has all of the optimizer's state; try PARALLEL.ZERO 1"
+            ),
+            "{error}"
+        );
+        let error = places(&Parallel { offload: OffloadKind::None, ..elsewhere }).unwrap_err();
+        assert!(error.contains("is /scratch, and PARALLEL.OFFLOAD none makes no files"), "{error}");
+        let params = Parallel { offload_params: OffloadKind::Disk, ..Parallel::default() };
+        let error = places(&params).unwrap_err();
+        assert!(
+            error.ends_with("with PARALLEL.ZERO 0 ranks have whole parameters; try PARALLEL.ZERO 3"),
+            "{error}"
+        );
+        let params = places(&Parallel { zero: Stage::Zero3, ..params }).unwrap().unwrap();
+        assert_eq!((params.optimizer, params.parameters), (Place::Device, Place::Disk("exp".into())));
+        assert!(
+            places(&Parallel { offload_ratio: 1.5, ..disk }).unwrap_err().contains("is 1.5; try at least 0")
+        );
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! How the ranks of a job train one model together: the one place where a program chooses its engine.
 
+use std::path::PathBuf;
+
 use drumline::ProcessGroup;
 use drumline::comm::{Axis, MeshShape};
 use drumline::engine::{DdpOptions, EngineOptions, ShardOptions, Stage, SyncGroup};
@@ -13,6 +15,7 @@ use crate::task::Place;
 #[derive(Debug, Clone)]
 pub(crate) struct Parallelism {
     keys: Parallel,
+    out_dir: PathBuf,
     num_ranks: usize,
     shape: MeshShape,
 }
@@ -20,18 +23,19 @@ pub(crate) struct Parallelism {
 impl Parallelism {
     /// For the ranks of this group, by the section `PARALLEL`.
     pub(crate) fn of(group: &ProcessGroup, keys: &SharedKeys) -> anyhow::Result<Self> {
-        Self::with(group, keys.parallel.clone())
+        Self::with(group, keys.parallel.clone(), keys.run.out_dir.clone())
     }
 
     /// One rank, which has all of the model.
     pub(crate) fn alone(group: &ProcessGroup) -> anyhow::Result<Self> {
-        Self::with(group, Parallel::default())
+        Self::with(group, Parallel::default(), PathBuf::new())
     }
 
-    fn with(group: &ProcessGroup, keys: Parallel) -> anyhow::Result<Self> {
+    fn with(group: &ProcessGroup, keys: Parallel, out_dir: PathBuf) -> anyhow::Result<Self> {
         let num_ranks = group.size();
-        let shape = options(&keys, num_ranks, None)?.mesh_shape(num_ranks)?;
-        Ok(Self { keys, num_ranks, shape })
+        let mut parallelism = Self { keys, out_dir, num_ranks, shape: MeshShape::default() };
+        parallelism.shape = parallelism.engine(None)?.mesh_shape(num_ranks)?;
+        Ok(parallelism)
     }
 
     /// A rank's place among those that split the data.
@@ -58,21 +62,13 @@ impl Parallelism {
 
     /// The options of the engine of a model whose synchronised norms have this group.
     pub(super) fn engine(&self, sync_group: Option<SyncGroup>) -> anyhow::Result<Box<dyn EngineOptions>> {
-        options(&self.keys, self.num_ranks, sync_group)
+        Ok(match self.keys.shard_options(self.num_ranks, &self.out_dir)? {
+            Some(options) => ShardOptions { sync_group, ..options }.into(),
+            None => {
+                let usual = DdpOptions::default();
+                let hook = self.keys.reduce_in.map_or(usual.hook, ReduceIn::hook);
+                DdpOptions { sync_group, hook, ..DdpOptions::default() }.into()
+            }
+        })
     }
-}
-
-fn options(
-    keys: &Parallel,
-    num_ranks: usize,
-    sync_group: Option<SyncGroup>,
-) -> anyhow::Result<Box<dyn EngineOptions>> {
-    Ok(match keys.shard_options(num_ranks)? {
-        Some(options) => ShardOptions { sync_group, ..options }.into(),
-        None => {
-            let usual = DdpOptions::default();
-            let hook = keys.reduce_in.map_or(usual.hook, ReduceIn::hook);
-            DdpOptions { sync_group, hook, ..DdpOptions::default() }.into()
-        }
-    })
 }

@@ -43,6 +43,9 @@ impl MasterCallback for Report {
         if let Some(note) = state.accumulation_note() {
             self.progress.say(&format!("[shard] == {note} =="));
         }
+        if let Some(note) = state.offload_note() {
+            self.progress.say(&format!("[offload] == {note} =="));
+        }
         self.progress.say("            =======  Training  =======");
         Ok(())
     }

@@ -299,6 +299,7 @@ impl Accelerator {
             return agreed;
         }
         for (place, handle) in optimizers.iter().enumerate() {
+            self.shared.settle_state(&*handle.optimizer.borrow(), handle.model.get())?;
             handle.steps.set(saved.accelerator[STEPS][place].as_u64().unwrap_or(saved.step));
             handle.grads.skipped.set(saved.accelerator[SKIPPED][place].as_u64().unwrap_or(0));
         }

@@ -150,6 +150,13 @@ impl Shared {
         }
     }
 
+    /// Moves the state that an optimizer has loaded to where the engine of its model keeps it.
+    pub(super) fn settle_state(&self, optimizer: &dyn Optimizer, model: Option<usize>) -> Result {
+        let models = self.models.borrow();
+        let replica = model.and_then(|place| models.get(place)).map(|model| &model.replica);
+        replica.map_or(Ok(()), |replica| Ok(replica.engine().settle_state(optimizer)?))
+    }
+
     /// An optimizer is about to make this step. Injected faults happen here.
     pub(super) fn at_step(&self, step: u64) {
         self.faults.borrow_mut().at(step, &self.group);

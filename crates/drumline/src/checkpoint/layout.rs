@@ -256,7 +256,7 @@ fn add(
 }
 
 /// The parameter of an optimizer's tensor.
-fn parameter_of(name: &str) -> &str {
+pub(super) fn parameter_of(name: &str) -> &str {
     name.rsplit_once('.').map_or(name, |(parameter, _)| parameter)
 }
 

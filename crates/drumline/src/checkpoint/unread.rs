@@ -14,7 +14,7 @@ use drumline_torch::{Named, OptimizerState};
 
 use super::error::CheckpointError;
 use super::index::Index;
-use super::layout::StateLayout;
+use super::layout::{StateLayout, parameter_of};
 use super::load::{Loaded, unusable};
 use super::manifest::Manifest;
 use super::region::Region;
@@ -66,6 +66,15 @@ impl Loaded {
         Ok(())
     }
 
+    /// Takes the optimizer's state out of a checkpoint whose tensors have not been read: it is read in parts.
+    pub(crate) fn take_optimizer(&mut self) -> Result<Option<UnreadOptimizer>, CheckpointError> {
+        let Some(unread) = &mut self.unread else { return Ok(None) };
+        let Some(index) = unread.optimizer.take() else { return Ok(None) };
+        let OptimizerState { kind, scalars, .. } = self.state.optimizer.clone();
+        let head = OptimizerState { kind, scalars, tensors: Vec::new() };
+        Ok(Some(UnreadOptimizer { head, reading: Reading::of(&unread.folder, &index)? }))
+    }
+
     /// Replaces the optimizer's state. If it has not been read from the files yet, it never is.
     pub fn set_optimizer(&mut self, state: OptimizerState) {
         self.state.optimizer = state;
@@ -115,6 +124,29 @@ impl Unread {
         let readings = [Some(&model), Some(&trained), optimizer.as_ref()];
         parts.num_bytes = readings.into_iter().flatten().map(|reading| reading.0.num_bytes_read()).sum();
         Ok(parts)
+    }
+}
+
+/// The state of an optimizer that is not read at once.
+pub(crate) struct UnreadOptimizer {
+    /// Without tensors.
+    head: OptimizerState,
+    reading: Reading,
+}
+
+impl UnreadOptimizer {
+    /// What this rank holds of the state of the parameters whose names are `wanted`.
+    pub(crate) fn read(
+        &self,
+        layout: Option<&StateLayout>,
+        wanted: impl Fn(&str) -> bool,
+    ) -> Result<OptimizerState, CheckpointError> {
+        let region = |name: &str, shape: &[usize]| match layout {
+            _ if !wanted(parameter_of(name)) => None,
+            Some(layout) => layout.wanted_of_optimizer(name, shape),
+            None => Some(Region::whole(shape)),
+        };
+        Ok(OptimizerState { tensors: self.reading.all(region)?, ..self.head.clone() })
     }
 }
 

@@ -89,6 +89,12 @@ impl<M: Model<B> + ?Sized, B: Batch> Learner<'_, M, B> {
         is_divided(self.engine.mesh().shape())
     }
 
+    /// Whether checkpoints are found first and then read in parts, because ranks divide the state or do not have all of it in
+    /// memory; the same on all ranks.
+    pub(super) fn reads_parts(&self) -> bool {
+        self.is_divided() || !self.engine.state_groups().is_empty()
+    }
+
     /// How ranks divide the training's state; `None` if each rank has all of it.
     pub(super) fn layout(&self) -> Result<Option<StateLayout>, CheckpointError> {
         StateLayout::of_engine(self.store, &*self.engine)

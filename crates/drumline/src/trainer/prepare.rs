@@ -200,6 +200,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         engine.adopt(&mut *optimizer)?;
         let accumulates = self.settings.update_every > 1;
         let accumulation_note = if accumulates { engine.accumulation_note() } else { None };
+        let offload_note = engine.offload_note();
         let checkpoints = self.checkpoints.map(|own| logged(own, parts.progress.as_ref()));
         if let Some(progress) = parts.progress.clone() {
             self.hooks.master.insert(0, Box::new(ProgressDisplay::new(progress)));
@@ -219,6 +220,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
             steps_per_epoch,
             has_save_path: self.settings.save_path.is_some(),
             accumulation_note,
+            offload_note,
             group,
         });
         let site = call_site();

@@ -2,6 +2,8 @@
 //!
 //! Ranks that divide the state among them read only their own parts; otherwise rank 0 reads everything for all ranks.
 
+use std::collections::HashSet;
+
 use drumline_comm::ProcessGroup;
 
 use super::batch::Batch;
@@ -14,7 +16,7 @@ use super::settings::Every;
 use super::state::Best;
 use super::train_data::TrainData;
 use super::weights::{restore_held, trained_of};
-use crate::checkpoint::{CheckpointError, Loaded, RunState, check_model, held_by};
+use crate::checkpoint::{CheckpointError, Loaded, RunState, UnreadOptimizer, check_model, held_by};
 use crate::comm::shared_failure::{LocalFailure, SharedFailure, agree};
 use crate::data::loader::Cause;
 use crate::data::sampler::SamplerPosition;
@@ -53,7 +55,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Resume<'_, '_, M, B> {
         let found = match (loaded, self.context.settings.resume_from.clone()) {
             (None, Some(folder)) => {
                 let checkpoints = self.saver.checkpoints_in(&folder);
-                if self.learner.is_divided() {
+                if self.learner.reads_parts() {
                     checkpoints.find_latest(&group)?
                 } else {
                     checkpoints.load_latest(&group)?
@@ -62,13 +64,17 @@ impl<M: Model<B> + ?Sized, B: Batch> Resume<'_, '_, M, B> {
             (loaded, _) => loaded,
         };
         let Some(mut found) = found else { return Ok(false) };
+        let is_in_memory = self.learner.engine.state_groups().is_empty();
+        let optimizer = if is_in_memory { Ok(None) } else { found.take_optimizer() };
+        let optimizer = optimizer.map_err(|cause| failed(cause.into(), &found));
+        let optimizer = agree::<_, TrainerError>(&group, optimizer)?;
         let read = read_parts(self.learner, &mut found, &group).map_err(|cause| failed(cause.into(), &found));
         agree::<_, TrainerError>(&group, read)?;
         self.warn(found.rank_change_warning(&group));
         let checked = self.check(&found.state).map_err(|cause| failed(cause, &found));
         let checked = agree::<_, TrainerError>(&group, checked)?;
         restore_held(&*self.learner.engine, &trained_of(&checked.state))?;
-        let loaded = self.load(&found, checked).map_err(|cause| failed(cause, &found));
+        let loaded = self.load(&found, checked, optimizer.as_ref()).map_err(|cause| failed(cause, &found));
         self.saver.resumed_from = found.path.parent().map(Into::into);
         // Rank 0's folder counts: other ranks may know it by another name.
         let own = self.saver.checkpoints.as_ref().zip(self.saver.resumed_from.as_ref());
@@ -116,13 +122,22 @@ impl<M: Model<B> + ?Sized, B: Batch> Resume<'_, '_, M, B> {
     }
 
     /// Loads everything but the weights.
-    fn load(&mut self, found: &Loaded, checked: Checked) -> Result<(), Cause> {
+    fn load(
+        &mut self,
+        found: &Loaded,
+        checked: Checked,
+        optimizer: Option<&UnreadOptimizer>,
+    ) -> Result<(), Cause> {
         let Checked { state: saved, from, section, scale } = checked;
         if !saved.trained.is_empty() {
             self.context.hooks.load_evaluation_weights(&saved.model)?;
         }
+        match optimizer {
+            Some(unread) => self.load_optimizer_in_parts(unread)?,
+            None => self.context.state.optimizer.load_state(&saved.optimizer)?,
+        }
+        self.learner.engine.settle_state(&*self.context.state.optimizer)?;
         let state = &mut self.context.state;
-        state.optimizer.load_state(&saved.optimizer)?;
         scale.load_into(self.learner.scaler.as_mut())?;
         state.skipped = scale.skipped;
         self.context.hooks.load_state(&section.callbacks)?;
@@ -143,6 +158,23 @@ impl<M: Model<B> + ?Sized, B: Batch> Resume<'_, '_, M, B> {
         }
         if let Some(left) = &found.best_left {
             self.saver.best.reset_to(self.context, left);
+        }
+        Ok(())
+    }
+
+    /// Loads the state of parameters that is in memory together, and moves it to where it is kept, before the next.
+    fn load_optimizer_in_parts(&mut self, unread: &UnreadOptimizer) -> Result<(), Cause> {
+        let (layout, engine) = (self.learner.layout()?, &self.learner.engine);
+        let optimizer = &mut self.context.state.optimizer;
+        let groups: Vec<HashSet<String>> =
+            engine.state_groups().into_iter().map(HashSet::from_iter).collect();
+        // Parameters that are not trained here are an error, before anything is loaded.
+        let is_known = |name: &str| groups.iter().any(|names| names.contains(name));
+        optimizer.load_state_of(&unread.read(layout.as_ref(), |name| !is_known(name))?, &|_| false)?;
+        for names in &groups {
+            let is_wanted = |name: &str| names.contains(name);
+            optimizer.load_state_of(&unread.read(layout.as_ref(), is_wanted)?, &is_wanted)?;
+            engine.settle_state(&**optimizer)?;
         }
         Ok(())
     }

@@ -112,6 +112,7 @@ pub struct TrainState {
     pub(super) notices: Vec<String>,
     pub(super) has_save_path: bool,
     pub(super) accumulation_note: Option<String>,
+    pub(super) offload_note: Option<String>,
     pub(super) stop_reason: Option<String>,
 }
 
@@ -126,6 +127,7 @@ pub(super) struct Start {
     pub(super) steps_per_epoch: u64,
     pub(super) has_save_path: bool,
     pub(super) accumulation_note: Option<String>,
+    pub(super) offload_note: Option<String>,
 }
 
 impl TrainState {
@@ -140,6 +142,7 @@ impl TrainState {
             steps_per_epoch,
             has_save_path,
             accumulation_note,
+            offload_note,
         } = start;
         Self {
             group,
@@ -154,6 +157,7 @@ impl TrainState {
             steps_per_epoch,
             has_save_path,
             accumulation_note,
+            offload_note,
             begin: Instant::now(),
             epoch: 0,
             step_in_epoch: 0,
@@ -336,6 +340,11 @@ impl TrainState {
     /// How gradients of several micro-batches are accumulated, and why, if the engine has decided that.
     pub fn accumulation_note(&self) -> Option<&str> {
         self.accumulation_note.as_deref()
+    }
+
+    /// Where the optimizer's state lies, as a table, if it is offloaded.
+    pub fn offload_note(&self) -> Option<&str> {
+        self.offload_note.as_deref()
     }
 
     /// The device of the model.

@@ -18,6 +18,7 @@ mod launch;
 mod loader;
 mod losses;
 pub(crate) mod machine;
+mod memory;
 mod need;
 mod observe;
 mod pace;
@@ -54,6 +55,8 @@ enum Subject {
     Launch(launch::LaunchArgs),
     /// The loader against torch's DataLoader: CIFAR and a folder of JPEG files
     Loader(loader::LoaderArgs),
+    /// Memory of a training with its states in several places, and the speed of Adam
+    Memory(memory::MemoryArgs),
     /// Training steps with everything that can be watched, and without
     Observe(observe::ObserveArgs),
     /// Steps and memory of sharded training (ZeRO) against PyTorch's FSDP2
@@ -74,6 +77,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
         Subject::Ddp(args) => ddp::run(&args),
         Subject::Launch(args) => launch::run(&args),
         Subject::Loader(args) => loader::run(&args),
+        Subject::Memory(args) => memory::run(&args),
         Subject::Observe(args) => observe::run(&args),
         Subject::Shard(args) => shard::run(&args),
         Subject::Transformer(args) => transformer::run(&args),
