@@ -136,6 +136,30 @@ mod tests {
     }
 
     #[test]
+    fn files_of_deepspeed_are_read() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/oracle/golden/deepspeed");
+        let model = folder.join("stage2_groups/stage2_groups/mp_rank_00_model_states.pt");
+        let file = TorchFile::open(&model).unwrap();
+        let weight = file.root().get("module").unwrap().get("hidden.weight").unwrap().tensor().unwrap();
+        assert_eq!((weight.dtype, &weight.shape[..]), (Dtype::Float32, &[5, 6][..]));
+        let bytes = file.bytes_of(weight).unwrap();
+        assert_eq!(bytes.end - bytes.start, 120);
+        file.check(weight).unwrap();
+        assert_eq!(file.root().get("note").unwrap().as_text(), Some("stage2_groups"), "the client's state");
+        let optimizer = folder.join("stage2_groups/stage2_groups/zero_pp_rank_0_mp_rank_00_optim_states.pt");
+        let file = TorchFile::open(&optimizer).unwrap();
+        let state = file.root().get("optimizer_state_dict").unwrap();
+        let stage = state.get("zero_stage").unwrap();
+        assert_eq!((stage.as_int(), stage.class().unwrap().1), (Some(2), "ZeroStageEnum"));
+        let flat = folder.join("stage3_fp32/stage3_fp32/zero_pp_rank_0_mp_rank_00_optim_states.pt");
+        let flat = TorchFile::open(&flat).unwrap();
+        let group = flat.root().get("optimizer_state_dict").unwrap().get("fp32_flat_groups").unwrap();
+        assert!(group.items().unwrap().next().unwrap().tensor().is_some(), "a tensor with attributes");
+        let scaler = state.get("loss_scaler").unwrap();
+        assert!(scaler.class().unwrap().0.starts_with("deepspeed."), "{}", scaler.describe());
+    }
+
+    #[test]
     fn damage_is_found() {
         let (pickle, elements) = (("w/data.pkl", PICKLE_OF_W), elements());
         let whole = archive(&[pickle, ("w/data/0", &elements)], Field::Short);
