@@ -4,6 +4,7 @@
 mod it {
     mod accelerated;
     mod collectives;
+    mod deepspeed;
     mod dist_trainer;
     mod dp_vs_ddp;
     mod fastnlp;

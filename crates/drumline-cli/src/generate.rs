@@ -18,7 +18,7 @@ pub(crate) fn generate(args: GenerateArgs) -> anyhow::Result<()> {
     become_trainer("generate", args.args)
 }
 
-/// Write a trained GPT as a Hugging Face folder; drumline export --help
+/// Write a trained GPT as a Hugging Face folder, or a checkpoint of DeepSpeed as safetensors; drumline export --help
 #[derive(Debug, clap::Args)]
 #[command(disable_help_flag = true)]
 pub(crate) struct ExportArgs {

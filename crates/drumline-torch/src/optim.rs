@@ -18,6 +18,7 @@
 
 mod adafactor;
 mod adam;
+mod boxed;
 mod division;
 #[cfg(test)]
 mod golden;

@@ -52,6 +52,7 @@ use crate::trainer::Batch;
 use error::Result;
 use model::{Replica, clip_norm, gradients_are_elsewhere};
 use optimizer::{OptimizerHandle, Scheduled};
+pub(crate) use shared::Entry as OpenTurn;
 use shared::Shared;
 use tracker::Trackers;
 
@@ -159,6 +160,11 @@ impl Accelerator {
         on_behalf_of(call_site(), || PreparedModel::new(model, store, options.into(), &self.shared))
     }
 
+    /// The options of the engine of a model, those of [`AcceleratorBuilder::engine`].
+    pub(crate) fn engine_options(&self) -> Box<dyn EngineOptions> {
+        self.shared.engine_options()
+    }
+
     /// Prepares one more optimizer, after its model. It cannot return an error; the next backward returns it instead.
     pub fn prepare_optimizer<O: Optimizer + 'static>(&self, optimizer: O) -> PreparedOptimizer<O> {
         let optimizer = PreparedOptimizer::new(optimizer, &self.shared);
@@ -230,6 +236,27 @@ impl Accelerator {
     pub fn accumulate<R>(&self, body: impl FnOnce() -> R) -> R {
         let _turn = self.shared.scope();
         body()
+    }
+
+    /// Begins a turn as [`accumulate`](Self::accumulate) does, which lasts until the result is dropped. Returns `None` in
+    /// the turns of a prepared loader.
+    pub(crate) fn begin_turn(&self) -> Option<OpenTurn> {
+        self.shared.scope()
+    }
+
+    /// Whether a turn has begun, of a prepared loader or by itself.
+    pub(crate) fn is_in_turn(&self) -> bool {
+        self.shared.is_in_turn()
+    }
+
+    /// Whether the next [`begin_turn`](Self::begin_turn) ends a window.
+    pub(crate) fn is_next_turn_last(&self) -> bool {
+        self.shared.is_next_last()
+    }
+
+    /// Whether gradients of a window are accumulated that is not complete.
+    pub(crate) fn is_within_window(&self) -> bool {
+        self.shared.is_within_window()
     }
 
     /// Runs `body`, in which a backward accumulates gradients on this rank and reduces nothing. A later backward

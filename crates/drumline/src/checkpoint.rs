@@ -48,6 +48,7 @@
 //! training that callbacks see. Not here: when to save, and where the values of the state come from.
 
 mod broadcast;
+pub mod deepspeed;
 mod error;
 mod find;
 mod finite;
@@ -74,6 +75,7 @@ mod shard_writer;
 mod sharded_tests;
 mod shards;
 mod state;
+pub(crate) mod tag;
 mod unread;
 mod whole_files;
 
@@ -99,6 +101,7 @@ pub use section::Section;
 pub use shard_reader::ShardReader;
 pub use shard_writer::{Shard, ShardWriter, TensorPart};
 pub use state::{Mark, RunState, Score};
+pub use tag::NoTag;
 pub(crate) use unread::UnreadOptimizer;
 
 /// How many checkpoints are kept by default: the latest, and one as a fallback.

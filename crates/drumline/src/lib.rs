@@ -11,6 +11,7 @@
 //! |---|---|
 //! | [`trainer`] | a complete training loop: [`DistTrainer`] |
 //! | [`accelerator`] | a training loop of your own on many ranks: [`Accelerator`] |
+//! | [`deepspeed`] | the same by a `ds_config.json`, with the methods of DeepSpeed's engine |
 //! | [`engine`] | [`Ddp`], and other ways to train one model on many ranks |
 //! | [`comm`] | [`ProcessGroup`] and its collectives, the store, the mesh |
 //! | [`data`] | samplers, loaders, files of predictions |
@@ -44,6 +45,7 @@ pub mod checkpoint;
 pub mod comm;
 pub mod config;
 pub mod data;
+pub mod deepspeed;
 mod device;
 pub mod engine;
 mod injected_faults;
@@ -83,6 +85,8 @@ mod guides {
     mod data_parallel {}
     #[doc = include_str!("../../../docs/debugging.md")]
     mod debugging {}
+    #[doc = include_str!("../../../docs/deepspeed-engine.md")]
+    mod deepspeed_engine {}
     #[doc = include_str!("../../../docs/deepspeed.md")]
     mod deepspeed {}
     #[doc = include_str!("../../../docs/faults.md")]

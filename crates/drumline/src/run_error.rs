@@ -87,6 +87,16 @@ pub enum UsageError {
     /// A backward between clipping and the step.
     #[error("a backward has added scaled gradients to those that were clipped already; {ORDER}")]
     BackwardAfterClip,
+    /// A step of an engine that has no optimizer.
+    #[error(
+        "there is no optimizer; try `optimizer` in the configuration, or deepspeed::builder(config).optimizer(…)"
+    )]
+    NoOptimizer,
+    /// A step whose micro-batches ended before it was complete.
+    #[error(
+        "the batches ended in the middle of a step; try a prepared loader, or as many batches as whole steps have"
+    )]
+    StepWithoutData,
     /// A second step after one backward.
     #[error("there was no backward since the optimizer's last step; {ORDER}")]
     StepWithoutBackward,

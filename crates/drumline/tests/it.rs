@@ -5,6 +5,7 @@
 mod it {
     mod accelerator;
     mod checkpoint;
+    mod deepspeed;
     mod loading;
     mod predicting;
     mod program;

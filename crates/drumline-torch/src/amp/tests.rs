@@ -39,6 +39,30 @@ fn deepspeeds_scale_has_hysteresis_and_a_minimum() {
     assert_eq!(of(rule(), "......."), [8.0, 8.0, 16.0, 16.0, 16.0, 32.0, 32.0]);
 }
 
+/// The scales of DeepSpeed itself: `bench/oracle/deepspeed_engine.py`.
+#[test]
+fn scales_are_those_of_deepspeed_itself() {
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/oracle/golden/deepspeed.json");
+    let golden: serde_json::Value = serde_json::from_slice(&std::fs::read(golden).unwrap()).unwrap();
+    let cases = golden["loss_scales"].as_array().unwrap();
+    assert!(cases.len() >= 4);
+    for case in cases {
+        let rule = &case["rule"];
+        let whole = |name: &str| rule[name].as_u64().unwrap() as u32;
+        let rule = DeepSpeedScale {
+            initial_scale_power: whole("initial_scale_power"),
+            loss_scale_window: whole("loss_scale_window"),
+            hysteresis: whole("hysteresis"),
+            consecutive_hysteresis: rule["consecutive_hysteresis"].as_bool().unwrap(),
+            min_loss_scale: rule["min_loss_scale"].as_f64().unwrap(),
+        };
+        let step = |overflow: &serde_json::Value| if overflow == 1 { '!' } else { '.' };
+        let steps: String = case["overflows"].as_array().unwrap().iter().map(step).collect();
+        let expected: Vec<f64> = serde_json::from_value(case["scales"].clone()).unwrap();
+        assert_eq!(scales(ScalePolicy::DeepSpeed(rule), &steps), expected, "{rule:?}, {steps}");
+    }
+}
+
 #[test]
 fn update_changes_the_scale_and_no_weight() {
     let policy = ScalePolicy::Dynamic(DynamicScale { init_scale: 8.0, ..DynamicScale::default() });

@@ -122,6 +122,13 @@ impl AcceleratorBuilder {
         Self { group: Some(group.clone()), ..self }
     }
 
+    /// Joins the job, unless there is a [`group`](Self::group), and chooses the device.
+    pub(crate) fn joined(self) -> Result<(Self, ProcessGroup, Device)> {
+        let group = self.group.clone().map_or_else(ProcessGroup::from_env, Ok)?;
+        let device = self.device.unwrap_or_else(|| local_device(&group));
+        Ok((Self { group: Some(group.clone()), device: Some(device), ..self }, group, device))
+    }
+
     /// The options that must be the same on all ranks.
     fn shared_values(&self, window: usize) -> std::result::Result<NamedValues, LocalFailure> {
         if window == 0 {
@@ -137,20 +144,23 @@ impl AcceleratorBuilder {
 
     /// Builds the accelerator, and joins the job unless there is a [`group`](Self::group). All ranks call it.
     pub fn build(self) -> Result<Accelerator> {
-        let group = self.group.clone().map_or_else(ProcessGroup::from_env, Ok)?;
+        let (this, group, device) = self.joined()?;
+        this.build_on(&group, device)
+    }
+
+    fn build_on(self, group: &ProcessGroup, device: Device) -> Result<Accelerator> {
         let window = self.gradient_accumulation_steps.unwrap_or(1);
-        check_alike(&group, "accelerator", &self.shared_values(window))?;
+        check_alike(group, "accelerator", &self.shared_values(window))?;
         if let Some(seed) = self.seed {
             tch::manual_seed(seed.wrapping_add(group.rank() as u64) as i64);
         }
-        let device = self.device.unwrap_or_else(|| local_device(&group));
         let scaler = scaler_for(self.precision, self.loss_scale, device);
-        let scaler = agree::<_, AcceleratorError>(&group, scaler.map_err(LocalFailure::from))?;
+        let scaler = agree::<_, AcceleratorError>(group, scaler.map_err(LocalFailure::from))?;
         let trackers = if group.rank() == 0 { self.trackers } else { Vec::new() };
         let engine = self.engine.unwrap_or_else(|| Box::new(Default::default));
         let options = SharedOptions { device, precision: self.precision, scaler, window, engine };
         Ok(Accelerator {
-            shared: Rc::new(Shared::new(group, options)?),
+            shared: Rc::new(Shared::new(group.clone(), options)?),
             optimizers: Default::default(),
             schedules: Default::default(),
             trackers: Trackers::new(trackers, self.seed).into(),

@@ -253,7 +253,7 @@ impl<M: ModuleT + 'static> PreparedModel<M> {
     }
 
     /// Forward in evaluation, without communication.
-    fn evaluate(&self, input: &Tensor) -> Result<Tensor> {
+    pub(crate) fn evaluate(&self, input: &Tensor) -> Result<Tensor> {
         let _autocast = self.shared.autocast()?;
         let forward = || self.model.forward_t(input, false);
         widened(self.replica.engine().evaluate_with(forward)?)

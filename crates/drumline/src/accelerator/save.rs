@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use drumline_torch::{Named, OptimizerState, RngState, nccl};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::Accelerator;
 use super::builder::NewData;
@@ -32,6 +32,9 @@ const STEPS: &str = "steps";
 
 /// The key of the skipped steps of each optimizer.
 const SKIPPED: &str = "skipped_steps";
+
+/// The key of what a program saves besides.
+const PROGRAM: &str = "program";
 
 /// The position of a loader in its data.
 pub(super) struct LoaderPosition {
@@ -115,7 +118,13 @@ impl Accelerator {
     /// Call it between two steps: the gradients of an incomplete window are not saved, so it is an error inside one.
     #[track_caller]
     pub fn save_state(&self, folder: impl AsRef<Path>) -> Result<PathBuf> {
-        let open = self.shared.turn().is_open().then_some(
+        self.save_with(folder.as_ref(), Value::Null)
+    }
+
+    /// Saves the same, and what the program wants to know when it resumes.
+    #[track_caller]
+    pub(crate) fn save_with(&self, folder: &Path, program: Value) -> Result<PathBuf> {
+        let open = self.shared.is_within_window().then_some(
             "save_state within a window would lose its gradients; try it after the optimizer's step, where sync_gradients() is true",
         );
         agree::<_, AcceleratorError>(
@@ -123,8 +132,12 @@ impl Accelerator {
             open.map_or_else(|| self.check_prepared(), |open| Err(open.into())),
         )?;
         self.shared.settle()?;
-        let state = agree::<_, AcceleratorError>(self.group(), self.state().map_err(LocalFailure::from))?;
-        Ok(self.checkpoints(folder.as_ref()).save(&state, Mark::Latest, self.group())?.path)
+        let state = agree::<_, AcceleratorError>(self.group(), self.state().map_err(LocalFailure::from));
+        let mut state = state?;
+        if !program.is_null() {
+            state.accelerator[PROGRAM] = program;
+        }
+        Ok(self.checkpoints(folder).save(&state, Mark::Latest, self.group())?.path)
     }
 
     /// The checkpoints of a folder, under any of its names. It is the same object each time, which remembers what it
@@ -217,8 +230,13 @@ impl Accelerator {
     /// which the loader gives the remaining batches. If the checkpoint does not match the program, nothing is changed.
     #[track_caller]
     pub fn load_state(&self, folder: impl AsRef<Path>) -> Result<Option<Resumed>> {
+        Ok(self.load_with(folder.as_ref())?.map(|(resumed, _)| resumed))
+    }
+
+    /// The same, and what the program has saved with it.
+    #[track_caller]
+    pub(crate) fn load_with(&self, folder: &Path) -> Result<Option<(Resumed, Value)>> {
         agree::<_, AcceleratorError>(self.group(), self.check_prepared())?;
-        let folder = folder.as_ref();
         let checkpoints = self.checkpoints(folder).read_only();
         let found = if self.shared.is_divided() {
             checkpoints.find_latest(self.group())?
@@ -246,7 +264,8 @@ impl Accelerator {
         self.restore_held(&checked.state.model)?;
         agree::<_, AcceleratorError>(self.group(), self.resume(checked).map_err(failed))?;
         self.schedules.borrow().iter().for_each(|schedule| schedule.set());
-        Ok(Some(Resumed { path: found.path, epoch: found.state.epoch, step: found.state.step }))
+        let resumed = Resumed { path: found.path, epoch: found.state.epoch, step: found.state.step };
+        Ok(Some((resumed, found.state.accelerator[PROGRAM].take())))
     }
 
     /// Checks everything but the states of optimizers, before anything is changed.

@@ -187,6 +187,21 @@ impl Shared {
         Some(entry)
     }
 
+    /// Whether the gradients of a window are not complete: a checkpoint would lose them.
+    pub(super) fn is_within_window(&self) -> bool {
+        self.turn().is_open() || (self.turns.borrow().is_empty() && self.scopes.borrow().0 > 0)
+    }
+
+    /// Whether a turn has begun.
+    pub(super) fn is_in_turn(&self) -> bool {
+        !self.turns.borrow().is_empty()
+    }
+
+    /// Whether the next `accumulate` call outside of loops ends a window.
+    pub(super) fn is_next_last(&self) -> bool {
+        (self.scopes.borrow().0 + 1).is_multiple_of(self.window)
+    }
+
     /// Turns off reduction until the result is dropped.
     pub(super) fn without_sync(&self) -> WithoutSync<'_> {
         WithoutSync { shared: self, before: self.is_syncing.replace(false) }
@@ -290,7 +305,7 @@ impl Shared {
 }
 
 /// The entry of a running loop. It is removed when this is dropped.
-pub(super) struct Entry {
+pub(crate) struct Entry {
     shared: Rc<Shared>,
     name: u64,
 }

@@ -170,7 +170,7 @@ impl From<CommError> for CheckpointError {
 
 impl CheckpointError {
     /// Converts the system's error in writing `path`.
-    pub(super) fn write(path: &Path) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn write(path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Write { path, source }
     }

@@ -22,6 +22,7 @@ mod writing;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
+use std::ops::Range;
 use std::path::Path;
 
 use ::safetensors::SafeTensorError;
@@ -33,7 +34,7 @@ use dtype::kind_of;
 pub(super) use dtype::{dtype_of, empty, size_of};
 pub(super) use header::{Entry, Header};
 use writing::replace_parts;
-pub(super) use writing::{Part, write_parts};
+pub(super) use writing::{Made, Part, Written, replace_made, write_made, write_parts};
 
 /// Bytes that are hashed and copied together: few calls, and still in the cache for the second of the two.
 pub(super) const PIECE: usize = 1 << 20;
@@ -143,13 +144,21 @@ pub fn read(path: &Path) -> Result<BTreeMap<String, Tensor>, SafetensorsError> {
 /// the file must not be changed while the tensors live. A change of a tensor stays in this process.
 pub fn map(path: &Path) -> Result<BTreeMap<String, Tensor>, SafetensorsError> {
     let header = Header::read(&mut File::open(path)?)?;
-    let Some(len) = header.entries.iter().map(|entry| entry.bytes.end).max() else {
+    if header.entries.is_empty() {
         return Ok(BTreeMap::new());
-    };
-    let Some(text) = path.to_str() else { return read(path) };
-    let bytes = Tensor::f_from_file(text, false, len as i64, (Kind::Uint8, Device::Cpu));
-    let bytes = bytes.map_err(TorchError::from)?;
+    }
+    let bytes = map_bytes(path)?;
     header.entries.into_iter().map(|entry| Ok((entry.name.clone(), mapped(&bytes, entry)?))).collect()
+}
+
+/// All bytes of a file, mapped as [`map`] does it.
+pub(super) fn map_bytes(path: &Path) -> Result<Tensor, SafetensorsError> {
+    let len = std::fs::metadata(path)?.len();
+    let Some(text) = path.to_str() else {
+        return Ok(Tensor::from_slice(&std::fs::read(path)?));
+    };
+    let bytes = Tensor::f_from_file(text, false, len as i64, (Kind::Uint8, Device::Cpu));
+    Ok(bytes.map_err(TorchError::from)?)
 }
 
 /// A tensor whose bytes are in these.
@@ -160,14 +169,17 @@ fn mapped(file: &Tensor, entry: Entry) -> Result<Tensor, SafetensorsError> {
     }
     let kind = kind_of(&name, dtype)?;
     let shape: Vec<i64> = shape.iter().map(|size| *size as i64).collect();
-    let make = || {
-        let own = file.f_narrow(0, bytes.start as i64, (bytes.end - bytes.start) as i64)?;
-        // libtorch wants elements at multiples of their size.
-        let is_aligned = bytes.start.is_multiple_of(size_of(dtype) as u64);
-        let own = if is_aligned { own } else { own.copy() };
-        own.f_view_dtype(kind)?.f_view(&shape[..])
-    };
-    Ok(make().map_err(TorchError::from)?)
+    let elements = elements(file, bytes, kind)?;
+    Ok(elements.f_view(&shape[..]).map_err(TorchError::from)?)
+}
+
+/// Bytes of a file as elements of this kind.
+pub(super) fn elements(file: &Tensor, bytes: Range<u64>, kind: Kind) -> Result<Tensor, TorchError> {
+    let own = file.f_narrow(0, bytes.start as i64, (bytes.end - bytes.start) as i64)?;
+    // libtorch wants elements at multiples of their size.
+    let is_aligned = bytes.start.is_multiple_of(kind.elt_size_in_bytes() as u64);
+    let own = if is_aligned { own } else { own.copy() };
+    Ok(own.f_view_dtype(kind)?)
 }
 
 /// Writes complete tensors to a file. The file replaces the one at `path` when it is complete.

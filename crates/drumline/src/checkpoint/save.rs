@@ -21,6 +21,7 @@ use super::error::CheckpointError;
 use super::folder::{self, LATEST, Name, UNFINISHED};
 use super::manifest::Manifest;
 use super::on_rank_zero::on_rank_zero;
+use super::safetensors::{self, Made, write_made};
 use super::section::{Section, with_suffix};
 use super::shard_writer::{Shard, ShardWriter, TensorPart};
 use super::shards::Draft;
@@ -36,6 +37,12 @@ pub struct Saved {
     pub path: PathBuf,
     /// The checkpoints that were deleted because of it.
     pub deleted: Vec<String>,
+}
+
+/// A section of a checkpoint that is imported: its tensors are made while they are written.
+pub(super) struct Import<'a> {
+    pub(super) section: Section,
+    pub(super) made: Made<'a>,
 }
 
 /// What each rank contributes: its random number generators, and the values that must be the same on all ranks.
@@ -96,15 +103,34 @@ impl Checkpoints {
 
     /// Rank 0's part.
     fn write(&self, state: &RunState, generators: &[RngState], mark: Mark) -> Result<Saved, CheckpointError> {
-        let name = self.new_name(state.step)?;
+        self.write_beside(state.step, mark, |folder| write_files(folder, state, generators, mark))
+    }
+
+    /// Makes the latest checkpoint of the files that `write` puts into a new folder.
+    fn write_beside(
+        &self,
+        step: u64,
+        mark: Mark,
+        write: impl FnOnce(&Path) -> Result<(), CheckpointError>,
+    ) -> Result<Saved, CheckpointError> {
+        let name = self.new_name(step)?;
         let beside = self.beside(name);
-        let placed = write_files(&beside, state, generators, mark).and_then(|()| self.place(&beside, name));
+        let placed = write(&beside).and_then(|()| self.place(&beside, name));
         if let Err(error) = placed {
             // On a full disk the space is needed. What cannot be removed now is removed by the next save.
             let _ = std::fs::remove_dir_all(&beside);
             return Err(error);
         }
         self.publish(name, mark)
+    }
+
+    /// Saves a state whose tensors another system has written, by a single process.
+    pub(super) fn import(
+        &self,
+        state: RunState,
+        sections: Vec<Import<'_>>,
+    ) -> Result<Saved, CheckpointError> {
+        self.write_beside(state.step, Mark::Latest, |folder| import_files(folder, &state, sections))
     }
 
     /// Makes the folder ready for a new checkpoint, and returns the checkpoint's name.
@@ -217,6 +243,23 @@ fn write_files(
         shards.push(write_section(folder, Section::Trained, &trained)?);
     }
     Manifest::new(state, mark, mesh, shards)?.write(folder)?;
+    folder::sync_folder(folder).map_err(CheckpointError::write(folder))
+}
+
+/// Writes all files of an imported checkpoint.
+fn import_files(folder: &Path, state: &RunState, sections: Vec<Import<'_>>) -> Result<(), CheckpointError> {
+    std::fs::create_dir(folder).map_err(CheckpointError::write(folder))?;
+    let mut shards = vec![write_section(folder, Section::Rng, &rng::to_tensors(&[state.rng.clone()])?)?];
+    for Import { section, made } in sections {
+        let path = folder.join(section.file());
+        let written = write_made(&path, made).map_err(CheckpointError::of_file(&path))?;
+        shards.push(Shard::of(section, &section.file(), &written, |entry| &entry.shape)?);
+    }
+    let model = safetensors::map(&folder.join(Section::Model.file()))?;
+    let model = model.into_iter().map(|(name, tensor)| Named { name, tensor }).collect();
+    let is_finite = RunState { model, ..state.clone() }.is_finite();
+    let mesh = mesh_of(state, 1)?;
+    Manifest::of_shards(state, Mark::Latest, mesh, shards, is_finite)?.write(folder)?;
     folder::sync_folder(folder).map_err(CheckpointError::write(folder))
 }
 

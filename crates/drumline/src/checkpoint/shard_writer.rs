@@ -11,7 +11,7 @@ use super::error::CheckpointError;
 use super::index::{Index, IndexError};
 use super::manifest::{FileEntry, hex};
 use super::region::Region;
-use super::safetensors::{Part, write_parts};
+use super::safetensors::{Entry, Part, Written, write_parts};
 use super::section::Section;
 
 /// A part of a global tensor, or a whole tensor.
@@ -76,6 +76,23 @@ pub struct Shard {
     pub(super) index: Index,
 }
 
+impl Shard {
+    /// The description of a file that was written. `global` gives the shape of an entry's global tensor.
+    pub(super) fn of<'a>(
+        section: Section,
+        file: &str,
+        written: &'a Written,
+        global: impl Fn(&'a Entry) -> &'a Vec<usize>,
+    ) -> Result<Self, CheckpointError> {
+        let mut index = Index::default();
+        for (entry, crc32) in &written.parts {
+            index.add(file, entry, Some(global(entry)), Some(hex(*crc32)))?;
+        }
+        let entry = FileEntry { section, bytes: written.bytes, crc32: hex(written.crc32) };
+        Ok(Self { section, file: file.to_owned(), entry, index })
+    }
+}
+
 impl ShardWriter {
     /// A writer without parts.
     pub fn new(section: Section) -> Self {
@@ -108,12 +125,6 @@ impl ShardWriter {
         });
         let parts: Vec<Part<'_>> = parts.collect();
         let written = write_parts(&path, &parts).map_err(CheckpointError::of_file(&path))?;
-        let mut index = Index::default();
-        for (entry, crc32) in &written.parts {
-            let global = &self.parts[&entry.name].global_shape;
-            index.add(file, entry, Some(global), Some(hex(*crc32)))?;
-        }
-        let entry = FileEntry { section: self.section, bytes: written.bytes, crc32: hex(written.crc32) };
-        Ok(Shard { section: self.section, file: file.to_owned(), entry, index })
+        Shard::of(self.section, file, &written, |entry| &self.parts[&entry.name].global_shape)
     }
 }

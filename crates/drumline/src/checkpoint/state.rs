@@ -55,8 +55,13 @@ pub struct RunState {
 impl RunState {
     /// The state of a run that has not begun: no optimizer yet, and the current random number generators.
     pub fn new(model: Vec<Named>) -> Result<Self, TorchError> {
-        Ok(Self {
-            model,
+        Ok(Self { model, ..Self::without_tensors(RngState::capture()?) })
+    }
+
+    /// The state of a run that has not begun, without its model.
+    pub(super) fn without_tensors(rng: RngState) -> Self {
+        Self {
+            model: Vec::new(),
             trained: Vec::new(),
             optimizer: OptimizerState::default(),
             layout: None,
@@ -72,8 +77,8 @@ impl RunState {
             score: None,
             loss: None,
             config: Value::Null,
-            rng: RngState::capture()?,
-        })
+            rng,
+        }
     }
 }
 

@@ -1,5 +1,5 @@
 //! Compares the schedules with PyTorch 2.11 and the formulas of Distribuuuu, DeepSpeed and NJUNMT:
-//! `bench/oracle/schedules.py`.
+//! `bench/oracle/schedules.py`; DeepSpeed's also with DeepSpeed itself: `bench/oracle/deepspeed_engine.py`.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -17,15 +17,25 @@ struct Case {
     lr: Vec<f64>,
 }
 
-fn cases() -> Vec<Case> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/oracle/golden/schedules.json");
-    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+fn golden<T: serde::de::DeserializeOwned>(name: &str) -> T {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/oracle/golden");
+    serde_json::from_slice(&std::fs::read(folder.join(name)).unwrap()).unwrap()
 }
 
-#[test]
-fn learning_rates_are_as_expected() {
+fn cases() -> Vec<Case> {
+    golden("schedules.json")
+}
+
+/// The cases of DeepSpeed's schedules, with the learning rates that DeepSpeed itself has set.
+#[derive(Deserialize)]
+struct OfDeepSpeed {
+    schedules: Vec<Case>,
+}
+
+/// Compares all cases, and returns how many policies they have.
+fn compare(cases: Vec<Case>) -> usize {
     let mut types = HashSet::new();
-    for Case { schedule, steps_per_epoch, lr } in cases() {
+    for Case { schedule, steps_per_epoch, lr } in cases {
         types.insert(std::mem::discriminant(schedule.policy()));
         for (step, expected) in lr.into_iter().enumerate() {
             let at = At { epoch: step as f64 / steps_per_epoch as f64, step: step as u64, ..At::default() };
@@ -34,7 +44,18 @@ fn learning_rates_are_as_expected() {
             assert!(near, "{schedule:?} at step {step}: {found}, expected {expected}");
         }
     }
-    assert_eq!(types.len(), 13, "a policy has no case");
+    types.len()
+}
+
+#[test]
+fn learning_rates_are_as_expected() {
+    assert_eq!(compare(cases()), 13, "a policy has no case");
+}
+
+#[test]
+fn learning_rates_are_those_of_deepspeed_itself() {
+    let OfDeepSpeed { schedules } = golden("deepspeed.json");
+    assert_eq!(compare(schedules), 5, "a policy has no case");
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod best;
 mod damage;
 mod exact;
 mod format_1;
+mod from_deepspeed;
 mod full_disk;
 mod killed;
 mod killed_through;

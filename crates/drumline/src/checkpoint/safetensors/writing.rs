@@ -42,15 +42,44 @@ pub(in super::super) struct Written {
     pub(in super::super) parts: Vec<(Entry, u32)>,
 }
 
+/// Makes the tensor of this name. It is called once for each tensor, when it is written.
+pub(in super::super) type Make<'a> = dyn Fn(&str) -> Result<Tensor, SafetensorsError> + 'a;
+
+/// Tensors that are made one after the other, while they are written.
+pub(in super::super) struct Made<'a> {
+    /// The name, type and shape of each.
+    pub(in super::super) entries: Vec<Entry>,
+    pub(in super::super) make: Box<Make<'a>>,
+}
+
+impl<'a> Made<'a> {
+    /// Tensors that are there.
+    fn of_parts(parts: &'a [Part<'a>]) -> Result<Self, SafetensorsError> {
+        let entries = parts.iter().map(Part::entry).collect::<Result<_, _>>()?;
+        let tensors: BTreeMap<_, _> = parts.iter().map(|part| (part.name, part.tensor)).collect();
+        Ok(Self { entries, make: Box::new(move |name| Ok(tensors[name].shallow_clone())) })
+    }
+}
+
 /// Writes parts to a new file, and syncs it to disk.
 pub(in super::super) fn write_parts(path: &Path, parts: &[Part<'_>]) -> Result<Written, SafetensorsError> {
-    let contents = Contents::new(parts)?;
-    create_synced(path, |file| contents.write_to(file))
+    write_made(path, Made::of_parts(parts)?)
 }
 
 /// Replaces the file at `path` by one with these parts, once that is complete and on disk.
 pub(super) fn replace_parts(path: &Path, parts: &[Part<'_>]) -> Result<(), SafetensorsError> {
-    let contents = Contents::new(parts)?;
+    replace_made(path, Made::of_parts(parts)?)
+}
+
+/// Writes tensors to a new file while they are made, and syncs it to disk.
+pub(in super::super) fn write_made(path: &Path, made: Made<'_>) -> Result<Written, SafetensorsError> {
+    let contents = Contents::new(made)?;
+    create_synced(path, |file| contents.write_to(file))
+}
+
+/// Replaces the file at `path` by one with tensors that are made meanwhile, once that is complete and on disk.
+pub(in super::super) fn replace_made(path: &Path, made: Made<'_>) -> Result<(), SafetensorsError> {
+    let contents = Contents::new(made)?;
     let mut file = Replacement::new(path)?;
     contents.write_to(&mut file)?;
     Ok(file.commit(Durability::Disk)?)
@@ -59,24 +88,21 @@ pub(super) fn replace_parts(path: &Path, parts: &[Part<'_>]) -> Result<(), Safet
 /// What a file will hold.
 struct Contents<'a> {
     header: Header,
-    /// The tensors of the header's entries.
-    tensors: BTreeMap<&'a str, &'a Tensor>,
+    make: Box<Make<'a>>,
 }
 
 impl<'a> Contents<'a> {
-    fn new(parts: &[Part<'a>]) -> Result<Self, SafetensorsError> {
-        let entries = parts.iter().map(Part::entry).collect::<Result<_, _>>()?;
-        let tensors = parts.iter().map(|part| (part.name, part.tensor)).collect();
-        Ok(Self { header: Header::new(entries)?, tensors })
+    fn new(Made { entries, make }: Made<'a>) -> Result<Self, SafetensorsError> {
+        Ok(Self { header: Header::new(entries)?, make })
     }
 
     fn write_to(self, file: &mut impl Write) -> Result<Written, SafetensorsError> {
-        let Self { header, tensors } = self;
+        let Self { header, make } = self;
         let (start, mut whole, mut sums) = (header.encode(), Hasher::new(), Vec::new());
         whole.update(&start);
         file.write_all(&start)?;
         for Entry { name, .. } in &header.entries {
-            let plain = plain(name, tensors[name.as_str()])?;
+            let plain = plain(name, &make(name)?)?;
             let sum = write_hashed(file, bytes(&plain).map_err(io::Error::other)?)?;
             whole.combine(&sum);
             sums.push(sum.finalize());
