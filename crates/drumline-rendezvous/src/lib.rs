@@ -42,7 +42,9 @@ pub use client_note::{ClientNote, ClientNumber, Line};
 pub use derived_port::{derived_port, derived_ports, slurm_job, slurm_number};
 pub use free_port::free_port;
 pub use handshake::{Cause, HandshakeError, Hello, Refusal, Role};
-pub use init::{InitError, InitOptions, MeetingFileError, Member, MethodError, from_env, init, world_size_from_env};
+pub use init::{
+    InitError, InitOptions, MeetingFileError, Member, MethodError, from_env, init, world_size_from_env,
+};
 pub use job_key::{JobKey, KeyError};
 pub use panic_text::{PanicReport, panic_text};
 pub use pending::{Gate, Host};

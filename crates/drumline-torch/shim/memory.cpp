@@ -30,15 +30,6 @@ Message drumline_tensor_within(at::Tensor* flat, int64_t offset, at::Tensor* lik
   });
 }
 
-// The address of a tensor's storage, and how many bytes it has.
-Message drumline_storage_of(const at::Tensor* tensor, size_t* start, size_t* bytes) {
-  return guarded([&] {
-    const auto& storage = tensor->storage();
-    *start = reinterpret_cast<size_t>(storage.data());
-    *bytes = storage.nbytes();
-  });
-}
-
 // All tensors over the storage of `tensor` have their elements at `address` from now on. `owner` is dropped when they are
 // elsewhere. Nothing is copied.
 Message drumline_storage_move(const at::Tensor* tensor, void* address, drumline::Closure owner) {

@@ -75,7 +75,7 @@ impl LossScaler {
         Ok(Self {
             at: Scale {
                 scale: Tensor::f_full([], policy.init_scale(), (Kind::Float, device))?,
-                growth_tracker: count(0)?,
+                growth_tracker: count(policy.first_growth_tracker())?,
                 hysteresis: count(policy.hysteresis().into())?,
             },
             policy,

@@ -113,6 +113,7 @@ type Pack<'a> = dyn Fn(Saving<'_>) -> Result<Unpack, FunctionError> + 'a;
 /// Hooks of this thread, until this is dropped.
 pub(crate) struct HooksScope<'a> {
     /// What C++ points at.
+    #[expect(clippy::redundant_allocation, reason = "C++ needs a thin pointer that stays")]
     _pack: Box<&'a Pack<'a>>,
     _no_checkpoint: NoCheckpoint,
     /// The hooks belong to the thread.
@@ -124,10 +125,8 @@ impl<'a> HooksScope<'a> {
         let pack = Box::new(pack);
         let context = (&raw const *pack).cast_mut().cast();
         // SAFETY: C++ uses the context until the scope is left, and this owns it.
-        check(
-            unsafe { drumline_saved_enter(Scope { context, pack: call_pack }) },
-            "cannot hook saved tensors",
-        )?;
+        let message = unsafe { drumline_saved_enter(Scope { context, pack: call_pack }) };
+        check(message, "cannot hook saved tensors")?;
         Ok(Self { _pack: pack, _no_checkpoint: NoCheckpoint::begin(), stays: PhantomData })
     }
 }
@@ -165,7 +164,7 @@ extern "C" fn call_unpack(context: *mut c_void, out: *mut *mut C_tensor) -> Mess
     // SAFETY: made by `call_pack`, and not dropped yet.
     let unpack = unsafe { &*context.cast::<Mutex<Unpack>>() };
     let mut unpack = unpack.lock().unwrap_or_else(PoisonError::into_inner);
-    let unpacked = catch_unwind(AssertUnwindSafe(|| unpack()));
+    let unpacked = catch_unwind(AssertUnwindSafe(&mut **unpack));
     match unpacked.unwrap_or_else(|panic| Err(panicked(&*panic).into())) {
         Ok(tensor) => {
             // SAFETY: room for one handle, of which C++ takes ownership.

@@ -25,11 +25,11 @@ pub(crate) mod shared;
 pub(crate) mod table;
 mod value;
 
+pub(crate) use deepspeed::DeepSpeedFile;
 pub use error::{ConfigError, Place};
 pub use fp16::Fp16;
 pub use method::Method;
 pub use parallel::{Parallel, ReduceIn};
-pub(crate) use deepspeed::DeepSpeedFile;
 pub(crate) use scheduler::NamedSchedule;
 pub(crate) use section::Entry;
 pub use setting::{

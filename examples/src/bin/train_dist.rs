@@ -61,7 +61,8 @@ fn main() -> anyhow::Result<()> {
     let device = local_device(&group);
     tch::manual_seed(1);
     let store = VarStore::new(device);
-    let options = ModelOptions { num_classes: 10, norm: Norm::Sync(SyncGroup::new(&group)?) };
+    let norm = Norm::Sync(SyncGroup::new(&group)?);
+    let options = ModelOptions { num_classes: 10, norm, ..Default::default() };
     let net = build(&args.arch, &store.root(), &options)?;
     let net = Ddp::new(net, &store, &group, DdpOptions::default())?;
     let mut optimizer =

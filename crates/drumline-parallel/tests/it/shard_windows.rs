@@ -176,12 +176,14 @@ ranks_test!(several_optimizers_step_one_model_on_four_ranks, 4, {
 /// libtorch's optimizers round the ends of a tensor otherwise than its middle: to the last bit of f32.
 const MASTERS_DIFFER_BY: f64 = 1e-7;
 
+type Begun = (VarStore, Box<dyn Engine>, Box<dyn Optimizer>);
+
 /// A training in bf16: the engine, and the optimizer after some steps.
 fn in_bf16(
     group: &ProcessGroup,
     options: impl EngineOptions + 'static,
     make: MakeOptimizer,
-) -> Result<(VarStore, Box<dyn Engine>, Box<dyn Optimizer>)> {
+) -> Result<Begun> {
     let vs = VarStore::new(Device::Cpu);
     let net = Net::new(&vs, 0);
     weights_in(&parameters(&vs), Kind::BFloat16)?;

@@ -47,7 +47,8 @@ impl Default for DynamicScale {
 pub struct DeepSpeedScale {
     /// The initial scale is 2 to this power.
     pub initial_scale_power: u32,
-    /// Consecutive steps without overflow before the scale grows.
+    /// Consecutive steps without overflow before the scale grows. After an overflow, and at the beginning, DeepSpeed waits
+    /// for one more.
     pub loss_scale_window: u32,
     /// The number of overflows after which the scale decreases.
     pub hysteresis: u32,
@@ -71,6 +72,9 @@ impl Default for DeepSpeedScale {
 
 /// DeepSpeed's scale is multiplied and divided by this.
 const DEEPSPEED_FACTOR: f64 = 2.0;
+
+/// Steps without overflow that DeepSpeed has counted after an overflow, and at the beginning.
+const AFTER_OVERFLOW: i64 = -1;
 
 /// The state of a scale: each field is a tensor of one element on the device.
 #[derive(Debug)]
@@ -115,6 +119,13 @@ impl ScalePolicy {
         }
     }
 
+    pub(super) fn first_growth_tracker(&self) -> i64 {
+        match self {
+            Self::DeepSpeed(_) => AFTER_OVERFLOW,
+            _ => 0,
+        }
+    }
+
     pub(super) fn hysteresis(&self) -> u32 {
         match self {
             Self::DeepSpeed(rule) => rule.hysteresis,
@@ -153,7 +164,9 @@ impl DeepSpeedScale {
         let scale = lower.f_where_self(&shrinks, &higher.f_where_self(&grows, &at.scale)?)?;
 
         let resets = overflow.f_logical_or(&grows)?;
-        let tracker = good.f_zeros_like()?.f_where_self(&resets, &good)?;
+        // DeepSpeed counts one step more after an overflow than after growth.
+        let start = overflow.f_to_kind(good.f_kind()?)?.f_mul_scalar(AFTER_OVERFLOW)?;
+        let tracker = start.f_where_self(&resets, &good)?;
 
         let full = at.hysteresis.f_full_like(i64::from(self.hysteresis))?;
         let refilled =

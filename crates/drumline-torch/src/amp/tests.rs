@@ -29,14 +29,14 @@ fn deepspeeds_scale_has_hysteresis_and_a_minimum() {
     let of = |rule, steps| scales(ScalePolicy::DeepSpeed(rule), steps);
     // The first overflow does not change the scale. Growth resets the count of overflows, and a single good step does
     // not.
-    assert_eq!(of(rule(), "!!.!..."), [8.0, 4.0, 4.0, 2.0, 2.0, 2.0, 4.0]);
-    assert_eq!(of(rule(), "!...!!"), [8.0, 8.0, 8.0, 16.0, 16.0, 8.0]);
+    assert_eq!(of(rule(), "!!.!...."), [8.0, 4.0, 4.0, 2.0, 2.0, 2.0, 2.0, 4.0]);
+    assert_eq!(of(rule(), "!....!!"), [8.0, 8.0, 8.0, 8.0, 16.0, 16.0, 8.0]);
     assert_eq!(of(rule(), "!.!.!!"), [8.0, 8.0, 4.0, 4.0, 2.0, 1.0]);
     let consecutive = DeepSpeedScale { consecutive_hysteresis: true, ..rule() };
     assert_eq!(of(consecutive, "!.!.!!"), [8.0, 8.0, 8.0, 8.0, 8.0, 4.0]);
     let at_once = DeepSpeedScale { hysteresis: 1, min_loss_scale: 2.0, ..rule() };
     assert_eq!(of(at_once, "!!!!"), [4.0, 2.0, 2.0, 2.0]);
-    assert_eq!(of(rule(), "......."), [8.0, 8.0, 16.0, 16.0, 16.0, 32.0, 32.0]);
+    assert_eq!(of(rule(), "......."), [8.0, 8.0, 8.0, 16.0, 16.0, 16.0, 32.0]);
 }
 
 /// The scales of DeepSpeed itself: `bench/oracle/deepspeed_engine.py`.

@@ -31,7 +31,7 @@ pub(super) enum CheckpointError {
         "the second forward of a checkpoint differs from the first: {operation} saved {got} as tensor {index}, \
          expected {expected}; {ADVICE}"
     )]
-    Other { operation: String, index: usize, got: Meta, expected: Meta },
+    Other { operation: String, index: usize, got: Box<Meta>, expected: Box<Meta> },
     #[error(
         "the second forward of a checkpoint differs from the first: {operation} saved {got} as tensor {count}, and the \
          first forward saved {count} in all; {ADVICE}"

@@ -15,9 +15,12 @@ use crate::function::FunctionError;
 use crate::saved_tensors::Unchanged;
 use crate::status::panicked;
 
+/// What runs twice.
+type Function = Box<dyn Fn(&[Tensor]) -> Result<(), FunctionError> + Send>;
+
 /// The function, ready to run again.
 pub(super) struct Again {
-    pub(super) function: Box<dyn Fn(&[Tensor]) -> Result<(), FunctionError> + Send>,
+    pub(super) function: Function,
     pub(super) inputs: Vec<Input>,
     pub(super) surroundings: Surroundings,
     pub(super) record: Record,
@@ -64,7 +67,7 @@ impl Again {
         let inputs = self.inputs.iter().map(Input::again).collect::<Result<Vec<_>, _>>()?;
         let second = Rc::new(Second::new(std::mem::take(&mut self.record)));
         let function = || -> Result<(), FunctionError> {
-            Ok(second.run(|| self.surroundings.within(|| (self.function)(&inputs)))???)
+            second.run(|| self.surroundings.within(|| (self.function)(&inputs)))??
         };
         let ended = catch_unwind(AssertUnwindSafe(function));
         let ended = ended.unwrap_or_else(|panic| Err(panicked(&*panic).into()));

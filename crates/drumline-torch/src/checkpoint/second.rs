@@ -107,6 +107,7 @@ impl Second {
                 Some(expected) if *expected == got => None,
                 Some(expected) => {
                     let expected = expected.clone();
+                    let (got, expected) = (Box::new(got), Box::new(expected));
                     Some(CheckpointError::Other { operation: operation(), index, got, expected })
                 }
                 None => Some(CheckpointError::More { operation: operation(), count: index, got }),

@@ -187,7 +187,7 @@ impl Adafactor {
 
     fn step_work(&mut self, work: Vec<Work>, tensors: StepTensors<'_>) -> Result<(), TorchError> {
         let has_kernel = |work: &Work| work.is_on_host() && work.weights.is_contiguous();
-        let Some((mut host, mut rest)) = work::begin(work, tensors, has_kernel)? else { return Ok(()) };
+        let Some([mut host, mut rest]) = work::begin(work, tensors, has_kernel)? else { return Ok(()) };
         let mut sums = Sums::zeros(self.trained.shapes());
         let mut all = Vec::new();
         for work in &mut host {

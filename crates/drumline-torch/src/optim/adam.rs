@@ -108,7 +108,7 @@ impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
 
     /// One step by our kernels, on as many threads as libtorch has.
     fn step_work(&self, work: Vec<Work>, tensors: StepTensors<'_>) -> Result<(), TorchError> {
-        let Some((mut host, _)) = work::begin(work, tensors, |_| true)? else { return Ok(()) };
+        let Some([mut host, _]) = work::begin(work, tensors, |_| true)? else { return Ok(()) };
         let mut jobs = Vec::new();
         for work in &mut host {
             let with = self.step_of(work)?;

@@ -174,7 +174,7 @@ impl Lamb {
     }
 
     fn step_work(&mut self, work: Vec<Work>, tensors: StepTensors<'_>) -> Result<(), TorchError> {
-        let Some((mut host, mut rest)) = work::begin(work, tensors, Work::is_on_host)? else { return Ok(()) };
+        let Some([mut host, mut rest]) = work::begin(work, tensors, Work::is_on_host)? else { return Ok(()) };
         let mut squares = vec![0.0; 2 * self.trained.shapes().len()];
         let mut add = |of: LambOf, found: [f64; 2]| {
             (0..2).for_each(|which| squares[2 * of.index + which] += found[which]);

@@ -66,7 +66,7 @@ impl Lion {
     }
 
     fn step_work(&mut self, work: Vec<Work>, tensors: StepTensors<'_>) -> Result<(), TorchError> {
-        let Some((mut host, rest)) = work::begin(work, tensors, Work::is_on_host)? else { return Ok(()) };
+        let Some([mut host, rest]) = work::begin(work, tensors, Work::is_on_host)? else { return Ok(()) };
         let mut jobs = Vec::new();
         for work in &mut host {
             let with = self.step_of(work);

@@ -135,7 +135,7 @@ pub(super) fn begin(
     work: Vec<Work>,
     tensors: StepTensors<'_>,
     has_kernel: impl Fn(&Work) -> bool,
-) -> Result<Option<(Vec<Work>, Vec<Work>)>, TorchError> {
+) -> Result<Option<[Vec<Work>; 2]>, TorchError> {
     if let Some(found_inf) = tensors.found_inf
         && found_inf.f_double_value(&[])? != 0.0
     {
@@ -147,7 +147,8 @@ pub(super) fn begin(
             let _ = no_grad(|| grad.shallow_clone().f_div_(&scale))?;
         }
     }
-    Ok(Some(work.into_iter().partition(has_kernel)))
+    let (ours, others) = work.into_iter().partition(has_kernel);
+    Ok(Some([ours, others]))
 }
 
 /// 1, or −1 to maximize.

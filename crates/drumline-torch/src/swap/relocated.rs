@@ -2,17 +2,16 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
-use std::ops::Range;
 
 use tch::{Device, Tensor};
 use torch_sys::C_tensor;
 
 use super::pages::Pages;
 use crate::error::TorchError;
+use crate::saved_tensors::Storage;
 use crate::status::{Closure, Message, check};
 
 unsafe extern "C" {
-    fn drumline_storage_of(tensor: *const C_tensor, start: *mut usize, bytes: *mut usize) -> Message;
     fn drumline_storage_move(tensor: *const C_tensor, address: *mut c_void, owner: Closure) -> Message;
 }
 
@@ -30,7 +29,8 @@ impl Relocated {
             return Ok(None);
         }
         let num_bytes = tensor.numel() * tensor.f_kind()?.elt_size_in_bytes();
-        let whole = storage_of(tensor)?;
+        let Storage { address, bytes } = Storage::of(tensor);
+        let whole = address..address + bytes;
         let relocated = Self { tensor: tensor.shallow_clone(), num_bytes };
         Ok((whole == (relocated.address()..relocated.address() + num_bytes)).then_some(relocated))
     }
@@ -75,15 +75,6 @@ impl Relocated {
             unsafe { drumline_storage_move(self.tensor.as_ptr(), address, Closure::keeping(pages.clone())) };
         check(message, "cannot move a tensor")
     }
-}
-
-/// The addresses of a tensor's storage.
-fn storage_of(tensor: &Tensor) -> Result<Range<usize>, TorchError> {
-    let (mut start, mut bytes) = (0, 0);
-    // SAFETY: the handle is valid for the call, which writes two numbers.
-    let message = unsafe { drumline_storage_of(tensor.as_ptr(), &mut start, &mut bytes) };
-    check(message, "cannot inspect a tensor's memory")?;
-    Ok(start..start + bytes)
 }
 
 #[cfg(test)]

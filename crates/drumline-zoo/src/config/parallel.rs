@@ -72,7 +72,8 @@ choice! {
 impl Parallel {
     /// Returns an error for values that fit no number of ranks.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        let Self { zero, dp, shard, reduce_in, offload, offload_params, offload_dir, offload_ratio, .. } = self;
+        let Self { zero, dp, shard, reduce_in, offload, offload_params, offload_dir, offload_ratio, .. } =
+            self;
         let (zero, dp, shard, reduce_in) = (*zero, *dp, *shard, *reduce_in);
         for (key, value) in [("PARALLEL.DP", dp), ("PARALLEL.SHARD", shard)] {
             if value == Some(0) {
@@ -80,7 +81,8 @@ impl Parallel {
             }
         }
         if let Some(kind) = reduce_in.filter(|_| zero != Stage::Zero0) {
-            let what = format!("is {}, and with PARALLEL.ZERO gradients keep their type; try null", kind.name());
+            let what =
+                format!("is {}, and with PARALLEL.ZERO gradients keep their type; try null", kind.name());
             return invalid("PARALLEL.REDUCE_IN", what);
         }
         if zero == Stage::Zero0
@@ -263,7 +265,8 @@ mod tests {
         assert!(error.contains("PARALLEL.DP is 3 and PARALLEL.SHARD 1, together 3 ranks"), "{error}");
         assert!(error.ends_with("try divisors of 4: 1, 2, 4"), "{error}");
         assert!(sizes(None, Some(2), Stage::Zero0).unwrap_err().contains("divides nothing"));
-        let reduce_in = Parallel { zero: Stage::Zero2, reduce_in: Some(ReduceIn::Bf16), ..Parallel::default() };
+        let reduce_in =
+            Parallel { zero: Stage::Zero2, reduce_in: Some(ReduceIn::Bf16), ..Parallel::default() };
         let error = reduce_in.check().unwrap_err().to_string();
         assert_eq!(
             error,

@@ -127,10 +127,10 @@ impl Checkpoints {
     /// Saves a state whose tensors another system has written, by a single process.
     pub(super) fn import(
         &self,
-        state: RunState,
+        state: &RunState,
         sections: Vec<Import<'_>>,
     ) -> Result<Saved, CheckpointError> {
-        self.write_beside(state.step, Mark::Latest, |folder| import_files(folder, &state, sections))
+        self.write_beside(state.step, Mark::Latest, |folder| import_files(folder, state, sections))
     }
 
     /// Makes the folder ready for a new checkpoint, and returns the checkpoint's name.
@@ -249,7 +249,8 @@ fn write_files(
 /// Writes all files of an imported checkpoint.
 fn import_files(folder: &Path, state: &RunState, sections: Vec<Import<'_>>) -> Result<(), CheckpointError> {
     std::fs::create_dir(folder).map_err(CheckpointError::write(folder))?;
-    let mut shards = vec![write_section(folder, Section::Rng, &rng::to_tensors(&[state.rng.clone()])?)?];
+    let mut shards =
+        vec![write_section(folder, Section::Rng, &rng::to_tensors(std::slice::from_ref(&state.rng))?)?];
     for Import { section, made } in sections {
         let path = folder.join(section.file());
         let written = write_made(&path, made).map_err(CheckpointError::of_file(&path))?;

@@ -45,7 +45,7 @@ pub(crate) fn latest(dir: &Path) -> io::Result<Option<String>> {
 
 /// Writes `latest`, when the files of the tag are safe on disk.
 pub(crate) fn set_latest(dir: &Path, tag: &str) -> io::Result<()> {
-    replace(&dir.join(LATEST), tag, Durability::Disk)
+    replace(dir.join(LATEST), tag, Durability::Disk)
 }
 
 #[cfg(test)]

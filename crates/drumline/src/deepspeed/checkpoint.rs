@@ -53,7 +53,7 @@ impl<M: 'static> DeepSpeedEngine<M> {
     ) -> Result<PathBuf> {
         let (dir, group) = (dir.as_ref(), self.accelerator().group());
         let tag = tag.map_or_else(|| format!("global_step{}", self.global_steps()), str::to_owned);
-        let tag = common_tag(group, tag, self.plan().checkpoint.tag_validation)?;
+        let tag = common_tag(group, &tag, self.plan().checkpoint.tag_validation)?;
         let saved = Saved { micro_steps: self.micro_steps(), client_state: client_state.clone() };
         let saved = agree::<_, RunError>(group, serde_json::to_value(saved).map_err(LocalFailure::from))?;
         let path = self.accelerator().save_with(&dir.join(&tag), saved)?;
@@ -100,10 +100,10 @@ impl<M: 'static> DeepSpeedEngine<M> {
 }
 
 /// The tag under which all ranks save: that of rank 0, if others do not have the same.
-fn common_tag(group: &ProcessGroup, tag: String, validation: TagValidation) -> Result<String> {
-    let valid = tag::checked(&tag).map(drop).map_err(LocalFailure::from);
+fn common_tag(group: &ProcessGroup, tag: &str, validation: TagValidation) -> Result<String> {
+    let valid = tag::checked(tag).map(drop).map_err(LocalFailure::from);
     agree::<_, RunError>(group, valid)?;
-    let tags = group.all_gather_object(&tag)?;
+    let tags = group.all_gather_object(&tag.to_owned())?;
     if let Some(rank) = tags.iter().position(|other| *other != tags[0]) {
         let text =
             format!("rank {rank} saves under the tag `{}`, and rank 0 under `{}`", tags[rank], tags[0]);

@@ -104,7 +104,7 @@ impl DeepSpeedCheckpoint {
             Import { section: Section::Optimizer, made: made(moments.tensors.iter(), &mapped) },
         ];
         let tag = tag::checked(self.tag())?;
-        let saved = Checkpoints::new(dir.join(tag)).import(state, sections)?;
+        let saved = Checkpoints::new(dir.join(tag)).import(&state, sections)?;
         tag::set_latest(dir, tag).map_err(CheckpointError::write(&dir.join(tag::LATEST)))?;
         Ok(saved)
     }

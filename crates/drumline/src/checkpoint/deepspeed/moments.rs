@@ -36,7 +36,7 @@ pub(super) fn read_moments(opened: &Opened, stage: u64, flat: &Flat, cuts: &[Cut
             let is_there =
                 |piece: &Piece| piece.first + piece.len <= moments.tensors[piece.rank][piece.group].numel();
             if !pieces.iter().all(is_there) {
-                return Err(opened.layout_error(format!("`{slot}` of `{}` is not complete", param.name)));
+                return Err(opened.layout_error(&format!("`{slot}` of `{}` is not complete", param.name)));
             }
             let stretches = opened.stretches(&moments, pieces)?;
             let name = format!("{}.{slot}", param.name);
@@ -75,7 +75,7 @@ fn steps(opened: &Opened, base: &Field<'_>, group: usize) -> Result<f64> {
     }
     let file = &opened.files[opened.optimizer_file(0)];
     let bytes = file.bytes_of(tensor)?;
-    let unreadable = |error: &dyn ToString| opened.layout_error(error.to_string());
+    let unreadable = |error: &dyn ToString| opened.layout_error(error);
     let mapped = map_bytes(file.path()).map_err(|error| unreadable(&error))?;
     let value = elements(&mapped, bytes, Kind::Float).map_err(|error| unreadable(&error))?;
     Ok(value.double_value(&[0]))

@@ -94,7 +94,7 @@ impl Opened {
         used.iter().try_for_each(|(file, tensor)| Ok(self.files[*file].check(tensor)?))
     }
 
-    pub(super) fn layout_error(&self, what: impl ToString) -> DeepSpeedError {
+    pub(super) fn layout_error(&self, what: &dyn ToString) -> DeepSpeedError {
         DeepSpeedError::Layout { dir: self.folder.path.clone(), what: what.to_string() }
     }
 
@@ -128,7 +128,7 @@ pub(super) fn read(opened: &Opened) -> Result<States> {
     if opened.folder.optimizer.is_empty() {
         let all = model.get("module").entries()?;
         let whole = all.into_iter().map(|(name, field)| opened.whole(name, 0, &field));
-        let moments = Err(opened.layout_error("without ZeRO there are no files of optimizers"));
+        let moments = Err(opened.layout_error(&"without ZeRO there are no files of optimizers"));
         let model = whole.collect::<Result<_>>()?;
         return Ok(States {
             stage: 0,
@@ -232,7 +232,7 @@ fn cuts(opened: &Opened, stage: u64, flat: &Flat) -> Result<Vec<Cut>> {
     let groups = groups.iter().map(params).collect::<Result<Vec<_>>>()?;
     let cuts =
         if stage == 3 { of_each(&groups.concat(), &flat.lens()) } else { of_groups(&groups, &flat.lens()) };
-    cuts.map_err(|misfit| opened.layout_error(misfit))
+    cuts.map_err(|misfit| opened.layout_error(&misfit))
 }
 
 /// Buffers, which all ranks have.
@@ -265,7 +265,7 @@ fn frozen(opened: &Opened, stage: u64) -> Result<Vec<Planned>> {
             left -= len;
         }
         if left > 0 {
-            return Err(opened.layout_error(format!("{left} elements of the frozen `{name}` are missing")));
+            return Err(opened.layout_error(&format!("{left} elements of the frozen `{name}` are missing")));
         }
         Ok(Planned::joined(name, shape, stretches))
     };
@@ -288,7 +288,7 @@ fn tied(model: &Field<'_>, tensors: &[Planned]) -> Result<Vec<Planned>> {
 fn check_names(opened: &Opened, tensors: &[Planned]) -> Result {
     let mut names = BTreeSet::new();
     match tensors.iter().find(|tensor| !names.insert(&tensor.name)) {
-        Some(twice) => Err(opened.layout_error(format!("`{}` is there twice", twice.name))),
+        Some(twice) => Err(opened.layout_error(&format!("`{}` is there twice", twice.name))),
         None => Ok(()),
     }
 }

@@ -25,7 +25,7 @@ ranks_test!(it_steps_at_the_end_of_each_window, 2, {
         engine.step()?;
         let after = weights(&store);
         assert_eq!(difference(&before, &after) > 0.0, is_last, "micro-step {number}");
-        assert_eq!(engine.global_steps(), (number as u64 + 1) / 2);
+        assert_eq!(engine.global_steps(), (number as u64).div_ceil(2));
         before = after;
     }
     assert_eq!((engine.micro_steps(), engine.global_samples()), (6, 36));
