@@ -1,3 +1,5 @@
+//! Checkpoints against the same functions without them.
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

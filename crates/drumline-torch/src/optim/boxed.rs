@@ -7,6 +7,8 @@ use crate::error::TorchError;
 use crate::fused::StepTensors;
 use crate::named::Named;
 
+// A default of the trait would hide the optimizer's own method.
+#[deny(clippy::missing_trait_methods)]
 impl<O: Optimizer + ?Sized> Optimizer for Box<O> {
     fn step(&mut self) -> Result<(), TorchError> {
         (**self).step()
@@ -69,5 +71,17 @@ impl<O: Optimizer + ?Sized> Optimizer for Box<O> {
 
     fn load_state(&mut self, state: &OptimizerState) -> Result<(), TorchError> {
         (**self).load_state(state)
+    }
+
+    fn load_state_of(
+        &mut self,
+        state: &OptimizerState,
+        wanted: &dyn Fn(&str) -> bool,
+    ) -> Result<(), TorchError> {
+        (**self).load_state_of(state, wanted)
+    }
+
+    fn state_bytes(&self, parameter: &Named) -> Option<usize> {
+        (**self).state_bytes(parameter)
     }
 }

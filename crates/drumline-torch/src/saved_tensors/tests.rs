@@ -1,3 +1,5 @@
+//! Hooks see what operations save, and backward gets what they return.
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -153,7 +153,7 @@ impl<'a> Mapping<'a> {
         self.set("optimizer.params.lr", "OPTIM.BASE_LR", written(&optimizer.lr()));
         match *optimizer {
             OptimizerPlan::Adam(AdamPlan { betas, eps, weight_decay, amsgrad, .. }) => {
-                self.adam(betas, Some(eps), weight_decay);
+                self.adam(betas.into(), Some(eps), weight_decay);
                 self.only(
                     "optimizer.params.amsgrad",
                     !amsgrad,
@@ -161,13 +161,15 @@ impl<'a> Mapping<'a> {
                 );
             }
             OptimizerPlan::Lamb(LambPlan { betas, eps, weight_decay, max_coeff, min_coeff, .. }) => {
-                self.adam(betas, Some(eps), weight_decay);
+                self.adam(betas.into(), Some(eps), weight_decay);
                 let coeff = [min_coeff, max_coeff];
                 if coeff != [0.01, 10.0] || self.values.has("OPTIM.COEFF") {
                     self.set("optimizer.params.max_coeff", "OPTIM.COEFF", written(&coeff.to_vec()));
                 }
             }
-            OptimizerPlan::Lion(LionPlan { betas, weight_decay, .. }) => self.adam(betas, None, weight_decay),
+            OptimizerPlan::Lion(LionPlan { betas, weight_decay, .. }) => {
+                self.adam(betas.into(), None, weight_decay)
+            }
             OptimizerPlan::Sgd(sgd) => self.sgd(&sgd),
         }
     }
@@ -192,8 +194,8 @@ impl<'a> Mapping<'a> {
         }
     }
 
-    fn adam(&mut self, betas: (f64, f64), eps: Option<f64>, weight_decay: f64) {
-        self.set("optimizer.params.betas", "OPTIM.BETAS", written(&vec![betas.0, betas.1]));
+    fn adam(&mut self, betas: [f64; 2], eps: Option<f64>, weight_decay: f64) {
+        self.set("optimizer.params.betas", "OPTIM.BETAS", written(&betas.to_vec()));
         if let Some(eps) = eps {
             self.set("optimizer.params.eps", "OPTIM.EPS", written(&eps));
         }

@@ -93,7 +93,7 @@ pub struct Key {
     pub path: &'static str,
     /// The type of its values.
     pub kind: Kind,
-    /// DeepSpeed's default, as it is written in a file; empty if there is none.
+    /// DeepSpeed's default, in the spelling of a file; empty if there is none.
     pub default: &'static str,
     /// What `"auto"` becomes; without it, `"auto"` becomes the default.
     pub auto: Option<&'static str>,

@@ -36,7 +36,7 @@ pub struct DeepSpeedConfig {
 /// A line of a file: a key with its value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Setting {
-    /// The key's path as it is written: `zero_optimization.stage`.
+    /// The key's path in the file's spelling: `zero_optimization.stage`.
     pub path: String,
     /// Where its value begins.
     pub at: Position,
@@ -202,7 +202,7 @@ impl DeepSpeedConfig {
     }
 }
 
-/// A path as it is written, and under its present name.
+/// A path in the file's spelling, and under its present name.
 #[derive(Default, Clone)]
 struct KeyPath {
     written: String,

@@ -151,9 +151,12 @@ fn with_key(path: &str, value: &str) -> DeepSpeedConfig {
 #[test]
 fn every_key_is_explained_whatever_its_value() {
     for key in KEYS.iter() {
-        let usual = if key.default.is_empty() { "null".to_owned() } else { key.default.to_owned() };
-        let usual =
-            if usual.starts_with(|c: char| c.is_alphabetic()) { format!("\"{usual}\"") } else { usual };
+        let is_word = key.default.starts_with(|c: char| c.is_alphabetic());
+        let usual = match key.default {
+            "" => "null".to_owned(),
+            word if is_word => format!("\"{word}\""),
+            other => other.to_owned(),
+        };
         for value in
             [usual.as_str(), "\"auto\"", "7", "-0.5", "true", "[1, 2]", "{\"enabled\": true}", "\"?\""]
         {
