@@ -2,7 +2,7 @@
 //! loader fill it.
 //!
 //! ```text
-//!   cargo run --release -p drumline-examples --bin deepspeed                         2 ranks, config/ds_config_zero2.json
+//!   cargo run --release -p drumline-examples --bin deepspeed                         2 ranks, config/deepspeed/zero2.json
 //!   cargo run --release -p drumline-examples --bin deepspeed -- --learning-rate 0.01 --bf16
 //!   drumline run --nproc-per-node 4 target/release/deepspeed --deepspeed my_config.json
 //! ```
@@ -27,7 +27,7 @@ const POINTS: usize = 768;
 /// Train a small network by a configuration of DeepSpeed
 #[derive(Parser)]
 struct Args {
-    /// The configuration [default: config/ds_config_zero2.json, with ZeRO-2, offload and WarmupLR]
+    /// The configuration [default: config/deepspeed/zero2.json, with ZeRO-2, offload and WarmupLR]
     #[arg(long, value_name = "FILE")]
     deepspeed: Option<PathBuf>,
     /// Ranks to start, if no launcher has started some
@@ -62,7 +62,7 @@ impl Args {
     fn config(&self) -> ConfigSource {
         match &self.deepspeed {
             Some(path) => path.clone().into(),
-            None => include_str!("../../../config/ds_config_zero2.json").into(),
+            None => include_str!("../../../config/deepspeed/zero2.json").into(),
         }
     }
 
