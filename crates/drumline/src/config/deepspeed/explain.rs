@@ -43,10 +43,10 @@ impl DeepSpeedConfig {
     /// ```
     /// use drumline::config::deepspeed::{DeepSpeedConfig, Given};
     ///
-    /// let config = DeepSpeedConfig::parse("ds.json", r#"{"train_batch_size": 8, "overlap_com": true}"#)?;
+    /// let config = DeepSpeedConfig::parse("ds.json", r#"{"train_batch_size": 8, "gradient_cliping": 1}"#)?;
     /// let explained = config.explain(&Given::ranks(2));
     /// assert_eq!(explained.lines[0].effect, "carried out");
-    /// assert_eq!(explained.lines[1].says, "DeepSpeed has no such key; try zero_optimization.overlap_comm");
+    /// assert_eq!(explained.lines[1].says, "DeepSpeed has no such key; try gradient_clipping");
     /// # Ok::<(), drumline::config::deepspeed::DeepSpeedError>(())
     /// ```
     pub fn explain(&self, given: &Given) -> Explanation {
