@@ -7,6 +7,7 @@
 //! - [`Stage`], [`Placements`], [`Placement`]: which states are divided among ranks
 //! - [`UnitLayout`]: the flat memory of parameters that are gathered and freed together, and each rank's part of it
 //! - [`StateBytes`], [`StepTraffic`]: what a plan costs
+//! - [`pipeline`]: what each rank of a pipeline does, in which order
 //! - [`OffloadPlan`]: which units' state is on the device, in host memory or on disk
 //!
 //! Not here: carrying a plan out (`drumline-parallel`).
@@ -15,6 +16,7 @@
 
 mod memory;
 mod offload;
+pub mod pipeline;
 mod placement;
 mod traffic;
 mod unit;

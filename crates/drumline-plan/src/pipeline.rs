@@ -1,0 +1,19 @@
+//! Pipelines as data: what each rank of a pipeline does, in which order.
+//!
+//! ```text
+//!   Schedule ─▶ Program: a list of actions per rank ─▶ verify ─▶ simulate   (here, without libtorch)
+//!   CSV file ─▶                                              └─▶ interpreter (drumline-parallel)
+//! ```
+//! A model is cut into *stages*, each a run of consecutive layers. A rank holds one stage or several; a batch is cut into
+//! *micro-batches*, which travel through the stages one behind the other.
+//!
+//! - [`Action`]: one thing that a rank does: `2F0`, the forward of stage 2 for micro-batch 0
+//! - [`Program`]: the actions of all ranks; [`StageMap`]: which rank holds which stage
+//!
+//! Not here: tensors, processes, clocks.
+
+mod action;
+mod program;
+
+pub use action::{Action, Compute, Message, NoSuchAction, Way, Work};
+pub use program::{Program, StageMap};
