@@ -49,7 +49,7 @@ impl Mesh {
         }
         let mut mesh = Self { shape, whole: group.clone(), slices: Vec::new() };
         let axes = Axis::ALL.each_ref().map(std::slice::from_ref);
-        for axes in axes.into_iter().chain([Axis::SAMPLES, Axis::LOSSES]) {
+        for axes in axes.into_iter().chain([Axis::SAMPLES, Axis::LOSSES, Axis::REPLICAS, Axis::MODEL]) {
             mesh.make(axes)?;
         }
         Ok(mesh)
@@ -89,6 +89,16 @@ impl Mesh {
     /// The ranks over which losses, counts and metrics are summed: `dp × shard × cp`.
     pub fn losses(&self) -> &ProcessGroup {
         self.slice(Axis::LOSSES)
+    }
+
+    /// The ranks that hold the same part of the training's state: `dp × cp`.
+    pub fn replicas(&self) -> &ProcessGroup {
+        self.slice(Axis::REPLICAS)
+    }
+
+    /// The ranks among which the model is cut: `pp × tp`.
+    pub fn model(&self) -> &ProcessGroup {
+        self.slice(Axis::MODEL)
     }
 
     fn slice(&self, axes: &[Axis]) -> &ProcessGroup {

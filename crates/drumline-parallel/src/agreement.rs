@@ -71,6 +71,7 @@ pub struct Agreed {
     pub num_averaged: usize,
     /// For each micro-batch the weights of all ranks; empty unless ranks brought them.
     pub micro_batches: Vec<Vec<Count>>,
+    shape: MeshShape,
 }
 
 const WORDS: usize = 5;
@@ -136,6 +137,7 @@ impl Agreed {
             work: ranks.iter().map(|words| words[4]).collect(),
             num_averaged: shape.size_of(Axis::LOSSES),
             micro_batches: each_micro_batch(ranks),
+            shape: *shape,
         }
     }
 
@@ -170,14 +172,16 @@ impl Agreed {
         self.batches.iter().rposition(|batches| *batches > 0)
     }
 
-    /// The rank whose buffers all ranks use in the step; `None` if no rank has data. Ranks only run out of data: one
-    /// that has data now has trained in every step before, and its buffers are up to date.
+    /// The rank whose buffers all ranks use in the step, as its place among those that average gradients; `None` if no
+    /// rank has data. Ranks only run out of data: one that has data now has trained in every step before, and its
+    /// buffers are up to date.
     pub fn buffers_of(&self) -> Option<usize> {
-        let Some(last) = self.micro_batches.last() else {
-            let all_have_data = self.num_with_data() == self.batches.len();
-            return if all_have_data { Some(0) } else { self.last_with_data() };
+        let rank = match self.micro_batches.last() {
+            Some(last) => last.iter().position(|count| count.samples > 0),
+            None if self.num_with_data() == self.batches.len() => Some(0),
+            None => self.last_with_data(),
         };
-        last.iter().position(|count| count.samples > 0)
+        rank.map(|rank| self.shape.index(rank, Axis::LOSSES))
     }
 
     /// The factor for a sum of losses, with which the mean of all ranks' gradients is the gradient of the mean loss.
@@ -306,5 +310,8 @@ mod tests {
             MeshShape::default().with(Axis::Pp, 2).with(Axis::Dp, 3).with(Axis::Cp, 2).with(Axis::Tp, 2);
         let all = of(&vec![full.words().to_vec(); shape.num_ranks()], shape);
         assert_eq!((all.samples, all.count, all.num_averaged), (3 * 8, 3.0 * 2.0 * 80.0, 6));
+        let of_two_replicas = |rank: usize| if rank % 12 < 8 { full } else { Brought::default() };
+        let words: Vec<_> = (0..24).map(|rank| of_two_replicas(rank).words().to_vec()).collect();
+        assert_eq!(of(&words, shape).buffers_of(), Some(3), "dp 1, cp 1");
     }
 }

@@ -14,6 +14,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::arena::Arena;
 use crate::error::ParallelError;
+use crate::kinds::{kind_name, kind_of};
 use crate::layout::Caps;
 
 type Result<T = ()> = std::result::Result<T, ParallelError>;
@@ -149,19 +150,4 @@ pub fn broadcast_optimizer_state(optimizer: &mut dyn Optimizer, group: &ProcessG
         tensors.push(Named { name, tensor });
     }
     if is_root { Ok(()) } else { Ok(optimizer.load_state(&OptimizerState { kind, scalars, tensors })?) }
-}
-
-/// The kinds of state tensors.
-const KINDS: [Kind; 7] =
-    [Kind::Float, Kind::Double, Kind::Half, Kind::BFloat16, Kind::Int64, Kind::Int, Kind::Uint8];
-
-fn kind_name(kind: Kind) -> String {
-    format!("{kind:?}")
-}
-
-fn kind_of(name: &str) -> Result<Kind> {
-    let found = KINDS.into_iter().find(|kind| kind_name(*kind) == name);
-    found.ok_or_else(|| {
-        ParallelError::value("the kind of an optimizer's state", name, format!("one of {KINDS:?}"))
-    })
 }

@@ -13,20 +13,26 @@
 
 mod alone;
 mod clip;
+mod model_parts;
 mod moving;
 mod placed;
 
 use std::sync::Arc;
 
 use drumline_comm::{Mesh, MeshShape, ShapeError};
-use drumline_torch::{LossScaler, Named, NormType, Optimizer, StepMade, Unscaled, grad_norm};
+use drumline_torch::{
+    LossScaler, Named, NormType, Optimizer, StepMade, Unscaled, clip_grad_norm_by, clip_grad_norm_to,
+    clip_grad_value, grad_norm, grad_norm_on_device,
+};
 use tch::nn::VarStore;
 use tch::{Device, Tensor};
 
 pub use alone::Alone;
 pub use clip::Clip;
+pub(crate) use model_parts::copy_into;
+pub use model_parts::{ModelParallel, ModelParts, Part};
 pub(crate) use moving::{Moved, move_to};
-pub use placed::Placed;
+pub use placed::{Placed, Whole};
 
 use crate::agreement::Agreed;
 use crate::ddp::DdpOptions;
@@ -75,6 +81,9 @@ pub enum Cut {
 pub trait Engine {
     /// How the ranks are arranged. Samples are divided over `mesh.samples()`, losses are summed over `mesh.losses()`.
     fn mesh(&self) -> &Mesh;
+
+    /// Which part of the model this rank has.
+    fn parts(&self) -> &ModelParts;
 
     /// Whether a step communicates: there are several ranks, or a single rank reduces to measure the cost.
     fn communicates(&self) -> bool;
@@ -140,19 +149,49 @@ pub trait Engine {
         Ok(unscaled)
     }
 
-    /// The norm of these parameters' gradients together. It may be infinite or NaN.
+    /// The norm of these parameters' gradients together, each element of the whole model once. It may be infinite or NaN.
+    #[track_caller]
     fn grad_norm(&self, parameters: &[Named]) -> Result<f64> {
+        let own = self.norm_of_part(&self.parts().counted(parameters))?;
+        self.parts().norm(self.mesh(), own)
+    }
+
+    /// The same of this rank's part of the model, over the ranks that have the same part.
+    fn norm_of_part(&self, parameters: &[Named]) -> Result<f64> {
         Ok(grad_norm(parameters, NormType::L2)?)
     }
 
+    /// The same without waiting for a GPU.
+    fn norm_of_part_on_device(&self, parameters: &[Named]) -> Result<Tensor> {
+        let device = parameters.first().map_or(Device::Cpu, |named| named.tensor.device());
+        Ok(grad_norm_on_device(parameters, device)?)
+    }
+
     /// Clips the gradients of these parameters. Returns their norm before clipping, if they are clipped by norm.
+    #[track_caller]
     fn clip(&self, clip: Clip, parameters: &[Named]) -> Result<Option<f64>> {
-        clip.apply(parameters)
+        match clip {
+            Clip::Norm(max_norm) => {
+                let norm = self.grad_norm(parameters)?;
+                clip_grad_norm_to(parameters, max_norm, norm)?;
+                Ok(Some(norm))
+            }
+            Clip::Value(max_value) => Ok(clip_grad_value(parameters, max_value).map(|()| None)?),
+        }
     }
 
     /// The same without waiting for a GPU, so that it can be part of a CUDA graph.
+    #[track_caller]
     fn clip_on_device(&self, clip: Clip, parameters: &[Named]) -> Result<Option<Tensor>> {
-        clip.apply_on_device(parameters)
+        match clip {
+            Clip::Norm(max_norm) => {
+                let own = self.norm_of_part_on_device(&self.parts().counted(parameters))?;
+                let norm = self.parts().norm_on_device(self.mesh(), own)?;
+                clip_grad_norm_by(parameters, max_norm, &norm)?;
+                Ok(Some(norm))
+            }
+            Clip::Value(max_value) => Ok(clip_grad_value(parameters, max_value).map(|()| None)?),
+        }
     }
 
     /// Lets the optimizer step the parameters that this rank holds: [`parameters`](Self::parameters). Called once, before
@@ -200,8 +239,19 @@ pub trait Engine {
     /// into.
     fn state(&self) -> Vec<Placed>;
 
+    /// All tensors of the model, on whichever ranks they are.
+    fn tensors(&self) -> Vec<Whole> {
+        self.parts().tensors(|| self.state().iter().map(Placed::of_whole).collect())
+    }
+
     /// The whole of a tensor of the model, as a copy on this rank.
+    #[track_caller]
     fn full(&self, name: &str) -> Result<Tensor> {
+        self.parts().full(self.mesh(), name, || self.full_part(name))
+    }
+
+    /// This rank's part of a tensor, all of which ranks with the same part have together.
+    fn full_part(&self, name: &str) -> Result<Tensor> {
         let mut state = self.state().into_iter();
         let placed =
             state.find(|placed| placed.name == name).ok_or_else(|| ParallelError::no_tensor(name))?;
@@ -273,6 +323,8 @@ pub struct EngineSetup<'a> {
     pub store: &'a VarStore,
     /// The ranks.
     pub mesh: &'a Mesh,
+    /// Which part of the model the variables are.
+    pub parts: ModelParts,
     /// Where the model trains. Its variables are moved there if they are elsewhere: a model that is larger than a GPU is
     /// created on the CPU, and each rank of ZeRO-3 moves its own rows to its GPU.
     pub device: Device,
@@ -283,7 +335,7 @@ pub struct EngineSetup<'a> {
 impl<'a> EngineSetup<'a> {
     /// Trains the model where it is, without an observer.
     pub fn new(store: &'a VarStore, mesh: &'a Mesh) -> Self {
-        Self { store, mesh, device: store.device(), observer: None }
+        Self { store, mesh, parts: ModelParts::default(), device: store.device(), observer: None }
     }
 }
 

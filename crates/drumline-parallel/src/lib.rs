@@ -3,6 +3,7 @@
 //! - [`Engine`]: what a training loop needs from a kind of parallelism; [`Agreed`]: what ranks agree on before a step
 //! - [`Ddp`]: one process per replica; gradients are averaged while backward still runs
 //! - [`ShardOptions`]: ZeRO, in which ranks divide optimizer state, gradients and parameters among them
+//! - [`ModelParallel`]: ranks have parts of the model, along `pp` and `tp`, or of the same samples, along `cp`
 //! - [`Offload`]: the optimizer's state in files, for models that are larger than memory
 //! - [`DistributedOptimizer`]: gradients are reduced in `step`, after any number of backwards
 //! - [`DataParallel`]: one process with a thread for each device
@@ -26,6 +27,7 @@ mod distributed_optimizer;
 mod engine;
 mod error;
 mod hooks;
+mod kinds;
 mod lane;
 mod layout;
 mod observer;
@@ -55,7 +57,10 @@ pub use averaging::{AveragingLevel, HierarchicalAverager, PeriodicAverager};
 pub use data_parallel::{DataParallel, StageBytes};
 pub use ddp::{AllReduce, CommHook, Ddp, DdpOptions, DivideBy, GradBucket, Uneven, UnevenTurn};
 pub use distributed_optimizer::{DistributedOptimizer, Divide, broadcast_optimizer_state};
-pub use engine::{Alone, Clip, Cut, Engine, EngineOptions, EngineSetup, Forwards, GradSync, Placed};
+pub use engine::{
+    Alone, Clip, Cut, Engine, EngineOptions, EngineSetup, Forwards, GradSync, ModelParallel, ModelParts,
+    Part, Placed, Whole,
+};
 pub use error::{NotRecordable, ParallelError};
 pub use hooks::{Compressed, PostLocalSgd, PowerSgd, PowerSgdOptions, Traffic, subgroup};
 pub use observer::{ReducedBucket, ReductionObserver};

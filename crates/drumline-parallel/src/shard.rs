@@ -145,13 +145,13 @@ impl EngineOptions for ShardOptions {
 
     #[track_caller]
     fn engine(mut self: Box<Self>, setup: EngineSetup<'_>) -> Result<Box<dyn Engine>> {
-        let EngineSetup { store, mesh, device, observer } = setup;
+        let EngineSetup { store, mesh, parts, device, observer } = setup;
         self.offload.check(device)?;
         if self.stage == Stage::Zero0 && self.offload.is_none() {
             let Self { broadcast_buffers, sync_group, ignored, observer: own, .. } = *self;
             let options =
                 DdpOptions { broadcast_buffers, sync_group, ignored, observer: own, ..DdpOptions::default() };
-            return Box::new(options).engine(EngineSetup { store, mesh, device, observer });
+            return Box::new(options).engine(EngineSetup { store, mesh, parts, device, observer });
         }
         if !matches!(device, Device::Cpu | Device::Cuda(_)) {
             return Err(ParallelError::UnsupportedDevice { device });
@@ -161,8 +161,8 @@ impl EngineOptions for ShardOptions {
             let expected = "in stage 3, in which ranks gather them; try Stage::Zero3";
             return Err(ParallelError::value("the place of parameters", "a file", expected));
         }
-        if mesh.whole().size() == 1 && !self.shards_alone && !has_rows_in_files {
-            return Ok(Box::new(Alone::on(device, store, mesh)?.offloading(self.offload)));
+        if mesh.losses().size() == 1 && !self.shards_alone && !has_rows_in_files {
+            return Ok(Box::new(Alone::on(device, store, mesh, parts)?.offloading(self.offload)));
         }
         if self.stage == Stage::Zero0 {
             let expected = "1, 2 or 3, so that each rank offloads its own part";
@@ -173,12 +173,14 @@ impl EngineOptions for ShardOptions {
             ));
         }
         self.observer = both(self.observer.take(), observer);
-        on_behalf_of(call_site(), || Ok(Box::new(self.make(store, mesh, device)?) as Box<dyn Engine>))
+        let setup = EngineSetup { store, mesh, parts, device, observer: None };
+        on_behalf_of(call_site(), || Ok(Box::new(self.make(setup)?) as Box<dyn Engine>))
     }
 }
 
 impl ShardOptions {
-    fn make(self, store: &VarStore, mesh: &Mesh, device: Device) -> Result<Sharded> {
+    fn make(self, setup: EngineSetup<'_>) -> Result<Sharded> {
+        let EngineSetup { store, mesh, parts, device, observer: _ } = setup;
         let groups = Groups::of(mesh)?;
         let tensors = ModelTensors::of(store, &self.ignored, &groups.all)?;
         let ModelTensors { params, frozen, buffers, aliases, ignored } = &tensors;
@@ -209,7 +211,7 @@ impl ShardOptions {
                 Vec::new()
             }
         };
-        let is_first_replica = mesh.coordinate(Axis::Dp) == 0;
+        let is_first_replica = groups.replicas.rank() == 0;
         let mut state = placed_rows(&weights, params, is_first_replica);
         state.extend(placed_rows(&frozen_rows, frozen, is_first_replica));
         let is_first = groups.all.rank() == 0;
@@ -249,6 +251,7 @@ impl ShardOptions {
         let (mesh, scratch) = (mesh.clone(), RefCell::new(None));
         Ok(Sharded {
             mesh,
+            parts,
             groups,
             synced,
             accumulation,

@@ -13,8 +13,8 @@ pub use crate::step_trace::{Recording, StepTrace};
 pub use drumline_parallel::{
     Accumulation, Agreed, AllReduce, Alone, Brought, Clip, CommHook, Compressed, Count, Cut, DataParallel,
     Ddp, DdpOptions, Divide, DivideBy, Engine, EngineOptions, EngineSetup, Forwards, GradBucket, GradSync,
-    NotRecordable, Offload, ParallelError, Place, Placed, PostLocalSgd, PowerSgd, PowerSgdOptions,
-    ReducedBucket, ReductionObserver, ShardOptions, StageBytes, SyncBatchNorm, SyncGroup, Traffic, Uneven,
-    UnevenTurn, subgroup,
+    ModelParallel, ModelParts, NotRecordable, Offload, ParallelError, Part, Place, Placed, PostLocalSgd,
+    PowerSgd, PowerSgdOptions, ReducedBucket, ReductionObserver, ShardOptions, StageBytes, SyncBatchNorm,
+    SyncGroup, Traffic, Uneven, UnevenTurn, Whole, subgroup,
 };
 pub use drumline_plan::{NoSuchStage, Stage};

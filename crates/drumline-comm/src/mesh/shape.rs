@@ -83,6 +83,12 @@ impl Axis {
     /// The axes over which losses, counts and metrics are summed: ranks along `cp` share a sample's tokens.
     pub const LOSSES: &[Self] = &[Self::Dp, Self::Shard, Self::Cp];
 
+    /// The axes along which ranks hold the same part of the training's state.
+    pub const REPLICAS: &[Self] = &[Self::Dp, Self::Cp];
+
+    /// The axes along which the model is cut.
+    pub const MODEL: &[Self] = &[Self::Pp, Self::Tp];
+
     /// The name that configurations and errors use.
     pub fn name(self) -> &'static str {
         match self {

@@ -6,7 +6,9 @@ use tch::Tensor;
 
 use super::{Ddp, DdpOptions, Result};
 use crate::agreement::Agreed;
-use crate::engine::{Alone, Engine, EngineOptions, EngineSetup, GradSync, Moved, Placed, move_to};
+use crate::engine::{
+    Alone, Engine, EngineOptions, EngineSetup, GradSync, ModelParts, Moved, Placed, move_to,
+};
 use crate::error::NotRecordable;
 use crate::observer::both;
 use crate::synced::{BackwardKind, Synced};
@@ -15,6 +17,7 @@ use crate::synced::{BackwardKind, Synced};
 struct DdpEngine {
     synced: Synced,
     mesh: Mesh,
+    parts: ModelParts,
     state: Vec<Placed>,
     moved: Moved,
 }
@@ -33,12 +36,16 @@ impl Engine for DdpEngine {
         &self.mesh
     }
 
+    fn parts(&self) -> &ModelParts {
+        &self.parts
+    }
+
     fn communicates(&self) -> bool {
         self.synced.is_reducing()
     }
 
     fn is_lockstep(&self) -> bool {
-        self.synced.is_lockstep()
+        self.synced.is_lockstep() || self.parts.is_cut()
     }
 
     fn parameters(&self) -> Vec<Named> {
@@ -87,11 +94,13 @@ impl Engine for DdpEngine {
     }
 
     fn is_recordable(&self) -> std::result::Result<(), NotRecordable> {
+        self.parts.is_recordable()?;
         self.synced.is_recordable()
     }
 
     fn abort(&self, cause: &str) {
         self.synced.abort(cause);
+        self.parts.abort(&self.mesh, cause);
     }
 }
 
@@ -102,18 +111,19 @@ impl EngineOptions for DdpOptions {
 
     #[track_caller]
     fn engine(mut self: Box<Self>, setup: EngineSetup<'_>) -> Result<Box<dyn Engine>> {
-        let EngineSetup { store, mesh, device, observer } = setup;
-        if mesh.whole().size() == 1 && !self.reduces_alone {
-            return Ok(Box::new(Alone::on(device, store, mesh)?));
+        let EngineSetup { store, mesh, parts, device, observer } = setup;
+        if mesh.losses().size() == 1 && !self.reduces_alone {
+            return Ok(Box::new(Alone::on(device, store, mesh, parts)?));
         }
         let moved = move_to(store, device, |_| false)?;
         self.observer = both(self.observer.take(), observer);
         let site = call_site();
-        let Ddp { synced, .. } = on_behalf_of(site, || Ddp::new((), store, mesh.axis(Axis::Dp), *self))?;
+        let Ddp { synced, .. } = on_behalf_of(site, || Ddp::new((), store, mesh.losses(), *self))?;
         Ok(Box::new(DdpEngine {
             synced,
             mesh: mesh.clone(),
-            state: Placed::all_of(store, mesh.whole().rank()),
+            state: parts.placed(Placed::all_of(store, mesh.losses().rank())),
+            parts,
             moved,
         }))
     }

@@ -1,4 +1,4 @@
-//! The engine of a job with one rank, which does not communicate.
+//! The engine of a rank that is the only one with its part of the model, and reduces nothing.
 
 use std::cell::RefCell;
 
@@ -7,15 +7,16 @@ use drumline_torch::{Named, Optimizer, parameters};
 use tch::nn::VarStore;
 use tch::{Device, Tensor};
 
-use super::{Engine, GradSync, Moved, Placed, Result, move_to};
+use super::{Engine, GradSync, ModelParts, Moved, Placed, Result, move_to};
 use crate::agreement::Agreed;
 use crate::error::NotRecordable;
 use crate::offload::{Offload, StatePlace, Units};
 use crate::shard::names_of_units;
 
-/// One rank, which has the whole model and all samples.
+/// One rank, which has all samples, and the whole model or a part of it that no other rank has.
 pub struct Alone {
     mesh: Mesh,
+    parts: ModelParts,
     parameters: Vec<Named>,
     state: Vec<Placed>,
     moved: Moved,
@@ -25,9 +26,10 @@ pub struct Alone {
 
 impl std::fmt::Debug for Alone {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { mesh, parameters, state, moved, offload, place: _ } = self;
+        let Self { mesh, parts, parameters, state, moved, offload, place: _ } = self;
         f.debug_struct("Alone")
             .field("mesh", mesh)
+            .field("parts", parts)
             .field("parameters", parameters)
             .field("state", state)
             .field("moved", moved)
@@ -39,9 +41,13 @@ impl std::fmt::Debug for Alone {
 impl Alone {
     /// The engine of the model whose variables are in `store`.
     pub fn new(store: &VarStore, mesh: &Mesh) -> Self {
-        let (parameters, state) = (parameters(store), Placed::all_of(store, 0));
+        Self::with(store, mesh, ModelParts::default())
+    }
+
+    fn with(store: &VarStore, mesh: &Mesh, parts: ModelParts) -> Self {
+        let (parameters, state) = (parameters(store), parts.placed(Placed::all_of(store, 0)));
         let (offload, place) = (Offload::default(), RefCell::default());
-        Self { mesh: mesh.clone(), parameters, state, moved: Moved::No, offload, place }
+        Self { mesh: mesh.clone(), parts, parameters, state, moved: Moved::No, offload, place }
     }
 
     /// The same, with an optimizer whose state lies elsewhere.
@@ -50,9 +56,9 @@ impl Alone {
     }
 
     /// The same, for a model that trains on this device.
-    pub(crate) fn on(device: Device, store: &VarStore, mesh: &Mesh) -> Result<Self> {
+    pub(crate) fn on(device: Device, store: &VarStore, mesh: &Mesh, parts: ModelParts) -> Result<Self> {
         let moved = move_to(store, device, |_| false)?;
-        Ok(Self { moved, ..Self::new(store, mesh) })
+        Ok(Self { moved, ..Self::with(store, mesh, parts) })
     }
 }
 
@@ -61,12 +67,16 @@ impl Engine for Alone {
         &self.mesh
     }
 
+    fn parts(&self) -> &ModelParts {
+        &self.parts
+    }
+
     fn communicates(&self) -> bool {
-        false
+        self.parts.is_cut()
     }
 
     fn is_lockstep(&self) -> bool {
-        false
+        self.parts.is_cut()
     }
 
     fn parameters(&self) -> Vec<Named> {
@@ -131,10 +141,11 @@ impl Engine for Alone {
     }
 
     fn is_recordable(&self) -> std::result::Result<(), NotRecordable> {
-        Ok(())
+        self.parts.is_recordable()
     }
 
     fn abort(&self, cause: &str) {
         self.mesh.whole().abort(cause);
+        self.parts.abort(&self.mesh, cause);
     }
 }

@@ -19,6 +19,21 @@ pub struct Placed {
     pub is_saved_here: bool,
 }
 
+/// A whole tensor of the model, of which a rank may hold nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Whole {
+    /// Its name.
+    pub name: String,
+    /// Its size.
+    pub size: Vec<i64>,
+}
+
+impl From<&Named> for Whole {
+    fn from(Named { name, tensor }: &Named) -> Self {
+        Self { name: name.clone(), size: tensor.size() }
+    }
+}
+
 impl Clone for Placed {
     fn clone(&self) -> Self {
         Self {
@@ -42,6 +57,11 @@ impl Placed {
     pub(crate) fn all_of(store: &VarStore, rank: usize) -> Vec<Self> {
         let all = parameters(store).into_iter().chain(buffers(store));
         all.map(|named| Self::replicated(named, rank == 0)).collect()
+    }
+
+    /// The whole tensor.
+    pub fn of_whole(&self) -> Whole {
+        Whole { name: self.name.clone(), size: self.whole.clone() }
     }
 
     /// Whether this rank holds the whole tensor.

@@ -7,8 +7,7 @@ use std::sync::Arc;
 use drumline_comm::{Mesh, ReduceOp, call_site};
 use drumline_plan::{Stage, StateBytes, StateSizes};
 use drumline_torch::{
-    Division, Named, NormType, Optimizer, OwnRows, TensorCollectives, clip_grad_norm_by, clip_grad_norm_to,
-    clip_grad_value, grad_norm, grad_norm_on_device,
+    Division, Named, NormType, Optimizer, OwnRows, TensorCollectives, grad_norm, grad_norm_on_device,
 };
 use tch::{Device, Kind, Tensor};
 
@@ -18,7 +17,7 @@ use super::gathered::Gatherer;
 use super::groups::Groups;
 use super::weights::Weights;
 use crate::agreement::Agreed;
-use crate::engine::{Clip, Cut, Engine, Forwards, GradSync, Placed};
+use crate::engine::{Cut, Engine, Forwards, GradSync, ModelParts, Placed, Whole, copy_into};
 use crate::error::{NotRecordable, ParallelError};
 use crate::offload::{Offload, StatePlace, Units};
 use crate::saved_grads::SavedGrads;
@@ -67,6 +66,7 @@ impl Shape {
 pub(super) struct Sharded {
     pub(super) stage: Stage,
     pub(super) mesh: Mesh,
+    pub(super) parts: ModelParts,
     pub(super) groups: Groups,
     pub(super) synced: Synced,
     pub(super) accumulation: Choice,
@@ -81,6 +81,7 @@ pub(super) struct Sharded {
     pub(super) own: Vec<Named>,
     /// Names of parameters that this rank trains for itself.
     pub(super) ignored: Vec<String>,
+    /// The rows of this rank's part of the model that it holds.
     pub(super) state: Vec<Placed>,
     /// Of the model's tensors.
     pub(super) shapes: Vec<Shape>,
@@ -153,12 +154,16 @@ impl Engine for Sharded {
         &self.mesh
     }
 
+    fn parts(&self) -> &ModelParts {
+        &self.parts
+    }
+
     fn communicates(&self) -> bool {
         self.synced.is_reducing()
     }
 
     fn is_lockstep(&self) -> bool {
-        self.gatherer.is_some() || self.synced.is_lockstep()
+        self.gatherer.is_some() || self.parts.is_cut() || self.synced.is_lockstep()
     }
 
     fn parameters(&self) -> Vec<Named> {
@@ -266,9 +271,9 @@ impl Engine for Sharded {
         self.synced.sync_buffers()
     }
 
-    /// Each element counts once: norms are combined over the ranks among which rows are divided.
+    /// Norms are combined over the ranks among which rows are divided.
     #[track_caller]
-    fn grad_norm(&self, parameters: &[Named]) -> Result<f64> {
+    fn norm_of_part(&self, parameters: &[Named]) -> Result<f64> {
         let own = grad_norm(&self.shared(parameters), NormType::L2)?;
         let mut all = vec![0.0; self.groups.shard.size()];
         self.groups.shard.all_gather(&[own], &mut all)?;
@@ -276,29 +281,11 @@ impl Engine for Sharded {
     }
 
     #[track_caller]
-    fn clip(&self, clip: Clip, parameters: &[Named]) -> Result<Option<f64>> {
-        match clip {
-            Clip::Norm(max_norm) => {
-                let norm = self.grad_norm(parameters)?;
-                clip_grad_norm_to(parameters, max_norm, norm)?;
-                Ok(Some(norm))
-            }
-            Clip::Value(max_value) => Ok(clip_grad_value(parameters, max_value).map(|()| None)?),
-        }
-    }
-
-    #[track_caller]
-    fn clip_on_device(&self, clip: Clip, parameters: &[Named]) -> Result<Option<Tensor>> {
-        let max_norm = match clip {
-            Clip::Norm(max_norm) => max_norm,
-            Clip::Value(max_value) => return Ok(clip_grad_value(parameters, max_value).map(|()| None)?),
-        };
+    fn norm_of_part_on_device(&self, parameters: &[Named]) -> Result<Tensor> {
         let own = grad_norm_on_device(&self.shared(parameters), self.device)?;
         let mut squares = own.f_square()?;
         self.groups.shard.all_reduce_tensor(&mut squares, ReduceOp::Sum)?;
-        let total = squares.f_sqrt()?;
-        clip_grad_norm_by(parameters, max_norm, &total)?;
-        Ok(Some(total))
+        Ok(squares.f_sqrt()?)
     }
 
     fn adopt(&self, optimizer: &mut dyn Optimizer) -> Result {
@@ -355,22 +342,23 @@ impl Engine for Sharded {
     }
 
     fn state(&self) -> Vec<Placed> {
-        self.state.clone()
+        self.parts.placed(self.state.clone())
+    }
+
+    fn tensors(&self) -> Vec<Whole> {
+        let whole = |shape: &Shape| Whole { name: shape.name.clone(), size: shape.size.clone() };
+        self.parts.tensors(|| self.shapes.iter().map(whole).collect())
     }
 
     #[track_caller]
-    fn full(&self, name: &str) -> Result<Tensor> {
+    fn full_part(&self, name: &str) -> Result<Tensor> {
         let _no_grad = tch::no_grad_guard();
         let shape = self.shapes.iter().find(|shape| shape.name == name);
         let shape = shape.ok_or_else(|| ParallelError::no_tensor(name))?;
         let whole = Tensor::f_zeros(&shape.size, (shape.kind, shape.device))?;
         let own = self.state.iter().filter(|placed| placed.name == name);
         for Placed { tensor, offsets, .. } in own {
-            let mut place = whole.shallow_clone();
-            for (dim, (offset, len)) in offsets.iter().zip(tensor.size()).enumerate() {
-                place = place.f_narrow(dim as i64, *offset, len)?;
-            }
-            place.f_copy_(tensor)?;
+            copy_into(&whole, offsets, tensor)?;
         }
         if shape.is_divided {
             // As bytes, of which one rank has each: a sum of floats would not keep a negative zero.
@@ -388,6 +376,7 @@ impl Engine for Sharded {
     }
 
     fn is_recordable(&self) -> std::result::Result<(), NotRecordable> {
+        self.parts.is_recordable()?;
         self.synced.is_recordable()?;
         self.gatherer.as_ref().map_or(Ok(()), Gatherer::is_recordable)
     }
@@ -395,5 +384,6 @@ impl Engine for Sharded {
     fn abort(&self, cause: &str) {
         self.groups.abort(cause);
         self.synced.abort(cause);
+        self.parts.abort(&self.mesh, cause);
     }
 }

@@ -11,7 +11,7 @@ use crate::error::{NotRecordable, ParallelError};
 /// The ranks that train a model together.
 #[derive(Debug, Clone)]
 pub(super) struct Groups {
-    /// All of them: those that read different samples.
+    /// All of them: those that average gradients.
     pub(super) all: Arc<ProcessGroup>,
     /// Those among which the states are divided.
     pub(super) shard: Arc<ProcessGroup>,
@@ -25,10 +25,10 @@ impl Groups {
     pub(super) fn of(mesh: &Mesh) -> Result<Self, ParallelError> {
         let own = |group| Ok::<_, ParallelError>(Arc::new(crate::own_group(group)?));
         Ok(Self {
-            all: own(mesh.samples())?,
+            all: own(mesh.losses())?,
             shard: own(mesh.axis(Axis::Shard))?,
             gather: own(mesh.axis(Axis::Shard))?,
-            replicas: own(mesh.axis(Axis::Dp))?,
+            replicas: own(mesh.replicas())?,
         })
     }
 

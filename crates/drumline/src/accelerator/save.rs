@@ -191,13 +191,16 @@ impl Accelerator {
         let (models, optimizers) = (self.shared.models.borrow(), self.optimizers.borrow());
         let mut layout = StateLayout::default();
         for (place, model) in models.iter().enumerate() {
-            let held = model.replica.engine().state();
-            layout.add_model(&model.tensors, &held, |name| numbered(name, place, models.len()))?;
+            let engine = model.replica.engine();
+            layout
+                .add_model(&engine.tensors(), &engine.state(), |name| numbered(name, place, models.len()))?;
         }
         for (place, handle) in optimizers.iter().enumerate() {
             let Some(model) = handle.model.get().and_then(|model| models.get(model)) else { continue };
-            let held = model.replica.engine().state();
-            layout.add_optimizer(&model.tensors, &held, |name| numbered(name, place, optimizers.len()))?;
+            let engine = model.replica.engine();
+            layout.add_optimizer(&engine.tensors(), &engine.state(), |name| {
+                numbered(name, place, optimizers.len())
+            })?;
         }
         Ok(Some(layout))
     }

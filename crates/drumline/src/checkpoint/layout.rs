@@ -16,14 +16,12 @@
 use std::collections::BTreeMap;
 
 use drumline_comm::{Axis, MeshShape};
-use drumline_parallel::{Engine, Placed};
+use drumline_parallel::{Engine, Placed, Whole};
 use drumline_torch::{Named, OptimizerState, TorchError};
 use tch::Tensor;
-use tch::nn::VarStore;
 
 use super::error::CheckpointError;
 use super::region::Region;
-use super::restore::named;
 use super::section::plain_name;
 use super::shard_writer::TensorPart;
 use super::state::RunState;
@@ -73,9 +71,10 @@ impl Held {
 }
 
 impl StateLayout {
-    /// The layout of a training of one model. `whole` are all tensors of the model, as every rank knows them; `held`
-    /// are those parts that this rank holds ([`Engine::state`](crate::engine::Engine::state)).
-    pub fn new(whole: &[Named], held: &[Placed]) -> Result<Self, CheckpointError> {
+    /// The layout of a training of one model. `whole` are all tensors of the model
+    /// ([`Engine::tensors`](crate::engine::Engine::tensors)), `held` those parts that this rank holds
+    /// ([`Engine::state`](crate::engine::Engine::state)).
+    pub fn new(whole: &[Whole], held: &[Placed]) -> Result<Self, CheckpointError> {
         let mut layout = Self::default();
         layout.add_model(whole, held, str::to_owned)?;
         layout.add_optimizer(whole, held, str::to_owned)?;
@@ -83,15 +82,15 @@ impl StateLayout {
     }
 
     /// The layout of the training of a model by an engine; `None` if each rank holds all tensors, and rank 0 saves them.
-    pub(crate) fn of_engine(store: &VarStore, engine: &dyn Engine) -> Result<Option<Self>, CheckpointError> {
-        let layout = is_divided(engine.mesh().shape()).then(|| Self::new(&named(store), &engine.state()));
+    pub(crate) fn of_engine(engine: &dyn Engine) -> Result<Option<Self>, CheckpointError> {
+        let layout = is_divided(engine.mesh().shape()).then(|| Self::new(&engine.tensors(), &engine.state()));
         layout.transpose()
     }
 
     /// Adds a model, whose tensors get these names in the checkpoint.
     pub(crate) fn add_model(
         &mut self,
-        whole: &[Named],
+        whole: &[Whole],
         held: &[Placed],
         name_of: impl Fn(&str) -> String,
     ) -> Result<(), CheckpointError> {
@@ -101,7 +100,7 @@ impl StateLayout {
     /// Adds the optimizer of a model, whose parameters get these names in the checkpoint.
     pub(crate) fn add_optimizer(
         &mut self,
-        whole: &[Named],
+        whole: &[Whole],
         held: &[Placed],
         name_of: impl Fn(&str) -> String,
     ) -> Result<(), CheckpointError> {
@@ -236,12 +235,12 @@ pub(crate) fn held_by(engine: &dyn Engine) -> Vec<Named> {
 
 fn add(
     tensors: &mut BTreeMap<String, Divided>,
-    whole: &[Named],
+    whole: &[Whole],
     held: &[Placed],
     name_of: impl Fn(&str) -> String,
 ) -> Result<(), CheckpointError> {
-    for Named { name, tensor } in whole {
-        let divided = Divided { shape: shape_of(tensor), held: None };
+    for Whole { name, size } in whole {
+        let divided = Divided { shape: to_usize(size), held: None };
         tensors.insert(name_of(name), divided);
     }
     for placed in held {

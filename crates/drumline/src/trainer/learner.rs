@@ -97,7 +97,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Learner<'_, M, B> {
 
     /// How ranks divide the training's state; `None` if each rank has all of it.
     pub(super) fn layout(&self) -> Result<Option<StateLayout>, CheckpointError> {
-        StateLayout::of_engine(self.store, &*self.engine)
+        StateLayout::of_engine(&*self.engine)
     }
 
     /// Enters autocast until the result is dropped.

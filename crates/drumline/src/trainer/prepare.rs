@@ -194,7 +194,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         let scaler = scaler_for(self.settings.precision, self.settings.loss_scale, device);
         let scaler = agree::<_, TrainerError>(&group, scaler.map_err(LocalFailure::from))?;
         let observer: Arc<dyn ReductionObserver> = waits.clone();
-        let setup = EngineSetup { store: self.store, mesh: &mesh, device, observer: Some(observer) };
+        let setup = EngineSetup { device, observer: Some(observer), ..EngineSetup::new(self.store, &mesh) };
         let engine: Rc<dyn Engine> = self.engine.engine(setup)?.into();
         let mut optimizer = parts.optimizer;
         engine.adopt(&mut *optimizer)?;

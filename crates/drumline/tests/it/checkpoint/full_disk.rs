@@ -135,7 +135,7 @@ fn divided_state(rank: usize, step: u64) -> RunState {
         offsets: vec![from, 0],
         is_saved_here: true,
     };
-    let layout = StateLayout::new(&[Named { name: "w".into(), tensor: whole }], &[placed]).unwrap();
+    let layout = StateLayout::new(&[placed.of_whole()], &[placed]).unwrap();
     let mut state = RunState::new(vec![Named { name: "w".into(), tensor: own }]).unwrap();
     state.layout = Some(layout);
     state.mesh = Some(MeshShape::default().with(Axis::Shard, 2));
