@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use drumline_comm::{ProcessGroup, ReduceOp, call_site, on_behalf_of};
 use drumline_torch::{Named, Optimizer, OptimizerState, TensorCollectives, set_grad};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 
 use crate::arena::Arena;
 use crate::error::ParallelError;

@@ -30,11 +30,10 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use drumline_comm::{Axis, Mesh, MeshShape, ShapeError, call_site, on_behalf_of};
+use drumline_comm::{Axis, MeshShape, ShapeError, call_site, on_behalf_of};
 use drumline_plan::{Placement, Stage};
 use drumline_torch::{Named, PAGE, SwapFile};
 use tch::Device;
-use tch::nn::VarStore;
 
 use crate::ddp::DdpOptions;
 use crate::engine::{Alone, Engine, EngineOptions, EngineSetup, Placed, move_to};
@@ -333,10 +332,10 @@ fn own_rows(weights: &[Weights], params: &[Named]) -> Vec<Named> {
 
 #[cfg(test)]
 mod tests {
-    use drumline_comm::{LocalGroup, Op, ProcessGroup};
+    use drumline_comm::{LocalGroup, Mesh, Op, ProcessGroup};
     use drumline_plan::{Collective, StepTraffic};
     use drumline_torch::{Optimizer, Sgd, SgdOptions, parameters};
-    use tch::nn::{Linear, Module, linear};
+    use tch::nn::{Linear, Module, VarStore, linear};
     use tch::{Kind, Tensor};
 
     use super::*;
@@ -364,7 +363,7 @@ mod tests {
         let vs = VarStore::new(Device::Cpu);
         let model = Blocks::new(&vs);
         let mesh = Mesh::new(group, options.mesh_shape(group.size()).unwrap()).unwrap();
-        let sharded = options.make(&vs, &mesh, Device::Cpu).unwrap();
+        let sharded = options.make(EngineSetup::new(&vs, &mesh)).unwrap();
         let mut optimizer = Sgd::new(parameters(&vs), SgdOptions::default()).unwrap();
         sharded.adopt(&mut optimizer).unwrap();
         for _ in 0..STEPS {

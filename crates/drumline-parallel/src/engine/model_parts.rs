@@ -110,7 +110,7 @@ impl Known {
             }
         }
         let covered: i64 = parts.iter().map(|part| part.size.iter().product::<i64>()).sum();
-        match parts.first().filter(|_| covered != size.iter().product()) {
+        match parts.first().filter(|_| covered != size.iter().product::<i64>()) {
             Some(first) => {
                 let got = parts.iter().map(Told::to_string).collect::<Vec<_>>().join(", ");
                 let expected = format!("parts that cover the whole, which has size {size:?}");
@@ -232,9 +232,9 @@ impl ModelParts {
     /// Ends the groups of ranks that wait for this one in forward and backward.
     pub(crate) fn abort(&self, mesh: &Mesh, cause: &str) {
         if self.is_cut() {
-            [mesh.axis(Axis::Pp), mesh.axis(Axis::Tp), mesh.model()]
-                .iter()
-                .for_each(|group| group.abort(cause));
+            for group in [mesh.axis(Axis::Pp), mesh.axis(Axis::Tp), mesh.model()] {
+                group.abort(cause);
+            }
         }
     }
 

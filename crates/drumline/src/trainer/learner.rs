@@ -16,7 +16,6 @@ use drumline_comm::on_behalf_of;
 use drumline_observe::trace::Track;
 use drumline_parallel::{Agreed, Clip, Engine, GradSync, ParallelError};
 use drumline_torch::{Autocast, LossScaler, Named, StepMade, TorchError, Unscaled, nccl};
-use tch::nn::VarStore;
 use tch::{Device, Tensor, no_grad};
 
 use super::batch::Batch;
@@ -34,7 +33,6 @@ use crate::schedule::Schedule;
 
 pub(super) struct Learner<'a, M: Model<B> + ?Sized, B: Batch> {
     pub(super) model: &'a M,
-    pub(super) store: &'a VarStore,
     /// Where the model trains.
     pub(super) device: Device,
     pub(super) engine: Rc<dyn Engine>,

@@ -228,7 +228,6 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
             graphs,
             learner: Learner {
                 model: self.model,
-                store: self.store,
                 device,
                 engine,
                 loss: parts.loss,
