@@ -6,7 +6,6 @@ Prints one JSON line. `selective` keeps the results of matrix products and atten
 dispatch mode keeps does not pass hooks on saved tensors, so that its saved bytes are not counted.
 """
 import argparse
-import functools
 import json
 import os
 import statistics
@@ -15,10 +14,9 @@ import time
 
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "peers"))
-from gpt2 import Gpt2, tokens  # noqa: E402
+from gpt2 import Gpt2, checkpointed, tokens  # noqa: E402
 from resnet18 import fill  # noqa: E402
 
 WARM_UP = 2
@@ -27,30 +25,6 @@ SIZES = {
     "gpt2": dict(layers=12, heads=12, size=768, positions=1024, vocabulary=50304),
 }
 WORDS = {"mini": 8000, "gpt2": 50257}
-KEPT = {
-    torch.ops.aten.mm.default,
-    torch.ops.aten.addmm.default,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-}
-
-
-def keep_products(_context, operation, *_args, **_kwargs):
-    return CheckpointPolicy.MUST_SAVE if operation in KEPT else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-class Block(torch.nn.Module):
-    def __init__(self, block, how):
-        super().__init__()
-        self.block, self.how = block, how
-
-    def forward(self, x):
-        if self.how == "none":
-            return self.block(x)
-        options = {}
-        if self.how == "selective":
-            options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, keep_products)
-        return checkpoint(self.block, x, use_reentrant=False, **options)
-
 
 def saved(forward):
     """What forward keeps for backward: bytes of memory beside parameters, each counted once."""
@@ -81,9 +55,7 @@ def main():
     torch.set_flush_denormal(True)
     with torch.no_grad():
         model = fill(Gpt2(**SIZES[args.size]))
-    for index, block in enumerate(model.h):
-        every = {"second": "full" if index % 2 == 1 else "none"}.get(args.how, args.how)
-        model.h[index] = Block(block, every)
+    checkpointed(model, args.how)
     inputs, targets = tokens(args.batch, args.places, WORDS[args.size])
 
     def forward():

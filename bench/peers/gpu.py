@@ -1,6 +1,7 @@
 """PyTorch's side of the steps that are timed on a GPU.
 
   gpu.py --model resnet18 --mode eager|fused|compile|reduce-overhead --batch 128 --edge 32 --steps 100 [--precision fp32]
+  gpu.py --model gpt2-xl --mode fused --batch 4 --steps 20 --checkpoint full --dropout 0.1
 
 Trains on one batch again and again and prints one JSON line. `eager` is the optimizer as it comes (foreach), the other modes take the
 fused one. All but fp32 train in channels_last under bf16 autocast, as PyTorch's guides advise.
@@ -18,22 +19,26 @@ import sys  # noqa: E402
 import torch  # noqa: E402
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from gpt2 import Gpt2, tokens  # noqa: E402
+from gpt2 import Gpt2, checkpointed, tokens  # noqa: E402
 from resnet18 import ResNet18, batch, fill  # noqa: E402
 from resnet50 import ResNet50  # noqa: E402
 
 WARM_UP = 10
+# Layers, heads and size.
+GPTS = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600)}
 CHUNK = 10
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--model", choices=["resnet18", "resnet50", "gpt2"], required=True)
+    parser.add_argument("--model", choices=["resnet18", "resnet50", *GPTS], required=True)
     parser.add_argument("--mode", choices=["eager", "fused", "compile", "reduce-overhead"], required=True)
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="bf16")
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--edge", type=int, default=32)
     parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--checkpoint", choices=["none", "full", "selective"], default="none", help="of each block of a GPT")
+    parser.add_argument("--dropout", type=float, default=0.0, help="of a GPT")
     parser.add_argument("--steps", type=int, required=True)
     args = parser.parse_args()
 
@@ -41,8 +46,10 @@ def main():
     if args.precision == "fp32":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     fused = {} if args.mode == "eager" else {"fused": True}
-    if args.model == "gpt2":
-        net = fill(Gpt2()).cuda()
+    if args.model in GPTS:
+        with torch.device("cuda"):
+            net = Gpt2(*GPTS[args.model], dropout=args.dropout)
+        checkpointed(fill(net), args.checkpoint)
         inputs, targets = (part.cuda() for part in tokens(args.batch, args.length))
         optimizer = torch.optim.AdamW(net.parameters(), lr=3e-4, **fused)
     else:

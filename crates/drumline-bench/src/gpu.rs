@@ -10,7 +10,8 @@ use drumline::optim::{AdamOptions, AdamW, Optimizer, ParameterGroups, Sgd, SgdOp
 use drumline::trainer::Mode as Phase;
 use drumline_torch::cuda::{self, GraphedStep};
 use drumline_torch::{
-    Autocast, Beside, MasterWeights, TorchError, allow_tf32, channels_last, weights_channels_last, weights_in,
+    Autocast, Beside, Masks, MasterWeights, Samples, TorchError, allow_tf32, channels_last,
+    weights_channels_last, weights_in,
 };
 use serde_json::json;
 use tch::nn::{ModuleT, VarStore};
@@ -19,7 +20,7 @@ use tch::{Device, Kind, Tensor};
 use drumline_zoo::formula::{Samples, fill, samples, tokens};
 use drumline_zoo::gpt::GptConfig;
 use drumline_zoo::models::gpt::{Gpt, GptOptions};
-use drumline_zoo::models::{self, Model, ModelOptions};
+use drumline_zoo::models::{self, Checkpointing, Model, ModelOptions};
 
 const GPU: Device = Device::Cuda(0);
 const WARM_UP: usize = 10;
@@ -69,6 +70,12 @@ pub(super) struct GpuArgs {
     /// Parts into which the places of a GPT's batch are split for its loss, by default as configured
     #[arg(long)]
     loss_chunks: Option<i64>,
+    /// What is kept of a GPT's blocks for backward, by default as configured: none, full, selective or a number
+    #[arg(long)]
+    checkpoint: Option<Checkpointing>,
+    /// Probability of a GPT's dropout, by default as configured
+    #[arg(long)]
+    dropout: Option<f64>,
     /// Timed steps
     #[arg(long)]
     steps: usize,
@@ -87,7 +94,9 @@ impl GpuArgs {
             return Ok(None);
         };
         let loss_chunks = self.loss_chunks.unwrap_or(options.loss_chunks);
-        Ok(Some(GptOptions { loss_chunks, ..options }))
+        let checkpoint = self.checkpoint.unwrap_or(options.checkpoint);
+        let dropout = self.dropout.unwrap_or(options.dropout);
+        Ok(Some(GptOptions { loss_chunks, checkpoint, dropout, ..options }))
     }
 }
 
@@ -102,6 +111,7 @@ struct Trained {
     net: Net,
     precision: Precision,
     optimizer: Box<dyn Optimizer>,
+    masks: Masks,
     input: Tensor,
     target: Tensor,
     beside: Option<Beside>,
@@ -134,12 +144,16 @@ impl Trained {
         weights_channels_last(&parameters(&store))?;
         let optimizer = optimizer(&store, args.precision, is_text)?;
         let beside = (args.mode == Mode::Graph && !is_text).then(|| Beside::new(0)).transpose()?;
-        Ok(Self { net, precision: args.precision, optimizer, input, target, beside, _store: store })
+        let masks = Masks::new(1, GPU)?;
+        Ok(Self { net, precision: args.precision, optimizer, masks, input, target, beside, _store: store })
     }
 
     /// Leaves the mean loss.
     fn step(&mut self) -> Result<Tensor, TorchError> {
         self.optimizer.zero_grad()?;
+        self.masks.advance()?;
+        let count = self.input.size()[0] as u64;
+        let _masks = self.masks.enter(Samples { first: 0, stride: 1, count });
         let loss = match &self.beside {
             Some(beside) => {
                 let loss = beside.forward(|| self.loss())?;
@@ -232,7 +246,7 @@ pub(super) fn run(args: &GpuArgs) -> anyhow::Result<()> {
         "{}",
         json!({
             "step_ms": step_ms, "per_s": per_s, "losses": losses, "first_step_s": first_step_s, "peak_bytes": peak_bytes,
-            "reserved_bytes": reserved_bytes,
+            "reserved_bytes": reserved_bytes, "recorded": graphed.is_recorded(),
         })
     );
     Ok(())

@@ -165,4 +165,7 @@ Message drumline_operation() { return running.empty() ? nullptr : drumline::own(
 // The first random operation since the watch began, as a message to free; null if there was none.
 Message drumline_random_operation() { return random_operation.empty() ? nullptr : drumline::own(random_operation.c_str()); }
 
+// Forgets it, because its result is kept.
+void drumline_random_forget() { random_operation.clear(); }
+
 }  // extern "C"

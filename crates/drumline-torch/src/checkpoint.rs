@@ -38,7 +38,7 @@ use input::Input;
 use surroundings::Begun;
 
 pub(crate) use keep::NoCheckpoint;
-pub use keep::keep;
+pub use keep::{keep, keep_drawn};
 pub use second::is_recomputing;
 
 unsafe extern "C" {

@@ -31,9 +31,11 @@ pub use cuda::{
     sum_layer_norm_cuda, sums_with_layer_norm_cuda,
 };
 pub(crate) use cuda::{CheckedStep, MasterStep, Rounded, Rule};
+use dropout::Rate;
 pub use dropout::{dropout, relu_dropout, sum_with_dropout};
 pub(crate) use halves::{join_all, split_all};
 pub use random::Draw;
+pub(crate) use random::mix;
 pub(crate) use threads::{JOB, on_threads};
 pub(crate) use weights::Elements;
 pub use weights::{GradSlices, WeightSlices};

@@ -15,6 +15,7 @@
 //! - `autocast`: forward passes in 16 bits; `amp`: loss scaling, so that small gradients do not underflow
 //! - `named`: parameters and buffers of a model, in an order that all ranks share
 //! - `fused`, `foreach`: fused optimizer kernels; one operation on a list of tensors
+//! - `masks`: dropout that depends on seed, step, layer and position alone
 //! - `kernels`: dropout, cross-entropy, norms and optimizer steps that read memory once
 //! - `cuda`: GPUs, found when the program runs: streams, graphs, memory; `nccl`: collectives between GPUs
 //! - `optim`, `clip`: SGD, Adam and AdamW, Lion, LAMB and Adafactor with savable state; gradient clipping
@@ -41,6 +42,7 @@ mod hook;
 mod kernels;
 mod knobs;
 mod list;
+mod masks;
 mod memory;
 mod memory_format;
 mod named;
@@ -60,7 +62,7 @@ pub use amp::{
 pub use autocast::{Autocast, autocast, no_autocast};
 pub use batch_norm::batch_norm_sums;
 pub use bytes::{bytes, bytes_mut};
-pub use checkpoint::{checkpoint, is_recomputing, keep, selective_checkpoint};
+pub use checkpoint::{checkpoint, is_recomputing, keep, keep_drawn, selective_checkpoint};
 pub use clip::{
     NormType, clip_grad_norm, clip_grad_norm_by, clip_grad_norm_of, clip_grad_norm_on_device,
     clip_grad_norm_to, clip_grad_value, grad_norm, grad_norm_on_device,
@@ -83,6 +85,7 @@ pub use kernels::{
     smoothed_cross_entropy, sum_layer_norm_cuda, sum_with_dropout, sums_with_layer_norm_cuda,
 };
 pub use knobs::{Determinism, allow_tf32, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
+pub use masks::{MaskScope, Masks, Samples, mask_layer};
 pub use memory::{HeapTensor, ValuesAt, node_shared, tensor_from_vec, tensor_within};
 pub use memory_format::{channels_last, is_weight, weights_channels_last, weights_in};
 pub use named::{Named, buffers, frozen, parameters};

@@ -46,7 +46,7 @@ pub enum NotRecordable {
     /// A checkpoint computes its function again, and would draw other random numbers.
     #[error(
         "`{operation}` draws random numbers in an activation checkpoint, and in a graph they cannot be drawn again; \
-         try no dropout, or no checkpoint"
+         try drumline's dropout in a scope of Masks, keep_drawn, or no checkpoint"
     )]
     RandomInCheckpoint {
         /// The operation.

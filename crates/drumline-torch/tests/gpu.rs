@@ -3,7 +3,9 @@
 
 mod gpu {
     mod batch_norm;
+    mod checkpoints;
     mod convolutions;
+    mod dropout;
     mod graphs;
     mod master_weights;
     mod memory;

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod gpu {
+    mod checkpointing;
     mod edges;
     mod fp16;
     mod graphs;

@@ -8,19 +8,25 @@ use tch::{Device, Kind, Tensor};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Meta {
     size: Vec<i64>,
-    kind: Kind,
+    /// `None` for a type that tch has no name for, such as that of the state of random numbers that attention saves.
+    kind: Option<Kind>,
     device: Device,
 }
 
 impl Meta {
     pub(super) fn of(tensor: &Tensor) -> Self {
-        Self { size: tensor.size(), kind: tensor.kind(), device: tensor.device() }
+        Self { size: tensor.size(), kind: tensor.f_kind().ok(), device: tensor.device() }
     }
 }
 
 impl fmt::Display for Meta {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} of {:?} on {:?}", self.size, self.kind, self.device)
+        write!(f, "{:?} of ", self.size)?;
+        match self.kind {
+            Some(kind) => write!(f, "{kind:?}")?,
+            None => f.write_str("an unnamed type")?,
+        }
+        write!(f, " on {:?}", self.device)
     }
 }
 

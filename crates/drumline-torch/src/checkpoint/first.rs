@@ -10,11 +10,14 @@ use super::Kept;
 use super::error::Meta;
 use super::frame::{Again, Frame};
 use super::input::Role;
-use super::keep::{Current, InCheckpoint};
+use super::keep::{Current, InCheckpoint, Mark};
+use super::operation;
 use super::origin::Origin;
 use super::record::{Blank, MarkedResult, Record, Replay, Source};
+use super::surroundings::Generators;
 use crate::error::TorchError;
 use crate::function::FunctionError;
+use crate::rng::RngState;
 use crate::saved_tensors::{HooksScope, SavedTensor, Saving, Unchanged, Unpack};
 
 /// Notes a first forward.
@@ -40,6 +43,7 @@ enum InMark {
 
 /// A mark whose function runs.
 struct Open {
+    kept: Kept,
     inputs: Vec<Tensor>,
     first: usize,
     /// `None` if one of its saved tensors can neither be made again nor is kept.
@@ -54,6 +58,34 @@ struct Marked {
     blank: Blank,
     /// The result, if it may be kept.
     result: Option<Unchanged>,
+    drawn: Option<Drawn>,
+}
+
+/// The random numbers of a mark whose result must be kept.
+struct Drawn {
+    generators: Generators,
+    before: RngState,
+    /// `None` if it has drawn none.
+    after: Option<RngState>,
+    /// Whether an earlier operation was random.
+    is_late: bool,
+}
+
+impl Drawn {
+    fn begin(inputs: &[&Tensor]) -> Result<Self, TorchError> {
+        let generators = Generators::of(inputs.iter().map(|input| input.device()))?;
+        let is_late = operation::random().is_some();
+        Ok(Self { generators, before: generators.state()?, after: None, is_late })
+    }
+
+    fn end(mut self) -> Result<Self, TorchError> {
+        if !self.is_late {
+            operation::forget_random();
+        }
+        let state = self.generators.state()?;
+        self.after = (state != self.before).then_some(state);
+        Ok(self)
+    }
 }
 
 impl First {
@@ -72,10 +104,10 @@ impl First {
     /// Ends the forward. From here on backward can run the function again.
     pub(super) fn end(self: Rc<Self>, again: impl FnOnce(Record) -> Again) -> Result<(), TorchError> {
         let first = Rc::into_inner(self).ok_or(TorchError::Internal { what: "a forward has not ended" })?;
-        let Self { frame, kept, noted } = first;
+        let Self { frame, noted, .. } = first;
         let Noted { saved, marks, .. } = noted.into_inner();
         let total = saved.len();
-        let marks = marks.into_iter().map(|mark| mark.end(kept, total)).collect::<Result<_, _>>()?;
+        let marks = marks.into_iter().map(|mark| mark.end(total)).collect::<Result<_, _>>()?;
         frame.complete(again(Record { saved, marks }));
         Ok(())
     }
@@ -85,7 +117,7 @@ impl First {
         let index = noted.saved.len();
         noted.saved.push(Meta::of(&saving.data));
         if let Some(open) = &mut noted.open {
-            open.note(saving, self.kept)?;
+            open.note(saving)?;
         }
         let frame = Arc::clone(&self.frame);
         Ok(Box::new(move || frame.tensor(index)))
@@ -94,6 +126,7 @@ impl First {
     /// Runs the function of a mark.
     pub(super) fn keep(
         &self,
+        mark: Mark,
         inputs: &[&Tensor],
         function: impl FnOnce() -> Result<Tensor, TorchError>,
     ) -> Result<Tensor, TorchError> {
@@ -101,12 +134,15 @@ impl First {
             return function();
         }
         let first = self.noted.borrow().saved.len();
+        let drawn = (mark == Mark::Drawn).then(|| Drawn::begin(inputs)).transpose()?;
         let inputs = inputs.iter().map(|input| input.shallow_clone()).collect();
-        self.noted.borrow_mut().open = Some(Open { inputs, first, saved: Some(Vec::new()) });
+        let kept = if drawn.is_some() { Kept::Marked } else { self.kept };
+        self.noted.borrow_mut().open = Some(Open { kept, inputs, first, saved: Some(Vec::new()) });
         let result = function();
+        let drawn = drawn.map(Drawn::end).transpose()?;
         let mut noted = self.noted.borrow_mut();
         if let (Some(open), Ok(result)) = (noted.open.take(), &result) {
-            noted.marks.push(open.end(result, self.kept)?);
+            noted.marks.push(Marked { drawn, ..open.end(result)? });
         }
         drop(noted);
         result
@@ -114,18 +150,20 @@ impl First {
 }
 
 impl Open {
-    fn note(&mut self, saving: Saving<'_>, kept: Kept) -> Result<(), TorchError> {
+    fn note(&mut self, saving: Saving<'_>) -> Result<(), TorchError> {
         let Some(saved) = &mut self.saved else { return Ok(()) };
         match Origin::of(&saving, &self.inputs)? {
-            Origin::Unknown if kept == Kept::Marked => saved.push(InMark::Kept(Unchanged::new(saving.data))),
+            Origin::Unknown if self.kept == Kept::Marked => {
+                saved.push(InMark::Kept(Unchanged::new(saving.data)))
+            }
             Origin::Unknown => self.saved = None,
             origin => saved.push(InMark::From(origin)),
         }
         Ok(())
     }
 
-    fn end(self, result: &Tensor, kept: Kept) -> Result<Marked, TorchError> {
-        let Self { first, saved, .. } = self;
+    fn end(self, result: &Tensor) -> Result<Marked, TorchError> {
+        let Self { first, saved, kept, .. } = self;
         let data = Role::CONSTANT.give(result)?;
         let in_result = |saved: InMark| match saved {
             InMark::Kept(tensor) => match Origin::in_result(tensor.get_unchecked(), &data) {
@@ -137,26 +175,31 @@ impl Open {
         let saved = saved.map(|all| all.into_iter().map(in_result).collect());
         let (role, blank) = (Role::of(result), Blank::like(result));
         let result = (kept == Kept::Marked).then(|| Unchanged::new(data));
-        Ok(Marked { first, saved, role, blank, result })
+        Ok(Marked { first, saved, role, blank, result, drawn: None })
     }
 }
 
 impl Marked {
     /// What the second forward does, when the first has saved `total` tensors.
-    fn end(self, kept: Kept, total: usize) -> Result<Option<Replay>, TorchError> {
-        let Self { first, saved, role, blank, result } = self;
+    fn end(self, total: usize) -> Result<Option<Replay>, TorchError> {
+        let Self { first, saved, role, blank, result, drawn } = self;
         let Some(saved) = saved else { return Ok(None) };
         let needs_result = saved.iter().any(|saved| matches!(saved, InMark::From(Origin::Result { .. })));
         let is_last = first + saved.len() == total && !needs_result;
         let result = match result.map(Unchanged::into_tensor) {
             _ if is_last => MarkedResult::Blank(blank),
-            Some(Ok(result)) if kept == Kept::Marked => MarkedResult::Kept(SavedTensor::new(&result)?),
+            Some(Ok(result)) => MarkedResult::Kept(SavedTensor::new(&result)?),
+            Some(Err(cause)) if drawn.is_some() => {
+                let operation = "a result with random numbers cannot be kept";
+                return Err(TorchError::Custom { operation, cause: cause.into() });
+            }
             _ => return Ok(None),
         };
         let sources = saved.into_iter().map(|saved| match saved {
             InMark::From(origin) => Ok(Source::From(origin)),
             InMark::Kept(tensor) => Ok(Source::Kept(SavedTensor::new(tensor.get_unchecked())?)),
         });
-        Ok(Some(Replay { first, sources: sources.collect::<Result<_, TorchError>>()?, role, result }))
+        let sources = sources.collect::<Result<_, TorchError>>()?;
+        Ok(Some(Replay { first, sources, role, result, drawn: drawn.and_then(|drawn| drawn.after) }))
     }
 }

@@ -83,9 +83,37 @@ pub fn keep(
     inputs: &[&Tensor],
     function: impl FnOnce() -> Result<Tensor, TorchError>,
 ) -> Result<Tensor, TorchError> {
+    marked(Mark::Repeatable, inputs, function)
+}
+
+/// The same for a function that draws random numbers from libtorch's generators, such as attention with dropout. Every
+/// checkpoint keeps its result, and what it saves for backward, because it cannot be drawn again in a CUDA graph.
+///
+/// Dropout in a scope of [`Masks`](crate::Masks) draws nothing, and needs no mark.
+pub fn keep_drawn(
+    inputs: &[&Tensor],
+    function: impl FnOnce() -> Result<Tensor, TorchError>,
+) -> Result<Tensor, TorchError> {
+    marked(Mark::Drawn, inputs, function)
+}
+
+/// What a mark says of its function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Mark {
+    /// It computes the same again.
+    Repeatable,
+    /// It draws random numbers.
+    Drawn,
+}
+
+fn marked(
+    mark: Mark,
+    inputs: &[&Tensor],
+    function: impl FnOnce() -> Result<Tensor, TorchError>,
+) -> Result<Tensor, TorchError> {
     match CURRENT.with_borrow(Clone::clone) {
         None => function(),
-        Some(Current::First(first)) => first.keep(inputs, function),
+        Some(Current::First(first)) => first.keep(mark, inputs, function),
         Some(Current::Second(second)) => second.keep(inputs, function),
     }
 }

@@ -11,6 +11,7 @@ unsafe extern "C" {
     fn drumline_watch_end(handle: u64);
     fn drumline_operation() -> Message;
     fn drumline_random_operation() -> Message;
+    fn drumline_random_forget();
 }
 
 /// A callback of libtorch on the operations of this thread, until this is dropped.
@@ -56,4 +57,10 @@ pub(super) fn current() -> String {
 pub(super) fn random() -> Option<String> {
     // SAFETY: as above.
     text_of(unsafe { drumline_random_operation() })
+}
+
+/// Forgets the random operation that was found.
+pub(super) fn forget_random() {
+    // SAFETY: takes nothing.
+    unsafe { drumline_random_forget() };
 }

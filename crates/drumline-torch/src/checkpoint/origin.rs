@@ -73,7 +73,9 @@ impl Origin {
         check(message, "cannot inspect a saved tensor")?;
         // SAFETY: a new handle that we own, or null.
         let parameter = (!raw.parameter.is_null()).then(|| unsafe { Tensor::from_ptr(raw.parameter) });
-        let (saved, kind) = (&saving.data, saving.data.kind());
+        let saved = &saving.data;
+        // Not all types have a name. Casts have.
+        let Ok(kind) = saved.f_kind() else { return Ok(Self::Unknown) };
         Ok(match (usize::try_from(raw.input), parameter) {
             (Ok(index), _) if raw.is_cast => {
                 Self::Input { index, cast: Some(kind), view: View::of(saved, 0) }
@@ -89,7 +91,7 @@ impl Origin {
     /// The origin of a saved tensor that is a part of the operation's result.
     pub(super) fn in_result(saved: &Tensor, result: &Tensor) -> Self {
         let (one, other) = (Storage::of(saved), Storage::of(result));
-        if one.address == 0 || one != other || saved.kind() != result.kind() {
+        if one.address == 0 || one != other || saved.f_kind().ok() != result.f_kind().ok() {
             return Self::Unknown;
         }
         Self::Result { view: View::of(saved, offset(result)) }

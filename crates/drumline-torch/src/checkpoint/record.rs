@@ -6,6 +6,7 @@ use super::error::Meta;
 use super::input::Role;
 use super::origin::Origin;
 use crate::error::TorchError;
+use crate::rng::RngState;
 use crate::saved_tensors::SavedTensor;
 
 /// A first forward.
@@ -24,6 +25,8 @@ pub(super) struct Replay {
     pub(super) sources: Vec<Source>,
     pub(super) role: Role,
     pub(super) result: MarkedResult,
+    /// The generators after it, if it has drawn from them.
+    pub(super) drawn: Option<RngState>,
 }
 
 /// Where a saved tensor of a mark is taken from.
@@ -60,6 +63,7 @@ impl Replay {
     /// The result, and the tensors that the function would save.
     pub(super) fn run(&self, inputs: &[&Tensor]) -> Result<(Tensor, Vec<Tensor>), TorchError> {
         no_grad(|| {
+            self.drawn.as_ref().map_or(Ok(()), RngState::restore)?;
             let result = match &self.result {
                 MarkedResult::Kept(kept) => kept.get()?,
                 MarkedResult::Blank(blank) => blank.make()?,

@@ -1,28 +1,38 @@
-//! What a function depends on beside its inputs: autocast, random numbers, and the stream of weight gradients.
+//! What a function depends on beside its inputs: autocast, random numbers, masks, and the stream of weight gradients.
 //!
 //! Random numbers: the states of the generators before and after the first forward are compared. Only if they differ, the
 //! second forward begins with the first state, and puts back the one that it found. In a CUDA graph the state of a GPU's
 //! generator cannot be read, so there random operations are looked for, and are an error.
 
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use super::operation::{self, Watch};
 use crate::autocast::AutocastSettings;
 use crate::convolution::Beside;
 use crate::cuda::is_recorded;
 use crate::error::TorchError;
+use crate::masks::Place;
 use crate::recordable::NotRecordable;
 use crate::rng::RngState;
 
 /// The generators that a function may draw from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Generators {
+pub(super) enum Generators {
     Host,
     All,
 }
 
 impl Generators {
-    fn state(self) -> Result<RngState, TorchError> {
+    /// Those whose state can be read now, for a function of tensors on these devices.
+    pub(super) fn of(mut devices: impl Iterator<Item = Device>) -> Result<Self, TorchError> {
+        let gpu = devices.find(|device| device.is_cuda());
+        Ok(match gpu {
+            Some(device) if !is_recorded(device)? => Self::All,
+            _ => Self::Host,
+        })
+    }
+
+    pub(super) fn state(self) -> Result<RngState, TorchError> {
         match self {
             Self::Host => RngState::of_host(),
             Self::All => RngState::capture(),
@@ -42,17 +52,16 @@ pub(super) struct Begun {
 impl Begun {
     /// Now, with these inputs.
     pub(super) fn now(inputs: &[Tensor]) -> Result<Self, TorchError> {
-        let (mut generators, mut random) = (Generators::Host, None);
-        for device in inputs.iter().map(Tensor::device).filter(|device| device.is_cuda()) {
-            generators = Generators::All;
-            if is_recorded(device)? {
-                random = Some(Watch::random()?);
-                generators = Generators::Host;
-                break;
-            }
-        }
-        let surroundings =
-            Surroundings { autocast: AutocastSettings::now()?, beside: Beside::current(), drawn: None };
+        let generators = Generators::of(inputs.iter().map(Tensor::device))?;
+        let is_on_gpu = inputs.iter().any(|input| input.device().is_cuda());
+        let is_recorded = is_on_gpu && generators == Generators::Host;
+        let random = is_recorded.then(Watch::random).transpose()?;
+        let surroundings = Surroundings {
+            autocast: AutocastSettings::now()?,
+            beside: Beside::current(),
+            drawn: None,
+            place: Place::current(),
+        };
         Ok(Self { surroundings, generators, state: generators.state()?, random })
     }
 
@@ -74,12 +83,14 @@ pub(super) struct Surroundings {
     beside: Option<Beside>,
     /// The state of the generators before it, if it has drawn from them.
     drawn: Option<(Generators, RngState)>,
+    /// Where dropout was.
+    place: Option<Place>,
 }
 
 impl Surroundings {
     /// Runs the second forward in them.
     pub(super) fn within<R>(&self, body: impl FnOnce() -> R) -> Result<R, TorchError> {
-        let _autocast = self.autocast.enter()?;
+        let (_autocast, _masks) = (self.autocast.enter()?, Place::enter(self.place.as_ref()));
         let _outer =
             self.drawn.as_ref().map(|(generators, state)| Outer::replace(*generators, state)).transpose()?;
         Ok(match &self.beside {

@@ -1,7 +1,7 @@
 //! Our own kernels for NVIDIA GPUs, compiled when they are first needed.
 //!
 //! - `batch_norm`: batch normalisation fused with the sum and the ReLU after it
-//! - `layer_norm`: layer normalisation, alone or of a sum
+//! - `dropout`: dropout by position; `layer_norm`: layer normalisation, alone or of a sum
 //! - `cross_entropy`: the last layer of a language model with its loss
 //! - `master_step`: optimizer steps on f32 master weights
 //! - `max_pool`, `stem`: the first layers of ResNets
@@ -9,6 +9,7 @@
 
 mod batch_norm;
 mod cross_entropy;
+mod dropout;
 mod layer_norm;
 mod master_step;
 mod max_pool;
@@ -17,6 +18,7 @@ mod stem;
 
 pub use batch_norm::{Activation, BatchNormLayer, batch_norm_cuda, batch_norm_sum_relu_cuda};
 pub use cross_entropy::{RightClasses, linear_cross_entropy_cuda};
+pub(super) use dropout::{CudaMask, Dropped, drops_on};
 pub use layer_norm::{
     BranchEnd, LayerNormLayer, layer_norm_cuda, sum_layer_norm_cuda, sums_with_layer_norm_cuda,
 };

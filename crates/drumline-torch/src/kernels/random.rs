@@ -2,7 +2,7 @@
 
 /// A 32-bit hash in which each input bit changes half of the output bits (C. Wellons' "lowbias32").
 #[inline(always)]
-pub(super) fn mix(mut x: u32) -> u32 {
+pub(crate) fn mix(mut x: u32) -> u32 {
     x ^= x >> 16;
     x = x.wrapping_mul(0x7feb_352d);
     x ^= x >> 15;

@@ -69,7 +69,7 @@ fn a_norm_of_a_sum_equals_libtorchs() {
         let [weight, bias, extra] = their_columns.each_ref().map(leaf);
         let [their_weight, their_bias, their_extra] = their_columns;
         let layer = LayerNormLayer { weight: &weight, bias: &bias, eps: EPS };
-        let end = BranchEnd { branch: &ours[1], bias: &extra };
+        let end = BranchEnd { branch: &ours[1], bias: &extra, dropout: 0.0 };
         let found = autocast(GPU, Kind::BFloat16, || sum_layer_norm_cuda(&ours[0], end, layer)).unwrap();
         let [sum, normed] = found.unwrap().unwrap();
         assert_eq!((sum.kind(), normed.kind()), (kind, Kind::BFloat16));

@@ -8,9 +8,10 @@
 //! ```
 //! A model has its blocks in [`Blocks`], and its expensive operations call [`product`].
 
+use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use drumline_torch::{TorchError, checkpoint, keep, selective_checkpoint};
+use drumline_torch::{MaskScope, TorchError, checkpoint, keep, keep_drawn, mask_layer, selective_checkpoint};
 use serde_json::{Value as Json, json};
 use tch::{TchError, Tensor};
 
@@ -77,6 +78,25 @@ impl std::fmt::Display for Checkpointing {
     }
 }
 
+impl FromStr for Checkpointing {
+    type Err = ZooError;
+
+    fn from_str(text: &str) -> Result<Self, ZooError> {
+        match text.trim() {
+            "none" => Ok(Self::None),
+            "full" => Ok(Self::Full),
+            "selective" => Ok(Self::Selective),
+            number => match number.parse() {
+                Ok(every) if every > 0 => Ok(Self::Every(every)),
+                _ => {
+                    let what = format!("checkpointing is {text}");
+                    Err(ZooError::Unsuitable { what, fix: Self::expects() })
+                }
+            },
+        }
+    }
+}
+
 impl Setting for Checkpointing {
     fn expects() -> String {
         "none, full, selective, or a number from 1".into()
@@ -87,14 +107,9 @@ impl Setting for Checkpointing {
     }
 
     fn read(value: &Value) -> Option<Self> {
-        if let Some(every) = usize::read(value) {
-            return (every > 0).then_some(Self::Every(every));
-        }
-        match String::read(value)?.trim() {
-            "none" => Some(Self::None),
-            "full" => Some(Self::Full),
-            "selective" => Some(Self::Selective),
-            _ => None,
+        match usize::read(value) {
+            Some(every) => (every > 0).then_some(Self::Every(every)),
+            None => String::read(value)?.parse().ok(),
         }
     }
 
@@ -148,7 +163,10 @@ impl<B: Send + 'static> Blocks<B> {
         forward: impl Fn(&B, &[Tensor]) -> R + Send + 'static,
     ) -> R {
         let block = Arc::clone(&self.blocks[index]);
-        let function = move |inputs: &[Tensor]| Ok(forward(&lock(&block), inputs));
+        let function = move |inputs: &[Tensor]| {
+            let _masks = masks_of(index);
+            Ok(forward(&lock(&block), inputs))
+        };
         let made = match self.how.of_block(index) {
             Checkpointing::None => {
                 let inputs: Vec<Tensor> = inputs.iter().map(|input| input.shallow_clone()).collect();
@@ -159,6 +177,11 @@ impl<B: Send + 'static> Blocks<B> {
         };
         made.unwrap_or_else(|error| panic!("block {index}: {error}"))
     }
+}
+
+/// Dropout is that of the block at this index, until the result is dropped. [`Blocks::forward`] does this.
+pub(crate) fn masks_of(index: usize) -> MaskScope {
+    mask_layer("block", index)
 }
 
 fn lock<B>(block: &Mutex<B>) -> MutexGuard<'_, B> {
@@ -177,6 +200,14 @@ pub(crate) fn product_of(
     function: impl FnOnce() -> Result<Tensor, TorchError>,
 ) -> Tensor {
     keep(inputs, function).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The same for an operation that draws random numbers from libtorch's generators: every checkpoint keeps its result.
+pub(crate) fn drawn_product(
+    inputs: &[&Tensor],
+    function: impl FnOnce() -> Result<Tensor, TchError>,
+) -> Tensor {
+    keep_drawn(inputs, || Ok(function()?)).unwrap_or_else(|error| panic!("{error}"))
 }
 
 #[cfg(test)]

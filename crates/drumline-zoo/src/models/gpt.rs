@@ -29,7 +29,7 @@ use block::{Block, Residual};
 use head::Head;
 
 use crate::error::ZooError;
-use crate::models::checkpointing::{Blocks, Checkpointing};
+use crate::models::checkpointing::{Blocks, Checkpointing, masks_of};
 use crate::models::draw::drawn;
 use crate::models::dropout::dropout;
 use crate::models::options::{check_dropout, check_heads, check_sizes};
@@ -184,7 +184,7 @@ impl Gpt {
             };
             return Residual::new(self.blocks.forward(index, &[&xs.past], forward));
         }
-        let next = index + 1;
+        let (next, _masks) = (index + 1, masks_of(index));
         if next == self.blocks.len() {
             return self.blocks.get(index).forward(xs, Some(&self.ln_f), p);
         }

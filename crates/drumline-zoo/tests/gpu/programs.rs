@@ -83,6 +83,34 @@ fn a_gpt_is_trained_with_graphs_and_generates_text() {
 }
 
 #[test]
+fn a_gpt_with_checkpoints_and_dropout_has_graphs_with_the_losses_of_eager_steps() {
+    let trained = |words: &str| {
+        let place = Place::of_stories(&SynthStoryOptions { train: 200, valid: 10, seed: 3 });
+        let common = "train --device cuda PRECISION bf16-master MODEL.VOCAB_MULTIPLE 64 MODEL.DROPOUT 0.1 TRAIN.MAX_STEPS 20";
+        let eager = went_without_graphs(&place, &format!("{common} {words}"));
+        (eager, losses(&place))
+    };
+    let expected = trained("CUDA_GRAPHS False").1;
+    let off = |found: &[f64]| apart(found, &expected);
+    for words in ["", "TRAIN.ACCUMULATE 2 TRAIN.BATCH_SIZE 4"] {
+        let expected = if words.is_empty() {
+            expected.clone()
+        } else {
+            trained(&format!("CUDA_GRAPHS False {words}")).1
+        };
+        for how in ["none", "full", "selective", "2"] {
+            let (eager, found) = trained(&format!("CUDA_GRAPHS True MODEL.CHECKPOINT {how} {words}"));
+            assert!(!eager, "{how} {words}");
+            assert_eq!(found.len(), expected.len());
+            assert!(apart(&found, &expected) < 0.02, "{how} {words}: {found:?} {expected:?}");
+        }
+    }
+    // Control.
+    let without = trained("CUDA_GRAPHS False MODEL.DROPOUT 0").1;
+    assert!(off(&without) > 1e-4, "dropout counts: {without:?} {expected:?}");
+}
+
+#[test]
 fn an_lstm_trains_with_weights_in_bf16() {
     let place = Place::of_texts("tag", &SynthTextOptions { train: 96, dev: 24, test: 24, seed: 3 });
     let rank = ended(place.job(1, "train --device cuda PRECISION bf16-master").start().unwrap()).remove(0);

@@ -464,9 +464,12 @@ fn compute<M: Model<B> + ?Sized, B: Batch>(
     factor: &Tensor,
 ) -> Result<(Tensor, Vec<M::Output>), TrainerError> {
     let (mut sums, mut outputs, beside) = (Vec::new(), Vec::new(), beside(learner)?);
+    let mut seen = 0;
     for (done, batch) in batches.iter().enumerate() {
         let sync = GradSync::of(done, batches.len());
         learner.engine.begin_micro_batch();
+        let _masks = learner.enter_masks(seen, batch);
+        seen += batch.num_samples();
         let forward = || forward(learner, batch, sync);
         let (output, loss) = match &beside {
             Some(beside) => beside.forward(forward)?,

@@ -15,7 +15,9 @@ use std::time::Instant;
 use drumline_comm::on_behalf_of;
 use drumline_observe::trace::Track;
 use drumline_parallel::{Agreed, Clip, Engine, GradSync, ParallelError};
-use drumline_torch::{Autocast, LossScaler, Named, StepMade, TorchError, Unscaled, nccl};
+use drumline_torch::{
+    Autocast, LossScaler, MaskScope, Masks, Named, Samples, StepMade, TorchError, Unscaled, nccl,
+};
 use tch::{Device, Tensor, no_grad};
 
 use super::batch::Batch;
@@ -47,6 +49,8 @@ pub(super) struct Learner<'a, M: Model<B> + ?Sized, B: Batch> {
     pub(super) schedule: Option<Box<dyn Schedule + 'a>>,
     /// Whether the optimizer has made a step in this run, and so has allocated its state.
     pub(super) has_stepped: bool,
+    /// Where dropout draws from.
+    pub(super) masks: Masks,
     pub(super) waits: Arc<Waits>,
     pub(super) site: &'static Location<'static>,
 }
@@ -103,6 +107,15 @@ impl<M: Model<B> + ?Sized, B: Batch> Learner<'_, M, B> {
         self.precision.autocast().map(|kind| Autocast::new(self.device(), kind)).transpose()
     }
 
+    /// Dropout draws the masks of this batch, until the result is dropped. `seen` samples of this rank come before it in the
+    /// step. Ranks take samples in turn, so that any number of ranks draws the same masks.
+    pub(super) fn enter_masks(&self, seen: usize, batch: &B) -> MaskScope {
+        let ranks = self.engine.mesh().samples();
+        let (rank, stride) = (ranks.rank() as u64, ranks.size() as u64);
+        let count = batch.num_samples() as u64;
+        self.masks.enter(Samples { first: rank + stride * seen as u64, stride, count })
+    }
+
     /// Begins a step of this rank's batches, which may be none.
     pub(super) fn begin_step(&self, agreed: &Agreed) -> Result<(), ParallelError> {
         self.waits.over(|| on_behalf_of(self.site, || self.engine.begin_step(agreed)))
@@ -117,15 +130,16 @@ impl<M: Model<B> + ?Sized, B: Batch> Learner<'_, M, B> {
     ) -> Result<Computed, TrainerError> {
         let factor = agreed.factor_of_sums();
         let most = agreed.most_batches();
-        let (mut sum, mut done) = (0.0, 0);
+        let (mut sum, mut done, mut seen) = (0.0, 0, 0);
         for batch in batches {
             let sync = GradSync::of(done, most);
             self.engine.begin_micro_batch();
-            let Some(loss) = self.loss_of(context, batch, sync)? else { break };
+            let samples = batch.num_samples();
+            let Some(loss) = self.loss_of(context, batch, (sync, seen))? else { break };
             let begin = Instant::now();
             self.backward(&(&loss * factor), sync)?;
             context.tracer.span("backward", Track::Compute, begin);
-            done += 1;
+            (done, seen) = (done + 1, seen + samples);
             sum += loss.f_double_value(&[]).map_err(TorchError::from)?;
         }
         if done < most {
@@ -145,17 +159,19 @@ impl<M: Model<B> + ?Sized, B: Batch> Learner<'_, M, B> {
         }
     }
 
-    /// The sum of a batch's losses, ready for backward; `None` after a failure, which is kept.
+    /// The sum of a batch's losses, ready for backward; `None` after a failure, which is kept. `seen` as in
+    /// [`enter_masks`](Self::enter_masks).
     fn loss_of(
         &mut self,
         context: &mut Context<'_>,
         batch: B,
-        sync: GradSync,
+        (sync, seen): (GradSync, usize),
     ) -> Result<Option<Tensor>, TrainerError> {
         context.call(Hook::BatchBegin);
         let made = guarded(|| {
             let batch = batch.to_device(self.device())?;
             let _autocast = self.autocast()?;
+            let _masks = self.enter_masks(seen, &batch);
             let begin = Instant::now();
             let forward = || self.model.forward_batch(&batch, Mode::Train);
             let output = self.engine.forward_with(sync, forward)??;

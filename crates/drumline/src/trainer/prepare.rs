@@ -7,7 +7,7 @@ use std::sync::Arc;
 use drumline_comm::{Mesh, ReduceOp, call_site};
 use drumline_observe::bar::Progress;
 use drumline_parallel::{Engine, EngineSetup, ReductionObserver};
-use drumline_torch::{Adam, AdamOptions, Optimizer, TorchError, parameters};
+use drumline_torch::{Adam, AdamOptions, Masks, Optimizer, TorchError, parameters};
 use serde_json::Value;
 use tch::nn::VarStore;
 use tch::{Cuda, Device};
@@ -237,6 +237,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
                 clips: self.settings.clips.clone(),
                 schedule: self.schedule,
                 has_stepped: false,
+                masks: Masks::new(self.settings.seed, device)?,
                 waits,
                 site,
             },

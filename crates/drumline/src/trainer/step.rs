@@ -82,6 +82,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Step<'_, '_, M, B> {
             self.context.state.optimizer.zero_grad()?;
         }
         self.learner.begin_step(agreed)?;
+        self.learner.masks.set_step(self.context.state.step + 1)?;
         self.learner.scores.reset();
         match mode {
             StepMode::Eager => self.learner.gradients(self.context, window.batches, agreed),

@@ -16,6 +16,7 @@ use drumline::trainer::{
 };
 use drumline::{DdpOptions, ProcessGroup};
 use drumline_torch::cuda;
+use drumline_torch::{FunctionError, checkpoint, dropout, keep, selective_checkpoint};
 
 pub(super) const GPU: Device = Device::Cuda(0);
 /// Enough for all that a rank alone does.
@@ -30,6 +31,16 @@ const HIDDEN: i64 = 32;
 pub(super) fn join() -> anyhow::Result<ProcessGroup> {
     cuda::open()?;
     Ok(ProcessGroup::from_env()?)
+}
+
+/// What the first layer keeps for backward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kept {
+    All,
+    /// Its input.
+    Input,
+    /// Its input, and the result of its product.
+    Product,
 }
 
 /// Which training.
@@ -52,6 +63,9 @@ pub(super) struct Case {
     pub(super) fills: bool,
     /// Whether ranks share the statistics of a norm.
     pub(super) syncs: bool,
+    /// The probability of dropout.
+    pub(super) dropout: f64,
+    pub(super) kept: Kept,
     /// The stage of ZeRO, which a single rank goes through as if there were several. The model is then created on the CPU.
     pub(super) zero: Option<Stage>,
 }
@@ -72,6 +86,8 @@ impl Case {
         reads: false,
         fills: false,
         syncs: false,
+        dropout: 0.0,
+        kept: Kept::All,
         zero: None,
     };
 }
@@ -153,10 +169,30 @@ impl Net {
     }
 }
 
+impl Net {
+    /// The first layer, in a checkpoint unless all is kept.
+    fn hidden(&self, input: &Tensor) -> Tensor {
+        let (weight, bias) =
+            (self.first.ws.shallow_clone(), self.first.bs.as_ref().map(Tensor::shallow_clone));
+        let p = self.case.dropout;
+        let layer = move |xs: &[Tensor]| {
+            let product = keep(&[&xs[0]], || Ok(xs[0].f_linear(&weight, bias.as_ref())?))?;
+            Ok(dropout(&product.f_tanh()?, p)?)
+        };
+        match self.case.kept {
+            Kept::All => {
+                layer(&[input.shallow_clone()]).map_err(|error: FunctionError| error.to_string()).unwrap()
+            }
+            Kept::Input => checkpoint(layer, &[input]).unwrap(),
+            Kept::Product => selective_checkpoint(layer, &[input]).unwrap(),
+        }
+    }
+}
+
 impl Module for Net {
     fn forward(&self, input: &Tensor) -> Tensor {
         self.forwards.fetch_add(1, Ordering::Relaxed);
-        let hidden = self.first.forward(input).tanh();
+        let hidden = self.hidden(input);
         let hidden =
             self.norm.as_ref().map_or_else(|| hidden.shallow_clone(), |norm| norm.forward_t(&hidden, true));
         if self.case.reads {

@@ -1,6 +1,7 @@
-// Layer normalisation, alone or of a sum: s = x + branch + bias, y = (s - mean) / deviation * weight + shift. WIDTH
+// Layer normalisation, alone or of a sum: s = x + dropout(branch + bias), y = (s - mean) / deviation * weight + shift. WIDTH
 // threads process a row, one vector each, and then the next row. Values of columns stay in their registers. A block has
-// GROUPS such groups of threads, up to four. x and s may be f32 while the rest has 16 bits.
+// GROUPS such groups of threads, up to four. x and s may be f32 while the rest has 16 bits. DROPS says whether there is
+// dropout.
 
 __device__ inline float2 operator+(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
 
@@ -79,11 +80,21 @@ __device__ inline void round_as(const Long*, Floats&) {}
 
 __device__ inline Floats columns(const float* of, int vector) { return read((const Long*)of, vector); }
 
+// The factors of a thread's vector in a row: `step` is what the masks of the step depend on.
+__device__ inline Floats dropped(const Mask& mask, Seeds step, int row, int size, int vector) {
+  int rows = (int)(mask.per_sample / size);
+  Floats factors;
+  factors_of<N>(mask, of_sample(mask, step, row / rows), (long long)(row % rows) * size + vector * N, factors.at);
+  return factors;
+}
+
 template <class S>
-__device__ void forward(const S* __restrict__ x, const T* __restrict__ branch, const float* branch_bias, S* __restrict__ sum, T* __restrict__ y,
+__device__ void forward(const Mask& mask, const S* __restrict__ x, const T* __restrict__ branch, const float* branch_bias, S* __restrict__ sum, T* __restrict__ y,
                         float2* __restrict__ stats, const float* weight, const float* shift, int rows, int size, float eps) {
   int vector = threadIdx.x % WIDTH, turn = 0;
   bool is_in = vector < size / N;
+  Seeds step = {};
+  if (DROPS) step = of_step(mask);
   Floats w = {}, b = {}, extra = {};
   if (is_in) w = columns(weight, vector), b = columns(shift, vector);
   if (is_in && branch_bias) extra = columns(branch_bias, vector);
@@ -95,7 +106,9 @@ __device__ void forward(const S* __restrict__ x, const T* __restrict__ branch, c
       v = read(x + start, vector);
       if (branch) {
         Floats other = read(branch + start, vector);
-        for (int i = 0; i < N; ++i) v.at[i] += other.at[i] + extra.at[i];
+        Floats factors = {};
+        if (DROPS) factors = dropped(mask, step, row, size, vector);
+        for (int i = 0; i < N; ++i) v.at[i] += (other.at[i] + extra.at[i]) * (DROPS ? factors.at[i] : 1.f);
         round_as(sum, v);
         write(sum + start, vector, v);
       }
@@ -127,13 +140,15 @@ __device__ void leave(const Floats& own, int size, float* partial) {
   __syncthreads();
 }
 
-// `branch_grad` is the gradient of x in 16 bits if x is f32; null otherwise. `partial` has three rows of columns for
+// `branch_grad` is the gradient of the branch, with dropout or in 16 bits where x is f32; null if it is that of x. `partial` has three rows of columns for
 // each block: for weight, shift and the branch's bias.
 template <class S>
-__device__ void backward(const T* __restrict__ dy, const S* __restrict__ dsum, const S* __restrict__ sum, const float2* __restrict__ stats,
+__device__ void backward(const Mask& mask, const T* __restrict__ dy, const S* __restrict__ dsum, const S* __restrict__ sum, const float2* __restrict__ stats,
                          const float* weight, S* __restrict__ dx, T* __restrict__ branch_grad, float* partial, int rows, int size) {
   int vector = threadIdx.x % WIDTH, turn = 0;
   bool is_in = vector < size / N;
+  Seeds step = {};
+  if (DROPS) step = of_step(mask);
   Floats w = {}, of_weight = {}, of_shift = {}, of_bias = {};
   if (is_in) w = columns(weight, vector);
   for (int row = blockIdx.x * GROUPS + threadIdx.x / WIDTH; row < rows; row += gridDim.x * GROUPS) {
@@ -153,11 +168,13 @@ __device__ void backward(const T* __restrict__ dy, const S* __restrict__ dsum, c
       }
     }
     sums = total(sums, turn);
-    for (int i = 0; i < N; ++i) {
-      g.at[i] = stat.y * (g.at[i] - sums.x / size - v.at[i] * (sums.y / size)) + more.at[i];
-      of_bias.at[i] += g.at[i];
-    }
+    for (int i = 0; i < N; ++i) g.at[i] = stat.y * (g.at[i] - sums.x / size - v.at[i] * (sums.y / size)) + more.at[i];
     if (is_in) write(dx + start, vector, g);
+    if (DROPS) {
+      Floats factors = dropped(mask, step, row, size, vector);
+      for (int i = 0; i < N; ++i) g.at[i] *= factors.at[i];
+    }
+    for (int i = 0; i < N; ++i) of_bias.at[i] += g.at[i];
     if (is_in && branch_grad) write(branch_grad + start, vector, g);
   }
   float* own = partial + (size_t)blockIdx.x * 3 * size;
@@ -186,14 +203,14 @@ extern "C" __global__ void __launch_bounds__(1024) columns_total(const float* pa
 
 #define NORM(name, S)                                                                                                                      \
   extern "C" __global__ void __launch_bounds__(WIDTH * GROUPS)                                                                                 \
-      norm_##name(const S* x, const T* branch, const float* branch_bias, S* sum, T* y, float2* stats, const float* weight,                  \
+      norm_##name(const Mask mask, const S* x, const T* branch, const float* branch_bias, S* sum, T* y, float2* stats, const float* weight,                  \
                   const float* shift, int rows, int size, float eps) {                                                                     \
-    forward(x, branch, branch_bias, sum, y, stats, weight, shift, rows, size, eps);                                                        \
+    forward(mask, x, branch, branch_bias, sum, y, stats, weight, shift, rows, size, eps);                                                        \
   }                                                                                                                                        \
   extern "C" __global__ void __launch_bounds__(WIDTH * GROUPS)                                                                                 \
-      norm_backward_##name(const T* dy, const S* dsum, const S* sum, const float2* stats, const float* weight, S* dx, T* branch_grad,       \
+      norm_backward_##name(const Mask mask, const T* dy, const S* dsum, const S* sum, const float2* stats, const float* weight, S* dx, T* branch_grad,       \
                            float* partial, int rows, int size) {                                                                           \
-    backward(dy, dsum, sum, stats, weight, dx, branch_grad, partial, rows, size);                                                          \
+    backward(mask, dy, dsum, sum, stats, weight, dx, branch_grad, partial, rows, size);                                                          \
   }
 
 NORM(same, T)

@@ -1,15 +1,21 @@
-//! Layer normalisation on a GPU, alone or fused with the residual sum before it, in one pass forward and one backward.
+//! Layer normalisation on a GPU, alone or fused with the dropout and the residual sum before it, in one pass forward and
+//! one backward.
 #![allow(unsafe_code)]
+
+use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor};
 
+use super::dropout::{CudaMask, MASK};
 use super::place::{Element, Source, is_aligned, is_plain, launch, multiprocessors, pointer};
 use crate::autocast::autocast_kind;
-use crate::cuda::{Argument, Grid};
+use crate::cuda::{Argument, Grid, Kernels};
 use crate::error::TorchError;
 use crate::function::autograd_function;
+use crate::kernels::Rate;
+use crate::masks::{Place, Position};
 
-static SOURCE: Source = Source::new(&[include_str!("layer_norm.cu")]);
+static SOURCE: Source = Source::new(&[MASK, include_str!("layer_norm.cu")]);
 
 /// Threads per block, unless a row needs more.
 const THREADS: i64 = 256;
@@ -34,6 +40,8 @@ pub struct BranchEnd<'a> {
     pub branch: &'a Tensor,
     /// The bias, one value for each column.
     pub bias: &'a Tensor,
+    /// The probability of dropout after it, which needs a scope of [`Masks`](crate::Masks).
+    pub dropout: f64,
 }
 
 /// The layer norm of rows. With autocast the result is in 16 bits, because matrix products would cast it anyway.
@@ -44,7 +52,7 @@ pub fn layer_norm_cuda(xs: &Tensor, layer: LayerNormLayer<'_>) -> Result<Option<
     let outputs = autograd_function(
         &[xs, layer.weight, layer.bias],
         |cx, inputs| {
-            let (y, stats) = norm.forward(inputs[0], &layer, None)?;
+            let (y, stats) = norm.forward(inputs[0], &layer, None, None)?;
             for saved in [inputs[0], &stats, inputs[1]] {
                 cx.save(saved);
             }
@@ -52,7 +60,7 @@ pub fn layer_norm_cuda(xs: &Tensor, layer: LayerNormLayer<'_>) -> Result<Option<
         },
         move |cx, grads| {
             let Some(grad) = &grads[0] else { return Ok(vec![None, None, None]) };
-            let Graded { of_x, of_columns, .. } = norm.backward(cx.saved(), Some(grad), None)?;
+            let Graded { of_x, of_columns, .. } = norm.backward(cx.saved(), Some(grad), None, None)?;
             let [weight, bias, _] = of_columns;
             Ok(vec![Some(of_x), Some(weight), Some(bias)])
         },
@@ -60,18 +68,28 @@ pub fn layer_norm_cuda(xs: &Tensor, layer: LayerNormLayer<'_>) -> Result<Option<
     Ok(outputs.into_iter().next())
 }
 
-/// The sum of `xs` and the end of a branch, and the norm of that sum. Returns `None` like [`layer_norm_cuda`].
+/// The sum of `xs` and the end of a branch after dropout, and the norm of that sum. Returns `None` like
+/// [`layer_norm_cuda`], and for dropout outside of a scope of [`Masks`](crate::Masks).
 pub fn sum_layer_norm_cuda(
     xs: &Tensor,
     end: BranchEnd<'_>,
     layer: LayerNormLayer<'_>,
 ) -> Result<Option<[Tensor; 2]>, TorchError> {
     let Some(norm) = Norm::of(xs, &layer, Some(&end))? else { return Ok(None) };
+    let mask = if end.dropout > 0.0 {
+        let rate = Rate::of(end.dropout)?;
+        let mask = Position::next().and_then(|position| CudaMask::new(position, end.branch, rate));
+        let Some(mask) = mask else { return Ok(None) };
+        Some(mask)
+    } else {
+        None
+    };
+    let later = mask.as_ref().map(CudaMask::shared);
     let outputs = autograd_function(
         &[xs, end.branch, end.bias, layer.weight, layer.bias],
         |cx, inputs| {
             let sum = inputs[0].f_empty_like()?;
-            let (y, stats) = norm.forward(inputs[0], &layer, Some((&end, &sum)))?;
+            let (y, stats) = norm.forward(inputs[0], &layer, Some((&end, &sum)), mask.as_ref())?;
             for saved in [&sum, &stats, inputs[3]] {
                 cx.save(saved);
             }
@@ -79,7 +97,7 @@ pub fn sum_layer_norm_cuda(
         },
         move |cx, grads| {
             let Graded { of_x, of_branch, of_columns } =
-                norm.backward(cx.saved(), grads[1].as_ref(), grads[0].as_ref())?;
+                norm.backward(cx.saved(), grads[1].as_ref(), grads[0].as_ref(), later.as_ref())?;
             let [weight, bias, branch_bias] = of_columns;
             Ok([of_x, of_branch, branch_bias, weight, bias].into_iter().map(Some).collect())
         },
@@ -87,9 +105,13 @@ pub fn sum_layer_norm_cuda(
     Ok(outputs.try_into().ok())
 }
 
-/// Whether [`sum_layer_norm_cuda`] supports `xs` together with the matrix product at the end of a branch.
-pub fn sums_with_layer_norm_cuda(xs: &Tensor, layer: LayerNormLayer<'_>) -> Result<bool, TorchError> {
-    Ok(Norm::of(xs, &layer, None)?.is_some())
+/// Whether [`sum_layer_norm_cuda`] supports `xs` together with the matrix product at the end of a branch and this dropout.
+pub fn sums_with_layer_norm_cuda(
+    xs: &Tensor,
+    layer: LayerNormLayer<'_>,
+    dropout: f64,
+) -> Result<bool, TorchError> {
+    Ok((dropout == 0.0 || Place::current().is_some()) && Norm::of(xs, &layer, None)?.is_some())
 }
 
 /// Gradients. Those of columns are for weight, bias and the branch's bias.
@@ -134,8 +156,10 @@ impl Norm {
             && is_column(layer.weight)
             && is_column(layer.bias)
             && end.is_none_or(|end| {
-                let BranchEnd { branch, bias } = end;
-                is_plain(branch, kind, xs.device(), &xs.size()) && is_column(bias)
+                let BranchEnd { branch, bias, dropout } = end;
+                (*dropout == 0.0 || Place::current().is_some())
+                    && is_plain(branch, kind, xs.device(), &xs.size())
+                    && is_column(bias)
             });
         let rows = xs.numel() as i64 / size.max(1);
         let is_long = xs.kind() != kind;
@@ -164,11 +188,23 @@ impl Norm {
         Ok(Grid { blocks: (blocks, 1), threads, shared: 0 })
     }
 
-    fn launch(&self, name: &str, grid: Grid, arguments: &[Argument]) -> Result<(), TorchError> {
-        let (width, groups) = self.block();
-        let kernels = SOURCE.with(self.device, self.element, &[("WIDTH", width), ("GROUPS", groups)])?;
+    fn launch(
+        &self,
+        name: &str,
+        grid: Grid,
+        mask: Option<&CudaMask>,
+        arguments: &[Argument],
+    ) -> Result<(), TorchError> {
+        let kernels = self.kernels(mask.is_some())?;
+        let mask = mask.map(CudaMask::raw).copied().unwrap_or_default();
         // SAFETY: each caller lists the arguments as in the source, for tensors whose shapes `of` has checked.
-        unsafe { launch(&kernels, name, self.device, grid, arguments) }
+        unsafe { kernels.get(&self.name(name))?.launch_with(self.device, grid, &mask, arguments) }
+    }
+
+    fn kernels(&self, drops: bool) -> Result<Arc<Kernels>, TorchError> {
+        let (width, groups) = self.block();
+        let constants = [("WIDTH", width), ("GROUPS", groups), ("DROPS", i64::from(drops))];
+        SOURCE.with(self.device, self.element, &constants)
     }
 
     fn name(&self, name: &str) -> String {
@@ -189,6 +225,7 @@ impl Norm {
         xs: &Tensor,
         layer: &LayerNormLayer<'_>,
         sum: Option<(&BranchEnd<'_>, &Tensor)>,
+        mask: Option<&CudaMask>,
     ) -> Result<(Tensor, Tensor), TorchError> {
         let y = Tensor::f_empty(xs.size(), (self.kind, xs.device()))?;
         let stats = self.floats(2 * self.rows)?;
@@ -201,7 +238,7 @@ impl Norm {
             &self.sizes(),
             &[(layer.eps as f32).into()],
         ];
-        self.launch(&self.name("norm"), self.grid(2048)?, &arguments.concat())?;
+        self.launch("norm", self.grid(2048)?, mask, &arguments.concat())?;
         Ok((y, stats))
     }
 
@@ -211,6 +248,7 @@ impl Norm {
         saved: &[Tensor],
         by_y: Option<&Tensor>,
         by_sum: Option<&Tensor>,
+        mask: Option<&CudaMask>,
     ) -> Result<Graded, TorchError> {
         let (sum, stats, weight) = (&saved[0], &saved[1], &saved[2]);
         let fitting = |grad: &Tensor, kind: Kind| grad.f_to_kind(kind)?.f_contiguous();
@@ -220,18 +258,20 @@ impl Norm {
         };
         let by_sum = by_sum.map(|grad| fitting(grad, sum.kind())).transpose()?;
         let of_x = sum.f_empty_like()?;
-        let short = if self.is_long { Some(by_y.f_empty_like()?) } else { None };
+        let has_own = self.is_long || mask.is_some();
+        let short = if has_own { Some(by_y.f_empty_like()?) } else { None };
         let grid = self.grid(768)?;
         let (blocks, columns) = (grid.blocks.0, 3 * self.size);
         let (partial, totals) = (self.floats(i64::from(blocks) * columns)?, self.floats(columns)?);
         let read = [(&by_y).into(), pointer(by_sum.as_ref()), sum.into(), stats.into(), weight.into()];
         let written = [(&of_x).into(), pointer(short.as_ref()), (&partial).into()];
         let arguments = [&read[..], &written, &self.sizes()].concat();
-        self.launch(&self.name("norm_backward"), grid, &arguments)?;
+        self.launch("norm_backward", grid, mask, &arguments)?;
         let grid = Grid { blocks: ((columns as u32).div_ceil(32), 1), threads: 1024, shared: 0 };
         let arguments =
             [(&partial).into(), (&totals).into(), (blocks as i32).into(), (columns as i32).into()];
-        self.launch("columns_total", grid, &arguments)?;
+        // SAFETY: as in `launch`.
+        unsafe { launch(&*self.kernels(mask.is_some())?, "columns_total", self.device, grid, &arguments)? };
         let column = |place: i64| totals.f_narrow(0, place * self.size, self.size);
         Ok(Graded {
             of_branch: short.unwrap_or_else(|| of_x.shallow_clone()),

@@ -1,12 +1,14 @@
 //! Causal self-attention: each place attends to itself and earlier places.
 
+use drumline_torch::mask_layer;
 use tch::nn::Path;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::cache::LayerCache;
 use super::conv1d::Conv1d;
 use super::{GptOptions, STDEV};
-use crate::models::checkpointing::product;
+use crate::models::checkpointing::{drawn_product, product};
+use crate::models::transformer::{KeysValues, Mask, attend};
 
 /// The layer. One product computes queries, keys and values.
 #[derive(Debug)]
@@ -15,9 +17,6 @@ pub(super) struct Attention {
     c_proj: Conv1d,
     n_head: i64,
 }
-
-/// Why attention cannot fail.
-const FITS: &str = "queries, keys and values have one shape";
 
 /// Queries, keys and values, each `[texts, heads, places, head size]`.
 type Heads = [Tensor; 3];
@@ -30,16 +29,24 @@ impl Attention {
         Self { c_attn, c_proj, n_head }
     }
 
-    /// The attention output before `c_proj`. `p` is the dropout of the attention weights.
+    /// The attention output before `c_proj`. `p` is the dropout of the attention weights: on a GPU that of libtorch's fused
+    /// kernels, which draw it from the generator; elsewhere it is drawn by position.
     pub(super) fn seen(&self, xs: &Tensor, p: f64) -> Tensor {
         let [queries, keys, values] = self.heads(xs);
-        let attend = || {
+        let fused = || {
             let no_mask = None::<Tensor>;
             Tensor::f_scaled_dot_product_attention(&queries, &keys, &values, no_mask, p, true, None, false)
         };
         let inputs = [&queries, &keys, &values];
-        // With dropout its intermediate results are large, and a kept result must not draw random numbers.
-        let seen = if p == 0.0 { product(&inputs, attend) } else { attend().expect(FITS) };
+        let seen = match xs.device() {
+            _ if p == 0.0 => product(&inputs, fused),
+            Device::Cpu => {
+                let _masks = mask_layer("attn", 0);
+                let kept = KeysValues { keys, values };
+                attend(&queries, &kept, Mask::Causal, p)
+            }
+            _ => drawn_product(&inputs, fused),
+        };
         joined(&seen)
     }
 

@@ -10,6 +10,7 @@ use super::attention::Attention;
 use super::cache::LayerCache;
 use super::conv1d::Conv1d;
 use super::{GptOptions, STDEV};
+use crate::models::checkpointing::product_of;
 use crate::models::dropout::sum_with_dropout;
 use crate::models::transformer::LayerNorm;
 
@@ -96,13 +97,21 @@ impl Residual {
     /// Adds the output of a sublayer to the stream.
     fn sum(past: Tensor, branch: Branch<'_>, norm: Option<&LayerNorm>) -> Self {
         let Branch { last, inputs, p } = branch;
-        let fused = norm.filter(|norm| p == 0.0 && expect_ok(sums_with_layer_norm_cuda(&past, norm.layer())));
-        let Some(norm) = fused else { return Self::new(sum_with_dropout(&past, &last.forward(inputs), p)) };
+        let Some(norm) = norm else {
+            let branch = last.forward(inputs);
+            // A checkpoint ends with this sum, and does not compute it again.
+            return Self::new(product_of(&[&past, &branch], || {
+                drumline_torch::sum_with_dropout(&past, &branch, p)
+            }));
+        };
+        if !expect_ok(sums_with_layer_norm_cuda(&past, norm.layer(), p)) {
+            return Self::new(sum_with_dropout(&past, &last.forward(inputs), p));
+        }
         let branch = last.product(inputs);
-        let end = BranchEnd { branch: &branch, bias: last.bias() };
+        let end = BranchEnd { branch: &branch, bias: last.bias(), dropout: p };
         match expect_ok(sum_layer_norm_cuda(&past, end, norm.layer())) {
             Some([past, normed]) => Self { past, normed: Some(normed) },
-            None => Self::new(past + branch + last.bias()),
+            None => Self::new(sum_with_dropout(&past, &(branch + last.bias()), p)),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Stacks of layers: the encoder and the decoder.
 
+use drumline_torch::mask_layer;
 use tch::Tensor;
 use tch::nn::Path;
 
@@ -58,6 +59,7 @@ impl Encoder {
 
     /// `xs` are the embedded `tokens`, of which `pad` is hidden.
     pub(crate) fn forward(&self, xs: &Tensor, tokens: &Tensor, pad: i64, p: f64) -> Encoded {
+        let _masks = mask_layer("encoder", 0);
         let hidden = hidden(tokens, pad);
         let (rows, mask) = (Rows::seen(&hidden), padding_mask(&hidden, xs.kind()));
         let through = |xs: Tensor, index: usize| {
@@ -86,6 +88,7 @@ impl DecoderStack {
 
     /// `xs` is `[rows, size]`.
     pub(crate) fn forward(&self, mut xs: Tensor, rows: &Rows, source: &Encoded, p: f64) -> Tensor {
+        let _masks = mask_layer("decoder", 0);
         for index in 0..self.layers.len() {
             let (rows, source_rows) = (rows.shared(), source.rows.shared());
             let mask = source.mask.shallow_clone();
