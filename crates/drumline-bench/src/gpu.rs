@@ -10,7 +10,7 @@ use drumline::optim::{AdamOptions, AdamW, Optimizer, ParameterGroups, Sgd, SgdOp
 use drumline::trainer::Mode as Phase;
 use drumline_torch::cuda::{self, GraphedStep};
 use drumline_torch::{
-    Autocast, Beside, Masks, MasterWeights, Samples, TorchError, allow_tf32, channels_last,
+    Autocast, Beside, Masks, MasterWeights, StepSamples, TorchError, allow_tf32, channels_last,
     weights_channels_last, weights_in,
 };
 use serde_json::json;
@@ -153,7 +153,7 @@ impl Trained {
         self.optimizer.zero_grad()?;
         self.masks.advance()?;
         let count = self.input.size()[0] as u64;
-        let _masks = self.masks.enter(Samples { first: 0, stride: 1, count });
+        let _masks = self.masks.enter(StepSamples { first: 0, stride: 1, count });
         let loss = match &self.beside {
             Some(beside) => {
                 let loss = beside.forward(|| self.loss())?;

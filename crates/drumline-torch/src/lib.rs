@@ -85,7 +85,7 @@ pub use kernels::{
     smoothed_cross_entropy, sum_layer_norm_cuda, sum_with_dropout, sums_with_layer_norm_cuda,
 };
 pub use knobs::{Determinism, allow_tf32, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
-pub use masks::{MaskScope, Masks, Samples, mask_layer};
+pub use masks::{MaskScope, Masks, StepSamples, mask_layer};
 pub use memory::{HeapTensor, ValuesAt, node_shared, tensor_from_vec, tensor_within};
 pub use memory_format::{channels_last, is_weight, weights_channels_last, weights_in};
 pub use named::{Named, buffers, frozen, parameters};

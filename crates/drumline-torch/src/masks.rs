@@ -23,7 +23,7 @@ const ODD: [u32; 2] = [0x9e37_79b9, 0x85eb_ca6b];
 
 /// Which samples a micro-batch has, of all samples of the step: `first`, `first + stride`, `first + 2 · stride`, ….
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Samples {
+pub struct StepSamples {
     /// The position of the first one.
     pub first: u64,
     /// The distance of two neighbours.
@@ -35,13 +35,13 @@ pub struct Samples {
 /// The masks of a training.
 ///
 /// ```
-/// use drumline_torch::{Masks, Samples, dropout};
+/// use drumline_torch::{Masks, StepSamples, dropout};
 /// use tch::{Device, Kind, Tensor};
 ///
 /// let masks = Masks::new(7, Device::Cpu)?;
 /// let ones = Tensor::ones([4, 100], (Kind::Float, Device::Cpu));
 /// let drawn = |first, count| {
-///     let _scope = masks.enter(Samples { first, stride: 1, count });
+///     let _scope = masks.enter(StepSamples { first, stride: 1, count });
 ///     dropout(&ones.narrow(0, 0, count as i64), 0.5)
 /// };
 /// let whole = drawn(0, 4)?;
@@ -90,7 +90,7 @@ impl Masks {
     }
 
     /// Dropout on this thread draws these masks for these samples, until the result is dropped.
-    pub fn enter(&self, samples: Samples) -> MaskScope {
+    pub fn enter(&self, samples: StepSamples) -> MaskScope {
         let place = Place { masks: self.clone(), samples, layer: 0, calls: 0 };
         MaskScope { before: CURRENT.replace(Some(place)), stays: PhantomData }
     }
@@ -111,7 +111,7 @@ fn lock(number: &Mutex<Tensor>) -> MutexGuard<'_, Tensor> {
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
     masks: Masks,
-    samples: Samples,
+    samples: StepSamples,
     layer: u32,
     /// Dropouts of this layer so far.
     calls: u32,
@@ -170,7 +170,7 @@ pub(crate) struct Position {
     step: u64,
     /// For kernels of a GPU.
     step_on_device: Option<Tensor>,
-    samples: Samples,
+    samples: StepSamples,
 }
 
 impl Position {
@@ -191,16 +191,16 @@ impl Position {
     }
 
     /// The samples of a tensor of this size. If its rows are no samples, it counts as one.
-    fn samples_of(&self, size: &[i64]) -> Samples {
+    fn samples_of(&self, size: &[i64]) -> StepSamples {
         match size.first() {
             Some(rows) if *rows as u64 == self.samples.count => self.samples,
-            _ => Samples { first: self.samples.first | 1 << 63, stride: 0, count: 1 },
+            _ => StepSamples { first: self.samples.first | 1 << 63, stride: 0, count: 1 },
         }
     }
 
     /// The seed of each sample of a tensor of this size.
     pub(crate) fn seeds(&self, size: &[i64]) -> Vec<[u32; 2]> {
-        let Samples { first, stride, count } = self.samples_of(size);
+        let StepSamples { first, stride, count } = self.samples_of(size);
         let step = fold(self.step);
         let [a, b] = [mix(self.keys[0] ^ step), mix(self.keys[1].wrapping_add(step.wrapping_mul(ODD[0])))];
         let of_sample = |nth: u64| {
@@ -212,7 +212,7 @@ impl Position {
 
     /// The same for a kernel, which makes the seeds itself: `None` if the step is not on this GPU.
     pub(crate) fn on_device(self, device: Device, size: &[i64]) -> Option<DevicePosition> {
-        let Samples { first, stride, count } = self.samples_of(size);
+        let StepSamples { first, stride, count } = self.samples_of(size);
         let step = self.step_on_device.filter(|step| step.device() == device)?;
         Some(DevicePosition { keys: self.keys, step, first, stride, count })
     }
@@ -243,8 +243,8 @@ mod tests {
         Tensor::ones(size, FLOAT)
     }
 
-    fn every(count: u64) -> Samples {
-        Samples { first: 0, stride: 1, count }
+    fn every(count: u64) -> StepSamples {
+        StepSamples { first: 0, stride: 1, count }
     }
 
     #[test]
@@ -259,7 +259,7 @@ mod tests {
         };
         let first = drawn(1, 2, 3, 0, every(2));
         assert_eq!(drawn(1, 2, 3, 0, every(2)), first);
-        let moved = Samples { first: 5, ..every(2) };
+        let moved = StepSamples { first: 5, ..every(2) };
         let others = [
             drawn(2, 2, 3, 0, every(2)),
             drawn(1 << 40 | 1, 2, 3, 0, every(2)),
@@ -279,14 +279,14 @@ mod tests {
     #[test]
     fn ranks_that_take_samples_in_turn_draw_the_masks_of_one() {
         let masks = Masks::new(7, Device::Cpu).unwrap();
-        let drawn = |samples: Samples| {
+        let drawn = |samples: StepSamples| {
             let _scope = masks.enter(samples);
             let xs = ones(&[samples.count as i64, 5, 33]);
             [dropout(&xs, 0.3), relu_dropout(&xs, 0.3), sum_with_dropout(&xs, &xs, 0.3)].map(Result::unwrap)
         };
         let whole = drawn(every(6));
         for rank in 0..3 {
-            let own = drawn(Samples { first: rank, stride: 3, count: 2 });
+            let own = drawn(StepSamples { first: rank, stride: 3, count: 2 });
             for (own, whole) in own.iter().zip(&whole) {
                 let expected = Tensor::stack(&[whole.get(rank as i64), whole.get(rank as i64 + 3)], 0);
                 assert_eq!(*own, expected, "rank {rank}");
@@ -298,7 +298,7 @@ mod tests {
     fn rows_that_are_no_samples_and_other_types_have_masks_too() {
         let masks = Masks::new(7, Device::Cpu).unwrap();
         let drawn = |xs: &Tensor, first| {
-            let _scope = masks.enter(Samples { first, ..every(4) });
+            let _scope = masks.enter(StepSamples { first, ..every(4) });
             dropout(xs, 0.5).unwrap()
         };
         let rows = drawn(&ones(&[9, 50]), 0);
@@ -360,7 +360,7 @@ mod tests {
     fn seeds_do_not_change() {
         let masks = Masks::new(0x0123_4567_89ab_cdef, Device::Cpu).unwrap();
         masks.set_step(1000).unwrap();
-        let _scope = masks.enter(Samples { first: 3, stride: 2, count: 2 });
+        let _scope = masks.enter(StepSamples { first: 3, stride: 2, count: 2 });
         let _layer = mask_layer("block", 5);
         let position = Position::next().unwrap();
         assert_eq!(position.seeds(&[2, 8]), SEEDS);

@@ -5,10 +5,13 @@
 //!              to host                └─ copy x ─      └─ copy y            from host    ─ copy y ┘ copy x ┘
 //! ```
 //! Costs no computation, but two copies over PCIe. When backward needs a tensor, copies of the ones that were saved before
-//! it begin, because backward needs them next: about a block is under way while the GPU computes another.
+//! it begin, because backward needs them next: about a block is under way while the GPU computes another. If copies to the
+//! host fall further behind in forward, the GPU waits for them, because the host would queue the whole forward otherwise,
+//! with memory for all of it.
 //!
 //! Host memory comes from libtorch's allocator, which keeps pinned memory for the next step.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tch::{Device, Kind, Tensor};
@@ -22,8 +25,9 @@ use crate::recordable::NotRecordable;
 /// Smaller tensors stay: a copy would take longer than it saves.
 const SMALL_BYTES: usize = 1 << 16;
 
-/// How much is copied back before backward needs it: a block of a GPT of 1.6 billion parameters, for 4 texts of 1024 tokens.
-const AHEAD_BYTES: usize = 256 << 20;
+/// How much of a GPU's memory copies of each direction use at a time: a block of a GPT of 1.6 billion parameters, for 4
+/// texts of 1024 tokens.
+const UNDER_WAY_BYTES: usize = 256 << 20;
 
 /// Runs `body`. What its operations on GPUs save for backward is moved to pinned host memory, and comes back before
 /// backward needs it. Tensors in host memory stay where they are, and so do parameters.
@@ -43,7 +47,7 @@ pub fn offload_saved<R>(body: impl FnOnce() -> R) -> Result<R, TorchError> {
         match (tensor.device(), size(tensor)) {
             (Device::Cuda(device), Some(bytes)) if bytes >= SMALL_BYTES => {
                 let line = Line::of(device)?;
-                let saved = line.add(OnHost::of(tensor, bytes, &line)?);
+                let saved = line.add(tensor, bytes)?;
                 Ok(Box::new(move || Ok(line.take(&saved)?)))
             }
             _ => {
@@ -67,6 +71,16 @@ struct Line {
     to_host: Stream,
     from_host: Stream,
     waiting: Mutex<Vec<Weak<Mutex<OnHost>>>>,
+    leaving: Mutex<VecDeque<Leaving>>,
+}
+
+/// A tensor that is being copied to the host.
+#[derive(Debug)]
+struct Leaving {
+    /// Keeps its memory.
+    _tensor: Tensor,
+    copied: Event,
+    bytes: usize,
 }
 
 type Saved = Arc<Mutex<OnHost>>;
@@ -80,24 +94,66 @@ impl Line {
             return Ok(Arc::clone(line));
         }
         let stream = || Stream::new(device, Priority::Normal);
-        let line = Self { to_host: stream()?, from_host: stream()?, waiting: Mutex::default() };
+        let line = Self {
+            to_host: stream()?,
+            from_host: stream()?,
+            waiting: Mutex::default(),
+            leaving: Mutex::default(),
+        };
         lines.push(Arc::new(line));
         Ok(Arc::clone(&lines[lines.len() - 1]))
     }
 
-    fn add(&self, saved: OnHost) -> Saved {
-        let saved = Arc::new(Mutex::new(saved));
+    fn add(&self, tensor: &Tensor, bytes: usize) -> Result<Saved, TorchError> {
+        if is_recorded(tensor.device())? {
+            return Err(NotRecordable::OffloadedActivations.into());
+        }
+        let host = self.to_host(tensor, bytes)?;
+        let options = (tensor.kind(), tensor.device());
+        let saved = Arc::new(Mutex::new(OnHost { host, options, bytes, back: None }));
         let mut waiting = lock(&self.waiting);
         // Those of a forward without backward.
         while waiting.last().is_some_and(|last| last.strong_count() == 0) {
             waiting.pop();
         }
         waiting.push(Arc::downgrade(&saved));
-        saved
+        Ok(saved)
+    }
+
+    /// Begins to copy a tensor.
+    fn to_host(&self, tensor: &Tensor, bytes: usize) -> Result<Tensor, TorchError> {
+        let (mut host, copied) = (pinned_like(tensor)?, Event::new(Timing::Off)?);
+        self.to_host.wait_for_stream(Stream::current(self.to_host.device())?)?;
+        {
+            let _scope = self.to_host.enter()?;
+            copy_async(&mut host, tensor)?;
+        }
+        copied.record(self.to_host)?;
+        lock(&self.leaving).push_back(Leaving { _tensor: tensor.shallow_clone(), copied, bytes });
+        self.release(UNDER_WAY_BYTES)?;
+        Ok(host)
+    }
+
+    /// Frees tensors that have been copied, until the others have at most so many bytes. Later work of the current stream
+    /// may use their memory, so it waits for the copies.
+    fn release(&self, most: usize) -> Result<(), TorchError> {
+        let mut leaving = lock(&self.leaving);
+        let mut bytes: usize = leaving.iter().map(|one| one.bytes).sum();
+        while let Some(oldest) = leaving.front() {
+            if bytes <= most && !oldest.copied.is_done()? {
+                break;
+            }
+            Stream::current(self.to_host.device())?.wait_for(&oldest.copied)?;
+            bytes -= oldest.bytes;
+            drop(leaving.pop_front());
+        }
+        Ok(())
     }
 
     /// The tensor on the GPU, for the current stream. Begins to copy those that backward needs after it.
     fn take(&self, saved: &Saved) -> Result<Tensor, TorchError> {
+        // From here on the copies to the host are done for the current stream.
+        self.release(0)?;
         let tensor = lock(saved).take(self.from_host)?;
         let mut waiting = lock(&self.waiting);
         let own = waiting.iter().rposition(|other| std::ptr::eq(other.as_ptr(), Arc::as_ptr(saved)));
@@ -107,7 +163,7 @@ impl Line {
         let mut ahead = 0;
         for next in waiting.iter().rev().filter_map(Weak::upgrade) {
             ahead += lock(&next).bytes;
-            if ahead > AHEAD_BYTES {
+            if ahead > UNDER_WAY_BYTES {
                 break;
             }
             lock(&next).begin_back(self.from_host)?;
@@ -120,7 +176,6 @@ impl Line {
 #[derive(Debug)]
 struct OnHost {
     host: Tensor,
-    copied: Event,
     options: (Kind, Device),
     bytes: usize,
     back: Option<Back>,
@@ -135,32 +190,14 @@ struct Back {
 }
 
 impl OnHost {
-    /// Begins to copy. The tensor's memory is free when the copy is done.
-    fn of(tensor: &Tensor, bytes: usize, line: &Line) -> Result<Self, TorchError> {
-        if is_recorded(tensor.device())? {
-            return Err(NotRecordable::OffloadedActivations.into());
-        }
-        let stream = line.to_host;
-        let (mut host, copied) = (pinned_like(tensor)?, Event::new(Timing::Off)?);
-        stream.wait_for_stream(Stream::current(stream.device())?)?;
-        {
-            let _scope = stream.enter()?;
-            copy_async(&mut host, tensor)?;
-        }
-        keep_until(tensor, stream)?;
-        copied.record(stream)?;
-        Ok(Self { host, copied, options: (tensor.kind(), tensor.device()), bytes, back: None })
-    }
-
     /// Begins to copy back, into memory of the current stream, unless that has begun.
     fn begin_back(&mut self, stream: Stream) -> Result<(), TorchError> {
         if self.back.is_some() {
             return Ok(());
         }
         let mut tensor = Tensor::f_empty_strided(self.host.size(), self.host.stride(), self.options)?;
-        // Earlier work may still use that memory.
+        // Earlier work may still use that memory, and has waited for the copy to the host.
         stream.wait_for_stream(Stream::current(stream.device())?)?;
-        stream.wait_for(&self.copied)?;
         {
             let _scope = stream.enter()?;
             copy_async(&mut tensor, &self.host)?;

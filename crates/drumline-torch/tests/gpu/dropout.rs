@@ -2,7 +2,7 @@
 
 use drumline_torch::cuda::{Graph, Pool, Priority, Stream};
 use drumline_torch::{
-    BranchEnd, LayerNormLayer, Masks, Samples, TorchError, dropout, mask_layer, relu_dropout,
+    BranchEnd, LayerNormLayer, Masks, StepSamples, TorchError, dropout, mask_layer, relu_dropout,
     sum_layer_norm_cuda, sum_with_dropout,
 };
 use tch::{Device, Kind, Tensor};
@@ -12,8 +12,8 @@ use super::shared::{FLOAT, GPU, gpu, leaf, off, values};
 const HOST: (Kind, Device) = (Kind::Float, Device::Cpu);
 
 /// The samples of a rank of two that has seen three.
-fn samples(count: i64) -> Samples {
-    Samples { first: 7, stride: 2, count: count as u64 }
+fn samples(count: i64) -> StepSamples {
+    StepSamples { first: 7, stride: 2, count: count as u64 }
 }
 
 /// Numbers that are exact in 16 bits, none of them zero.

@@ -16,7 +16,7 @@ use drumline_comm::on_behalf_of;
 use drumline_observe::trace::Track;
 use drumline_parallel::{Agreed, Clip, Engine, GradSync, ParallelError};
 use drumline_torch::{
-    Autocast, LossScaler, MaskScope, Masks, Named, Samples, StepMade, TorchError, Unscaled, nccl,
+    Autocast, LossScaler, MaskScope, Masks, Named, StepMade, StepSamples, TorchError, Unscaled, nccl,
 };
 use tch::{Device, Tensor, no_grad};
 
@@ -113,7 +113,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Learner<'_, M, B> {
         let ranks = self.engine.mesh().samples();
         let (rank, stride) = (ranks.rank() as u64, ranks.size() as u64);
         let count = batch.num_samples() as u64;
-        self.masks.enter(Samples { first: rank + stride * seen as u64, stride, count })
+        self.masks.enter(StepSamples { first: rank + stride * seen as u64, stride, count })
     }
 
     /// Begins a step of this rank's batches, which may be none.
