@@ -28,7 +28,7 @@ pub struct StepSamples {
     pub first: u64,
     /// The distance of two neighbours.
     pub stride: u64,
-    /// How many there are. A tensor with as many rows has one for each sample.
+    /// How many there are. The rows of a tensor are divided among them in order.
     pub count: u64,
 }
 
@@ -190,10 +190,12 @@ impl Position {
         })
     }
 
-    /// The samples of a tensor of this size. If its rows are no samples, it counts as one.
+    /// The samples of a tensor of this size, each of which has the same number of rows. If they cannot be told apart, all rows
+    /// count as one.
     fn samples_of(&self, size: &[i64]) -> StepSamples {
+        let count = self.samples.count;
         match size.first() {
-            Some(rows) if *rows as u64 == self.samples.count => self.samples,
+            Some(rows) if count > 0 && (*rows as u64).is_multiple_of(count) => self.samples,
             _ => StepSamples { first: self.samples.first | 1 << 63, stride: 0, count: 1 },
         }
     }

@@ -8,7 +8,9 @@ use super::trained::{BRIEF, Case, Kept, WARM_UPS, assert_same_losses, join, trai
 
 /// The case with dropout.
 fn dropping(case: Case) -> Case {
-    Case { dropout: 0.2, epochs: 6 * case.update_every as u64, ..case }
+    // In fp16 the first steps are left out, because they overflow.
+    let epochs = if case.precision == Precision::Fp16 { 10 } else { 6 };
+    Case { dropout: 0.2, epochs: epochs * case.update_every as u64, ..case }
 }
 
 ranks_test!(recorded_checkpoints_have_the_losses_of_eager_steps_without, 1, timeout = BRIEF, {
