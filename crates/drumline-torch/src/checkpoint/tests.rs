@@ -228,6 +228,36 @@ ranks_test!(random_numbers_are_those_of_the_first_forward, 1, {
     assert_eq!(all[0], all[1], "gradients, and the numbers that are drawn after them");
 });
 
+// In its own process, because all threads share the generator.
+ranks_test!(results_that_draw_random_numbers_themselves_are_kept_by_every_checkpoint, 1, {
+    let (x, runs) = (leaf(), Arc::<AtomicUsize>::default());
+    let grad = |how: fn(Shared, &Tensor) -> Tensor| {
+        tch::manual_seed(4);
+        let runs = Arc::clone(&runs);
+        let block = move |xs: &[Tensor]| -> Result<Tensor, FunctionError> {
+            let before = xs[0].f_dropout(0.5, true)?;
+            let drawn = keep_drawn(&[&before], || {
+                runs.fetch_add(1, Ordering::Relaxed);
+                Ok(before.f_exp()?.f_dropout(0.5, true)?)
+            })?;
+            // The second forward draws this one after it, too.
+            Ok(drawn.f_sin()?.f_dropout(0.5, true)? * Tensor::f_rand([8], FLOAT)?)
+        };
+        how(Box::new(block), &x).square().sum(Kind::Float).backward();
+        let found = (x.grad().copy(), Tensor::rand([3], FLOAT));
+        no_grad(|| drop(x.grad().zero_()));
+        found
+    };
+    let expected = grad(|block, x| block(&[x * 1.0]).unwrap());
+    runs.store(0, Ordering::Relaxed);
+    assert_eq!(grad(|block, x| checkpoint(block, &[&(x * 1.0)]).unwrap()), expected);
+    assert_eq!(grad(|block, x| selective_checkpoint(block, &[&(x * 1.0)]).unwrap()), expected);
+    assert_eq!(runs.load(Ordering::Relaxed), 2, "once in each");
+});
+
+/// A block that is handed to a checkpoint.
+type Shared = Box<dyn Fn(&[Tensor]) -> Result<Tensor, FunctionError> + Send>;
+
 /// A function whose second forward does something else.
 fn changing(
     change: impl Fn(&Tensor) -> Tensor + Send + 'static,
