@@ -4,7 +4,8 @@
 
 For each case two ranks train a tiny network with a tied weight, a frozen layer and buffers for three steps, and call
 `save_checkpoint`. Beside the folder, CASE.safetensors has the weights as DeepSpeed's own zero_to_fp32 puts them together,
-and the moments as DeepSpeed's `safe_get_full_optimizer_state` gathers them. DeepSpeed does not train in fp16 on a CPU.
+and the moments as DeepSpeed's `safe_get_full_optimizer_state` gathers them. DeepSpeed refuses fp16 on CPUs without fast
+float16; PyTorch computes in it on any, so `is_fp16_supported` is replaced.
 """
 
 import os
@@ -19,11 +20,18 @@ GOLDEN = pathlib.Path(__file__).resolve().parent / "golden" / "deepspeed"
 RANKS, STEPS, PORT = 2, 3, 29731
 
 BF16 = {"bf16": {"enabled": True}}
+FP16 = {"fp16": {"enabled": True, "initial_scale_power": 8}}
 CASES = {
+    "stage0_fp32": dict(stage=0),
+    "stage0_fp16": dict(stage=0, precision=FP16),
     "stage1_fp32": dict(stage=1),
     "stage1_bf16": dict(stage=1, precision=BF16),
     "stage2_bf16": dict(stage=2, precision=BF16),
     "stage2_groups": dict(stage=2, groups=True),
+    "stage1_fp16": dict(stage=1, precision=FP16),
+    "stage2_fp16": dict(stage=2, precision=FP16, groups=True),
+    "stage3_fp16": dict(stage=3, precision=FP16),
+    "stage3_groups": dict(stage=3, groups=True, zero={"sub_group_size": 40}),
     "stage3_fp32": dict(stage=3),
     "stage3_bf16": dict(stage=3, precision=BF16, zero={"sub_group_size": 60}),
 }
@@ -74,6 +82,7 @@ def run(rank, names):
     import deepspeed
 
     torch.set_num_threads(1)
+    type(deepspeed.get_accelerator()).is_fp16_supported = lambda self: True
     # Its shared memory for gloo would be compiled now, and changes no number.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed("gloo")
@@ -102,9 +111,14 @@ def train(rank, name, case):
         engine.step()
     engine.save_checkpoint(str(GOLDEN / name), tag=name, client_state={"note": name, "seen": [1, 2, 3]})
     moments = {}
+    if case["stage"] == 0:
+        # No converter of DeepSpeed reads these folders: the weights are those of the model.
+        weights = {key: value.detach().clone() for key, value in engine.module.state_dict().items()}
+        torch.save(weights, GOLDEN / name / f"weights{rank}.tmp")
     for param_name, parameter in engine.module.named_parameters():
-        # DeepSpeed does not find the moments of a second group.
-        if parameter.requires_grad and not (case.get("groups") and parameter.dim() <= 1):
+        # In stages 1 and 2 DeepSpeed does not find the moments of a second group.
+        is_lost = case.get("groups") and case["stage"] < 3 and parameter.dim() <= 1
+        if parameter.requires_grad and not is_lost and case["stage"] > 0:
             for slot in ["exp_avg", "exp_avg_sq"]:
                 value = safe_get_full_optimizer_state(parameter, slot)
                 moments[f"{param_name}.{slot}"] = value.detach().float().clone().reshape(-1)
@@ -117,7 +131,11 @@ def keep(name):
     from safetensors.torch import save_file
 
     folder, file = GOLDEN / name, GOLDEN / f"{name}.safetensors"
-    weights = get_fp32_state_dict_from_zero_checkpoint(str(folder))
+    if CASES[name]["stage"] == 0:
+        weights = torch.load(folder / "weights0.tmp")
+        [part.unlink() for part in folder.glob("weights*.tmp")]
+    else:
+        weights = get_fp32_state_dict_from_zero_checkpoint(str(folder))
     expected = {key: value.float().contiguous().clone() for key, value in weights.items()}
     expected.update(torch.load(folder / "moments.tmp"))
     save_file(expected, file)

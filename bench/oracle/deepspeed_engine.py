@@ -3,6 +3,7 @@
     DS_ACCELERATOR=cpu python bench/oracle/deepspeed_engine.py      # with torch 2.11 and deepspeed; writes golden/deepspeed.json
 
 - schedules: the learning rates of the cases of golden/schedules.json, by DeepSpeed's own classes
+- cycles: the betas that OneCycle gives to Adam, and its learning rates
 - loss_scales: the scale after each step with or without an overflow
 - trainings: two ranks train a small network for 20 steps of two micro-batches; losses, learning rates, norms, weights
 """
@@ -40,6 +41,31 @@ def schedules():
     names = {"WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle", "LRRangeTest"}
     cases = json.loads((GOLDEN / "schedules.json").read_text())
     return [learning_rates(case) for case in cases if case["schedule"]["policy"]["type"] in names and lr_schedules]
+
+
+def cycle(steps, **params):
+    """Each step's learning rate and betas."""
+    from deepspeed.runtime import lr_schedules
+
+    optimizer = torch.optim.Adam([torch.zeros(1)], lr=1.0)
+    schedule = lr_schedules.OneCycle(optimizer, **params)
+    lrs, betas = [], []
+    for _ in range(steps):
+        lrs.append(float(optimizer.param_groups[0]["lr"]))
+        betas.append([float(beta) for beta in optimizer.param_groups[0]["betas"]])
+        schedule.step()
+    return {"params": params, "lr": lrs, "betas": betas}
+
+
+def cycles():
+    lr = dict(cycle_min_lr=0.1, cycle_max_lr=0.9)
+    momentum = dict(cycle_min_mom=0.7, cycle_max_mom=0.95)
+    return [
+        cycle(20, **lr, cycle_first_step_size=5),
+        cycle(20, **lr, **momentum, cycle_first_step_size=4, cycle_second_step_size=6),
+        cycle(16, **lr, **momentum, cycle_first_step_size=6, cycle_first_stair_count=3, cycle_second_stair_count=2),
+        cycle(16, **lr, **momentum, cycle_first_step_size=3, decay_step_size=2, decay_lr_rate=0.5, decay_mom_rate=-0.1),
+    ]
 
 
 OVERFLOWS = [0, 1, 1, 0, 0, 1, 0, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0]
@@ -100,12 +126,32 @@ ADAMW = {"type": "AdamW", "params": {"lr": 0.05, "betas": [0.8, 0.999], "eps": 1
 ADAM_L2 = {"type": "Adam", "params": {"lr": 0.05, "weight_decay": 0.1, "adam_w_mode": False, "torch_adam": True}}
 ADAM = {"type": "Adam", "params": {"lr": 0.05, "weight_decay": 0.1, "torch_adam": True}}
 SGD = {"type": "SGD", "params": {"lr": 0.05, "momentum": 0.9}}
+ADAGRAD = {"type": "Adagrad", "params": {"lr": 0.05, "lr_decay": 0.01, "weight_decay": 0.1, "initial_accumulator_value": 0.1}}
+AMSGRAD = {"type": "AdamW", "params": {"lr": 0.05, "betas": [0.5, 0.6], "amsgrad": True, "torch_adam": True}}
+ONE_CYCLE = {
+    "type": "OneCycle",
+    "params": {
+        "cycle_min_lr": 0.001,
+        "cycle_max_lr": 0.05,
+        "cycle_first_step_size": 6,
+        "cycle_second_step_size": 8,
+        "cycle_min_mom": 0.5,
+        "cycle_max_mom": 0.95,
+        "decay_step_size": 2,
+        "decay_mom_rate": -0.1,
+    },
+}
 TRAININGS = {
     "stage1_adamw": config(ADAMW, zero_optimization={"stage": 1}),
     "stage2_adamw": config(ADAMW, zero_optimization={"stage": 2}),
     "stage2_adam_l2": config(ADAM_L2, zero_optimization={"stage": 2}),
     "stage1_adam": config(ADAM, zero_optimization={"stage": 1}),
     "stage0_sgd": config(SGD),
+    "stage1_adagrad": config(ADAGRAD, zero_optimization={"stage": 1}),
+    "stage0_amsgrad": config(AMSGRAD),
+    "stage2_amsgrad": config(AMSGRAD, zero_optimization={"stage": 2}),
+    "stage1_one_cycle": config(ADAMW, zero_optimization={"stage": 1}, scheduler=ONE_CYCLE),
+    "stage0_one_cycle_sgd": config(SGD, scheduler=ONE_CYCLE),
 }
 
 
@@ -170,7 +216,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         trained = list(trainings(folder))
         scales = json.loads((pathlib.Path(folder) / "scales.json").read_text())
-    written = dict(schedules=schedules(), loss_scales=scales, trainings=trained)
+    written = dict(schedules=schedules(), cycles=cycles(), loss_scales=scales, trainings=trained)
     sections = [f'"{name}": [\n' + ",\n".join(json.dumps(case) for case in cases) + "\n]" for name, cases in written.items()]
     (GOLDEN / "deepspeed.json").write_text("{\n" + ",\n".join(sections) + "\n}\n")
 

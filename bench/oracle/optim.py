@@ -19,7 +19,7 @@ SHAPES = {"w": (4, 3), "b": (5,), "conv": (2, 3, 2, 2)}
 STEPS = 10
 WITHOUT = {0, 3, 6, 7}  # steps in which `b` has no gradient
 SGD, Adam, AdamW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
-Adafactor = torch.optim.Adafactor
+Adafactor, Adagrad = torch.optim.Adafactor, torch.optim.Adagrad
 CASES = {
     "sgd": (SGD, {}),
     "sgd_momentum": (SGD, dict(momentum=0.9)),
@@ -43,6 +43,11 @@ CASES = {
     "adafactor_odd": (Adafactor, dict(beta2_decay=-0.5, eps=(1e-3, 1e-2), d=1.5, weight_decay=0.2, maximize=True)),
     "adafactor_warmup": (TransformersAdafactor, dict(warmup_init=True)),
     "adafactor_fixed": (TransformersAdafactor, dict(relative_step=False, scale_parameter=False)),
+    "adagrad": (Adagrad, {}),
+    "adagrad_odd": (
+        Adagrad,
+        dict(lr_decay=0.1, weight_decay=0.2, initial_accumulator_value=0.5, eps=1e-3, maximize=True),
+    ),
 }
 
 

@@ -4,7 +4,7 @@
 //!   rank 0 ─▶ events: OUT_DIR/metrics.jsonl ─┬▶ plot: curves as SVG or PNG
 //!        │                                   ├▶ Follow: a reader of the file while it grows
 //!        │                                   └▶ page: `drumline watch`, on loopback ◀─┐
-//!        ├─▶ tensorboard: event files for TensorBoard                                 │
+//!        ├─▶ tensorboard: event files for TensorBoard; csv: a file for each figure    │
 //!        └─▶ bar: a bar on a terminal, lines elsewhere                                │
 //!   each rank ─┬▶ status: OUT_DIR/ranks/00000.json, twice a second ───────────────────┘
 //!              └▶ trace: OUT_DIR/trace/rank-00000.json, for Perfetto
@@ -24,6 +24,7 @@ mod guides {
 }
 
 pub mod bar;
+pub mod csv;
 pub mod events;
 pub mod fake;
 pub mod page;

@@ -6,6 +6,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_sub.h>
+#include <ATen/ops/_fused_adagrad.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
@@ -112,6 +113,33 @@ Message drumline_fused_sgd(List params, List grads, List momentum_buffers, StepT
                       with->is_first_step, grad_scale, found_inf);
     };
     lr_tensor ? run(*lr_tensor) : run(with->lr);
+  });
+}
+
+struct AdagradArguments {
+  double lr, lr_decay, weight_decay, eps;
+  bool maximize;
+};
+
+// As above. This step is counted in `steps`, unless it is skipped.
+Message drumline_fused_adagrad(List params, List grads, List sums, List steps, StepTensors tensors, const AdagradArguments* with) {
+  return guarded([&] {
+    at::NoGradGuard no_grad;
+    auto p = params.tensors(), g = grads.tensors(), sum = sums.tensors(), counts = steps.tensors();
+    check_list(p, p, "a parameter");
+    check_list(g, p, "a gradient");
+    check_list(sum, p, "a sum");
+    check_steps(counts, p);
+    if (p.empty()) return;
+    const auto lr_tensor = number(tensors.lr, p, "a learning rate");
+    const auto grad_scale = number(tensors.grad_scale, p, "a grad_scale");
+    const auto found_inf = number(tensors.found_inf, p, "a found_inf");
+    count_step(counts);
+    auto run = [&](const auto& lr) {
+      at::_fused_adagrad_(p, g, sum, counts, lr, with->lr_decay, with->weight_decay, with->eps, with->maximize, grad_scale, found_inf);
+    };
+    lr_tensor ? run(*lr_tensor) : run(with->lr);
+    take_back(counts, found_inf);
   });
 }
 

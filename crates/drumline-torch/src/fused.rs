@@ -20,6 +20,14 @@ unsafe extern "C" {
         tensors: TensorHandles,
         with: *const SgdArguments,
     ) -> Message;
+    fn drumline_fused_adagrad(
+        params: List,
+        grads: List,
+        sums: List,
+        steps: List,
+        tensors: TensorHandles,
+        with: *const AdagradArguments,
+    ) -> Message;
     fn drumline_fused_adam(
         lists: *const AdamLists,
         tensors: TensorHandles,
@@ -46,6 +54,15 @@ struct SgdArguments {
     nesterov: bool,
     maximize: bool,
     is_first_step: bool,
+}
+
+#[repr(C)]
+struct AdagradArguments {
+    lr: f64,
+    lr_decay: f64,
+    weight_decay: f64,
+    eps: f64,
+    maximize: bool,
 }
 
 #[repr(C)]
@@ -163,6 +180,51 @@ impl FusedSgd<'_> {
             drumline_fused_sgd(params.list(), grads.list(), buffers.list(), tensors, &with)
         };
         check(message, "cannot make an SGD step")
+    }
+}
+
+/// One step of Adagrad.
+#[derive(Debug)]
+pub struct FusedAdagrad<'a> {
+    /// The parameters.
+    pub params: &'a [&'a Tensor],
+    /// A gradient for each parameter.
+    pub grads: &'a [&'a Tensor],
+    /// A sum of the squared gradients for each parameter.
+    pub sums: &'a [&'a Tensor],
+    /// The number of steps of each parameter before this one: a tensor of one element of kind Float each.
+    pub steps: &'a [&'a Tensor],
+    /// Learning rate.
+    pub lr: Lr<'a>,
+    /// How fast the learning rate falls with the steps.
+    pub lr_decay: f64,
+    /// The weight decay, which adds a part of the parameter to its gradient.
+    pub weight_decay: f64,
+    /// Adagrad's epsilon.
+    pub eps: f64,
+    /// Whether to maximize instead of minimize.
+    pub maximize: bool,
+    /// Tensors that the step reads on the device.
+    pub tensors: StepTensors<'a>,
+}
+
+impl FusedAdagrad<'_> {
+    /// Updates the parameters and the sums, and counts the step.
+    pub fn run(&self) -> Result<(), TorchError> {
+        let handles = [self.params, self.grads, self.sums, self.steps].map(Handles::of);
+        let [params, grads, sums, steps] = handles.each_ref().map(Handles::list);
+        let with = AdagradArguments {
+            lr: self.lr.value(),
+            lr_decay: self.lr_decay,
+            weight_decay: self.weight_decay,
+            eps: self.eps,
+            maximize: self.maximize,
+        };
+        // SAFETY: all handles are valid for the call, which checks the lists.
+        let message = unsafe {
+            drumline_fused_adagrad(params, grads, sums, steps, self.tensors.handles(self.lr), &with)
+        };
+        check(message, "cannot make an Adagrad step")
     }
 }
 

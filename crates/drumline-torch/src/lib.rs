@@ -75,7 +75,7 @@ pub use foreach::{
     foreach_mul_tensor, foreach_norm, foreach_zero,
 };
 pub use function::{Backward, Forward, FunctionError, autograd_function};
-pub use fused::{FusedAdam, FusedSgd, Lr, StepTensors, WeightDecay};
+pub use fused::{FusedAdagrad, FusedAdam, FusedSgd, Lr, StepTensors, WeightDecay};
 pub use grad::{grad, grads_are, move_grad, move_grads, set_grad, take_grad};
 pub use hook::GradHook;
 pub use kernels::{
@@ -90,10 +90,10 @@ pub use memory::{HeapTensor, ValuesAt, node_shared, tensor_from_vec, tensor_with
 pub use memory_format::{channels_last, is_weight, weights_channels_last, weights_in};
 pub use named::{Named, buffers, frozen, parameters};
 pub use optim::{
-    Adafactor, AdafactorOptions, Adam, AdamFamily, AdamOptions, AdamW, BiasCorrection, CopiedParameter,
-    Division, Lamb, LambOptions, Lion, LionOptions, MasterKind, MasterWeights, Moments, Optimizer,
-    OptimizerState, OwnRows, ParameterGroup, ParameterGroups, Sgd, SgdOptions, StateError, StepSize,
-    no_decay_on_norms,
+    Adafactor, AdafactorOptions, Adagrad, AdagradOptions, Adam, AdamFamily, AdamOptions, AdamW,
+    BiasCorrection, CopiedParameter, Division, Lamb, LambOptions, Lion, LionOptions, MasterKind,
+    MasterWeights, Moments, Optimizer, OptimizerState, OwnRows, ParameterGroup, ParameterGroups, Sgd,
+    SgdOptions, StateError, StepSize, no_decay_on_norms,
 };
 pub use recordable::{HostRoute, NotRecordable};
 pub use rng::RngState;

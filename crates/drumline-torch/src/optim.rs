@@ -1,5 +1,5 @@
-//! Optimizers on fused kernels, with PyTorch's numbers and savable state: [`Sgd`], [`Adam`], [`AdamW`], and with less
-//! state or for large batches [`Lion`], [`Adafactor`] and [`Lamb`].
+//! Optimizers on fused kernels, with PyTorch's numbers and savable state: [`Sgd`], [`Adagrad`], [`Adam`], [`AdamW`], and
+//! with less state or for large batches [`Lion`], [`Adafactor`] and [`Lamb`].
 //!
 //! ```text
 //!   ParameterGroup{lr_factor, weight_decay} ─▶ batches of one rate, device and kind ─▶ one fused call a batch and step
@@ -9,7 +9,7 @@
 //! - `groups`: parameter groups with their own learning rate and weight decay
 //! - `trained`: the parameters in batches, with their state
 //! - `state`: saving and loading, with all checks first
-//! - `sgd`, `adam`, `lion`, `lamb`, `adafactor`: the steps; `moments`: how Adam keeps its running means
+//! - `sgd`, `adagrad`, `adam`, `lion`, `lamb`, `adafactor`: the steps; `moments`: how Adam keeps its running means
 //! - `work`: the tensors of one parameter in a step of our own kernels
 //! - `master`: f32 master weights of 16-bit parameters, around any of them
 //! - `division`: parameters of which each rank steps some rows
@@ -17,6 +17,7 @@
 //! Not here: learning rate schedules, which call `set_lr`, and the reduction of gradients over ranks.
 
 mod adafactor;
+mod adagrad;
 mod adam;
 mod boxed;
 mod division;
@@ -35,6 +36,7 @@ mod trained;
 mod work;
 
 pub use adafactor::{Adafactor, AdafactorOptions, StepSize};
+pub use adagrad::{Adagrad, AdagradOptions};
 pub use adam::{Adam, AdamFamily, AdamOptions, AdamW};
 pub use division::{Division, OwnRows};
 pub use groups::{ParameterGroup, ParameterGroups, no_decay_on_norms};
@@ -122,6 +124,13 @@ pub trait Optimizer: Send {
 
     /// Sets the learning rate; each group multiplies it by its factor.
     fn set_lr(&mut self, lr: f64);
+
+    /// Sets the decay rates of both running means, for schedules that cycle the momentum. Returns false if the optimizer
+    /// has none; then nothing changes. A captured graph keeps those with which it was recorded.
+    fn set_betas(&mut self, betas: (f64, f64)) -> bool {
+        let _ = betas;
+        false
+    }
 
     /// The parameters, group by group.
     fn parameters(&self) -> Vec<Named>;

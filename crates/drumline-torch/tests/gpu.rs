@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod gpu {
+    mod adagrad;
     mod batch_norm;
     mod checkpoints;
     mod convolutions;

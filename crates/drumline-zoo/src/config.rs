@@ -30,7 +30,7 @@ pub use error::{ConfigError, Place};
 pub use fp16::Fp16;
 pub use method::Method;
 pub use parallel::{Parallel, ReduceIn};
-pub(crate) use scheduler::NamedSchedule;
+pub(crate) use scheduler::{NamedSchedule, check_scheduler};
 pub(crate) use section::Entry;
 pub use setting::{
     AfterWarmup, DataKind, DeviceKind, LrPolicy, MasterWeightsKind, MemoryFormat, MomentsKind, OptimizerName,

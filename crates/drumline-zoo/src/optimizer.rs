@@ -4,8 +4,8 @@ use drumline::optim::{MasterKind, Moments, OptimizerState, ParameterGroups, no_d
 use drumline::schedule::Warmup;
 use drumline::trainer::{Batch, DistTrainer, Model};
 use drumline_torch::{
-    Adafactor, AdafactorOptions, Adam, AdamOptions, AdamW, Lamb, LambOptions, Lion, LionOptions, Optimizer,
-    Sgd, SgdOptions, StepSize, TorchError, parameters,
+    Adafactor, AdafactorOptions, Adagrad, AdagradOptions, Adam, AdamOptions, AdamW, Lamb, LambOptions, Lion,
+    LionOptions, Optimizer, Sgd, SgdOptions, StepSize, TorchError, parameters,
 };
 use tch::Device;
 use tch::nn::VarStore;
@@ -21,6 +21,7 @@ use crate::precision::Precision;
 pub(crate) struct OptimizerOptions {
     pub(crate) name: OptimizerName,
     pub(crate) adafactor: AdafactorOptions,
+    pub(crate) adagrad: AdagradOptions,
     pub(crate) adam: AdamOptions,
     pub(crate) lamb: LambOptions,
     pub(crate) lion: LionOptions,
@@ -37,6 +38,7 @@ impl OptimizerOptions {
         Self {
             name,
             adafactor: AdafactorOptions { lr, weight_decay, ..AdafactorOptions::default() },
+            adagrad: AdagradOptions { lr, weight_decay, ..AdagradOptions::default() },
             adam: AdamOptions { lr, weight_decay: Some(weight_decay), ..AdamOptions::default() },
             lamb: LambOptions { lr, weight_decay, ..LambOptions::default() },
             lion: LionOptions { lr, weight_decay, ..LionOptions::default() },
@@ -63,7 +65,13 @@ impl OptimizerOptions {
                 scale_parameter: keys.scale_parameter,
                 ..named.adafactor
             },
-            adam: AdamOptions { betas, eps: keys.eps, moments, ..named.adam },
+            adagrad: AdagradOptions {
+                lr_decay: keys.lr_decay,
+                initial_accumulator_value: keys.initial_accumulator,
+                eps: keys.eps,
+                ..named.adagrad
+            },
+            adam: AdamOptions { betas, eps: keys.eps, moments, amsgrad: keys.amsgrad, ..named.adam },
             lamb: LambOptions { betas, eps: keys.eps, min_coeff, max_coeff, ..named.lamb },
             lion: LionOptions { betas, ..named.lion },
             sgd: SgdOptions { momentum: optim.momentum, ..named.sgd },
@@ -99,7 +107,7 @@ impl OptimizerOptions {
 /// Runs `$body` with `$make` as the function that creates the optimizer of these options.
 macro_rules! with_named {
     ($options:expr, $make:ident => $body:expr) => {{
-        let OptimizerOptions { name, adafactor, adam, lamb, lion, sgd, groups, .. } = $options;
+        let OptimizerOptions { name, adafactor, adagrad, adam, lamb, lion, sgd, groups, .. } = $options;
         macro_rules! of {
             ($optimizer:ident, $settings:ident) => {{
                 let $make = move |all: ParameterGroups| $optimizer::new(groups(all), $settings);
@@ -108,6 +116,7 @@ macro_rules! with_named {
         }
         match name {
             OptimizerName::Adafactor => of!(Adafactor, adafactor),
+            OptimizerName::Adagrad => of!(Adagrad, adagrad),
             OptimizerName::Adam => of!(Adam, adam),
             OptimizerName::Adamw => of!(AdamW, adam),
             OptimizerName::Lamb => of!(Lamb, lamb),

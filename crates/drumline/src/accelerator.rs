@@ -64,7 +64,7 @@ pub use loader::{Batches, PreparedLoader};
 pub use model::PreparedModel;
 pub use optimizer::{PreparedOptimizer, PreparedSchedule};
 pub use save::Resumed;
-pub use tracker::{JsonLines, Moment, Started, TensorBoard, Tracker, TrackerResult};
+pub use tracker::{CsvFiles, JsonLines, Moment, Started, TensorBoard, Tracker, TrackerResult};
 pub use uneven::JoinUnevenInputs;
 
 /// Prepares a training loop for what it runs on: one process or many, CPUs or GPUs. Use it for a training loop of your

@@ -36,6 +36,7 @@
 
 mod builder;
 mod checkpoint;
+mod clock;
 mod engine;
 mod optimizer;
 mod source;

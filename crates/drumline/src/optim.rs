@@ -10,9 +10,9 @@ pub use drumline_parallel::{
     AveragingLevel, DistributedOptimizer, HierarchicalAverager, PeriodicAverager, broadcast_optimizer_state,
 };
 pub use drumline_torch::{
-    Adafactor, AdafactorOptions, Adam, AdamOptions, AdamW, BiasCorrection, DeepSpeedScale, DynamicScale,
-    Lamb, LambOptions, Lion, LionOptions, LossScaler, MasterKind, MasterWeights, Moments, Named, NormType,
-    Optimizer, OptimizerState, ParameterGroup, ParameterGroups, ScalePolicy, ScaledGrads, ScalerState, Sgd,
-    SgdOptions, StepMade, StepSize, Unscaled, buffers, clip_grad_norm, clip_grad_value, no_decay_on_norms,
-    parameters, weights_in,
+    Adafactor, AdafactorOptions, Adagrad, AdagradOptions, Adam, AdamOptions, AdamW, BiasCorrection,
+    DeepSpeedScale, DynamicScale, Lamb, LambOptions, Lion, LionOptions, LossScaler, MasterKind,
+    MasterWeights, Moments, Named, NormType, Optimizer, OptimizerState, ParameterGroup, ParameterGroups,
+    ScalePolicy, ScaledGrads, ScalerState, Sgd, SgdOptions, StepMade, StepSize, Unscaled, buffers,
+    clip_grad_norm, clip_grad_value, no_decay_on_norms, parameters, weights_in,
 };

@@ -64,6 +64,13 @@ pub trait Schedule {
     /// The learning rate of the next step.
     fn lr(&self, at: At) -> f64;
 
+    /// The decay rates of the optimizer's running means at the next step, if this schedule sets them. An optimizer
+    /// without running means keeps its momentum.
+    fn betas(&self, at: At) -> Option<(f64, f64)> {
+        let _ = at;
+        None
+    }
+
     /// Checks the settings before the first step of a training of `total_steps` steps. Returns a warning if they are
     /// valid but unlikely.
     fn check(&self, total_steps: Option<u64>) -> Result<Option<String>, ScheduleError> {
@@ -92,6 +99,10 @@ pub trait Schedule {
 impl Schedule for Box<dyn Schedule + '_> {
     fn lr(&self, at: At) -> f64 {
         (**self).lr(at)
+    }
+
+    fn betas(&self, at: At) -> Option<(f64, f64)> {
+        (**self).betas(at)
     }
 
     fn check(&self, total_steps: Option<u64>) -> Result<Option<String>, ScheduleError> {

@@ -77,7 +77,8 @@ pub use crate::comm::shared_failure::UserError;
 pub use batch::{Batch, Supervised};
 pub use callback::{Callback, CallbackResult, MasterCallback};
 pub use callbacks::{
-    Checkpoint, EarlyStop, EvaluateEvery, EventFile, MovingAverage, Plots, RankFiles, TensorBoard, TimeLimit,
+    Checkpoint, CsvFiles, EarlyStop, EvaluateEvery, EventFile, MovingAverage, Plots, RankFiles, TensorBoard,
+    TimeLimit,
 };
 pub use drumline_observe::slow_ranks::SlowRank;
 pub use end::End;

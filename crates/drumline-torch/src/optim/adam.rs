@@ -232,6 +232,11 @@ impl<const DECOUPLED: bool> Optimizer for AdamFamily<DECOUPLED> {
 
     methods_of_trained!();
 
+    fn set_betas(&mut self, betas: (f64, f64)) -> bool {
+        self.options.betas = betas;
+        true
+    }
+
     fn state(&self) -> OptimizerState {
         let AdamOptions { betas, eps, weight_decay, amsgrad, maximize, .. } = self.options;
         let scalars = [

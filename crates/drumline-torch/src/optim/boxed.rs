@@ -46,6 +46,10 @@ impl<O: Optimizer + ?Sized> Optimizer for Box<O> {
         (**self).set_lr(lr);
     }
 
+    fn set_betas(&mut self, betas: (f64, f64)) -> bool {
+        (**self).set_betas(betas)
+    }
+
     fn parameters(&self) -> Vec<Named> {
         (**self).parameters()
     }

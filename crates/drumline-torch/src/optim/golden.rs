@@ -103,7 +103,22 @@ fn adafactor_options(case: &str) -> AdafactorOptions {
     }
 }
 
-const CASES: [&str; 22] = [
+fn adagrad_options(case: &str) -> AdagradOptions {
+    let plain = AdagradOptions::default();
+    match case {
+        "adagrad" => plain,
+        _ => AdagradOptions {
+            lr_decay: 0.1,
+            weight_decay: 0.2,
+            initial_accumulator_value: 0.5,
+            eps: 1e-3,
+            maximize: true,
+            ..plain
+        },
+    }
+}
+
+const CASES: [&str; 24] = [
     "sgd",
     "sgd_momentum",
     "sgd_dampening",
@@ -126,6 +141,8 @@ const CASES: [&str; 22] = [
     "adafactor_odd",
     "adafactor_warmup",
     "adafactor_fixed",
+    "adagrad",
+    "adagrad_odd",
 ];
 
 fn make(case: &str, parameters: Vec<Named>) -> Box<dyn Optimizer> {
@@ -135,6 +152,9 @@ fn make(case: &str, parameters: Vec<Named>) -> Box<dyn Optimizer> {
         case if case.starts_with("lamb") => Box::new(Lamb::new(parameters, lamb_options(case)).unwrap()),
         case if case.starts_with("adafactor") => {
             Box::new(Adafactor::new(parameters, adafactor_options(case)).unwrap())
+        }
+        case if case.starts_with("adagrad") => {
+            Box::new(Adagrad::new(parameters, adagrad_options(case)).unwrap())
         }
         case if case.starts_with("adamw") => Box::new(AdamW::new(parameters, adam_options(case)).unwrap()),
         case => Box::new(Adam::new(parameters, adam_options(case)).unwrap()),

@@ -260,6 +260,11 @@ impl Optimizer for Lamb {
     work::eager_methods!();
     methods_of_trained!();
 
+    fn set_betas(&mut self, betas: (f64, f64)) -> bool {
+        self.options.betas = betas;
+        true
+    }
+
     fn state(&self) -> OptimizerState {
         let LambOptions { betas, eps, weight_decay, min_coeff, max_coeff, maximize, .. } = self.options;
         let scalars = [

@@ -117,6 +117,11 @@ impl Optimizer for Lion {
     work::eager_methods!();
     methods_of_trained!();
 
+    fn set_betas(&mut self, betas: (f64, f64)) -> bool {
+        self.options.betas = betas;
+        true
+    }
+
     fn state(&self) -> OptimizerState {
         let LionOptions { betas, weight_decay, maximize, .. } = self.options;
         let scalars = [

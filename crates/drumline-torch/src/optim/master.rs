@@ -344,6 +344,10 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
         self.inner.set_lr(lr);
     }
 
+    fn set_betas(&mut self, betas: (f64, f64)) -> bool {
+        self.inner.set_betas(betas)
+    }
+
     fn replace_parameters(
         &mut self,
         replaced: &mut dyn FnMut(&Named) -> Option<Tensor>,

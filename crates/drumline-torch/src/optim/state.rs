@@ -87,7 +87,7 @@ impl Slot {
 /// The state of an optimizer: all that is needed to resume, besides the parameters.
 #[derive(Debug, Clone, Default)]
 pub struct OptimizerState {
-    /// Which optimizer: `sgd`, `adam`, `adamw`, `lion`, `lamb` or `adafactor`.
+    /// Which optimizer: `sgd`, `adagrad`, `adam`, `adamw`, `lion`, `lamb` or `adafactor`.
     pub kind: String,
     /// Its settings, among them `lr`.
     pub scalars: BTreeMap<String, f64>,

@@ -9,6 +9,7 @@
 
 mod given;
 mod mapping;
+mod names;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -39,7 +40,7 @@ pub(super) type Seen = BTreeMap<String, Place>;
 /// Our key and its value, and the key of the file from which it comes.
 pub(super) struct Pair {
     from: String,
-    key: &'static str,
+    key: String,
     value: Value,
 }
 
@@ -62,7 +63,7 @@ impl Applied {
         let line = |from: &str| config.position(from).map_or(1, |at| at.line as u64);
         let given = pairs.into_iter().map(|Pair { from, key, value }| {
             let place = Place::File { path: PathBuf::from(&name), line: line(&from) };
-            Given { key: key.to_owned(), value, place }
+            Given { key, value, place }
         });
         Ok(given.collect())
     }
@@ -71,11 +72,7 @@ impl Applied {
 /// Reads the file, fills `"auto"` from the table, and maps the plan to keys of the table.
 pub(super) fn apply<T: Table>(file: &DeepSpeedFile, table: &T, seen: &Seen) -> Result<Applied, ConfigError> {
     let config = DeepSpeedConfig::from_argument(&file.argument)?;
-    let values = given::Values::of(table, seen);
-    if !values.has("TRAIN.BATCH_SIZE") {
-        let what = "cannot be used with the keys of NJUNMT; try it with images, text, a GPT or a BERT";
-        return Err(ConfigError::Invalid { key: "--deepspeed", what: what.to_owned() });
-    }
+    let values = given::Values::of(table, seen, config.position("scheduler.type").is_some());
     let given = given::given(&values, file);
     let mut explanation = config.explain(&given);
     let mapped = match config.resolve(&given) {

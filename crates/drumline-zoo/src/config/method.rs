@@ -15,8 +15,14 @@ section! {
         "METHOD" method: OptimizerName = OptimizerName::Adamw;
         /// Betas of adam, adamw, lamb and lion; by default [0.9, 0.99] for lion
         "BETAS" betas: Vec<f64> = vec![0.9, 0.999];
-        /// Epsilon of adam, adamw and lamb
+        /// Epsilon of adam, adamw, lamb and adagrad; by default 1e-10 for adagrad
         "EPS" eps: f64 = 1e-8;
+        /// AMSGrad with adam and adamw
+        "AMSGRAD" amsgrad: bool = false;
+        /// How fast the learning rate of adagrad falls
+        "LR_DECAY" lr_decay: f64 = 0.0;
+        /// The sum of squared gradients of adagrad before the first step
+        "INITIAL_ACCUMULATOR" initial_accumulator: f64 = 0.0;
         /// How adam and adamw keep their running means; bf16 and 8bit: on CPUs
         "MOMENTS" moments: MomentsKind = MomentsKind::F32;
         /// With PRECISION bf16-master, how master weights are kept: f32 copies, or the 16 bits that bf16 lacks (on CPUs)
@@ -31,8 +37,11 @@ section! {
 }
 
 impl Method {
-    /// Lion has betas of its own.
+    /// Lion has betas of its own, Adagrad an epsilon.
     pub(crate) fn settle(&mut self, given: &BTreeSet<String>) {
+        if self.method == OptimizerName::Adagrad && !given.contains("OPTIM.EPS") {
+            self.eps = 1e-10;
+        }
         if self.method == OptimizerName::Lion && !given.contains("OPTIM.BETAS") {
             self.betas = vec![0.9, 0.99];
         }
@@ -51,9 +60,30 @@ impl Method {
             let what = format!("is {:?}; try a least and a greatest scale, [0.01, 10]", self.coeff);
             return invalid("OPTIM.COEFF", what);
         }
-        not_negative(&[("OPTIM.COEFF", self.coeff[0]), ("OPTIM.EPS", self.eps)])?;
+        not_negative(&[
+            ("OPTIM.COEFF", self.coeff[0]),
+            ("OPTIM.EPS", self.eps),
+            ("OPTIM.LR_DECAY", self.lr_decay),
+            ("OPTIM.INITIAL_ACCUMULATOR", self.initial_accumulator),
+        ])?;
+        self.check_amsgrad()?;
         self.check_moments()?;
         self.check_master(shared.run.precision)
+    }
+
+    fn check_amsgrad(&self) -> Result<(), ConfigError> {
+        if !self.amsgrad {
+            return Ok(());
+        }
+        if !matches!(self.method, OptimizerName::Adam | OptimizerName::Adamw) {
+            let what = format!("is true, and {} has none; try OPTIM.METHOD adamw", self.method.name());
+            return invalid("OPTIM.AMSGRAD", what);
+        }
+        if self.moments != MomentsKind::F32 || self.master == MasterWeightsKind::Split {
+            let what = "is true, which needs OPTIM.MOMENTS f32 and OPTIM.MASTER copy; try those, or false";
+            return invalid("OPTIM.AMSGRAD", what);
+        }
+        Ok(())
     }
 
     fn check_moments(&self) -> Result<(), ConfigError> {
@@ -79,8 +109,10 @@ impl Method {
             );
             return invalid("OPTIM.MASTER", what);
         }
-        if self.method == OptimizerName::Sgd {
-            return invalid("OPTIM.MASTER", "is split, and sgd needs copy; try copy, or OPTIM.METHOD lion");
+        if matches!(self.method, OptimizerName::Sgd | OptimizerName::Adagrad) {
+            let what =
+                format!("is split, and {} needs copy; try copy, or OPTIM.METHOD lion", self.method.name());
+            return invalid("OPTIM.MASTER", what);
         }
         Ok(())
     }

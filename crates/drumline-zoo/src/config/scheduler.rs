@@ -77,11 +77,11 @@ fn of_params(name: String, mut params: Map<String, Json>) -> SchedulerPlan {
 }
 
 /// Returns an error for a schedule that does not exist, or whose parameters cannot be used.
-pub(super) fn check(plan: &SchedulerPlan) -> Result<(), ConfigError> {
-    match made(plan, Some(1000), 0.0) {
+pub(crate) fn check_scheduler(key: &'static str, plan: Option<&SchedulerPlan>) -> Result<(), ConfigError> {
+    match plan.map(|plan| made(plan, Some(1000), 0.0)).transpose() {
         Ok(_) => Ok(()),
         Err(error) => {
-            invalid(KEY, format!("cannot be used: {}; try the names and keys of DeepSpeed", error.what))
+            invalid(key, format!("cannot be used: {}; try the names and keys of DeepSpeed", error.what))
         }
     }
 }
@@ -103,12 +103,19 @@ impl NamedSchedule {
     pub(crate) fn new(plan: SchedulerPlan) -> Self {
         Self { plan, made: OnceCell::new() }
     }
+
+    fn made(&self, at: At) -> Option<&LrSchedule> {
+        self.made.get_or_init(|| made(&self.plan, at.total_steps, at.base_lr).ok()).as_ref()
+    }
 }
 
 impl Schedule for NamedSchedule {
     fn lr(&self, at: At) -> f64 {
-        let made = self.made.get_or_init(|| made(&self.plan, at.total_steps, at.base_lr).ok());
-        made.as_ref().map_or(at.base_lr, |schedule| schedule.lr(at))
+        self.made(at).map_or(at.base_lr, |schedule| schedule.lr(at))
+    }
+
+    fn betas(&self, at: At) -> Option<(f64, f64)> {
+        self.made(at)?.betas(at)
     }
 
     fn check(&self, total_steps: Option<u64>) -> Result<Option<String>, ScheduleError> {

@@ -337,9 +337,11 @@ choice! {
 
 choice! {
     /// The optimizer.
-    OptimizerName, "adafactor, adam, adamw, lamb, lion or sgd" {
+    OptimizerName, "adafactor, adagrad, adam, adamw, lamb, lion or sgd" {
         /// Adafactor.
         Adafactor = "adafactor",
+        /// Adagrad.
+        Adagrad = "adagrad",
         /// Adam.
         Adam = "adam",
         /// AdamW.

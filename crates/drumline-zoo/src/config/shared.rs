@@ -14,7 +14,7 @@ use super::check::{at_least_1, invalid, not_negative};
 use super::error::ConfigError;
 use super::fp16::Fp16;
 use super::parallel::Parallel;
-use super::scheduler;
+use super::scheduler::check_scheduler;
 use super::section::section;
 use super::setting::{AfterWarmup, DeviceKind, PrecisionKind};
 
@@ -45,6 +45,8 @@ section! {
         "EARLY_STOP" early_stop: Option<u64> = None;
         /// Event files for TensorBoard in OUT_DIR/tensorboard
         "TENSORBOARD" tensorboard: bool = true;
+        /// Folder for a CSV file of the loss and one of the learning rate, as DeepSpeed's csv_monitor writes them
+        "CSV" csv: Option<PathBuf> = None;
         /// Steps to trace for Perfetto, after the first five, in OUT_DIR/trace
         "TRACE_STEPS" trace_steps: u64 = 0;
         /// Stop after this many steps of the whole run
@@ -152,7 +154,7 @@ impl SharedKeys {
         if let Some(norm) = optim.grad_clip.filter(|norm| *norm <= 0.0) {
             return invalid("OPTIM.GRAD_CLIP", format!("is {norm}; try more than 0, or null"));
         }
-        optim.scheduler.as_ref().map_or(Ok(()), scheduler::check)?;
+        check_scheduler("OPTIM.SCHEDULER", optim.scheduler.as_ref())?;
         self.fp16.check("PRECISION", self.run.precision)?;
         self.parallel.check()?;
         self.run.check()

@@ -3,7 +3,7 @@
 //! `drumline train` and similar commands run this check first, so that an error is reported once. Ranks check again,
 //! because other hosts may have other files.
 
-use super::host::check_writable;
+use super::host::{check_folders, check_writable};
 use super::test;
 use super::{Given, checked, load};
 use crate::task::{Folders, Purpose, Task};
@@ -12,9 +12,9 @@ use crate::task::{Folders, Purpose, Task};
 pub(crate) fn check_training<T: Task>(config: anyhow::Result<T::Config>) -> anyhow::Result<()> {
     let task = checked::<T>(config, Purpose::Train)?;
     task.check()?;
-    let Folders { own, key, others, .. } = task.folders();
+    let Folders { own, key, .. } = task.folders();
     check_writable(key, &own)?;
-    others.iter().try_for_each(|(key, folder)| check_writable(key, folder))
+    check_folders(&task)
 }
 
 /// Returns an error if a test could not start, or if there is no model to test.

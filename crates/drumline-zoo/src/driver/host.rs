@@ -8,7 +8,8 @@ use drumline::torch::{gpu, gpu_or_cpu};
 use drumline_torch::cuda;
 use tch::Device;
 
-use crate::config::DeviceKind;
+use crate::config::{DeviceKind, SharedKeys};
+use crate::task::{Task, shared};
 use crate::weights_file::has_shards;
 
 /// Returns an error if the file that a key names does not exist.
@@ -55,6 +56,15 @@ pub(crate) fn check_device(kind: DeviceKind) -> anyhow::Result<()> {
 pub(crate) fn check_writable(name: &str, folder: &Path) -> anyhow::Result<()> {
     let trial = std::fs::create_dir_all(folder).and_then(|()| trial_file(folder));
     trial.map_err(|cause| anyhow!("cannot write to {name} {}: {cause}; try another place", folder.display()))
+}
+
+/// The same for all folders that a training's keys name, beside its own.
+pub(crate) fn check_folders<T: Task>(task: &T) -> anyhow::Result<()> {
+    let SharedKeys { train, parallel, .. } = shared(task);
+    let named = [("TRAIN.CSV", train.csv), ("PARALLEL.OFFLOAD_DIR", parallel.offload_dir)];
+    let named = named.into_iter().filter_map(|(key, folder)| Some((key, folder?)));
+    let mut folders = task.folders().others.into_iter().chain(named);
+    folders.try_for_each(|(key, folder)| check_writable(key, &folder))
 }
 
 fn trial_file(folder: &Path) -> std::io::Result<()> {

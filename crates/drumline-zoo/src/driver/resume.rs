@@ -7,7 +7,7 @@ use drumline::trainer::was_evaluated;
 use drumline_observe::bar::Progress;
 use serde_json::Value as Json;
 
-use super::host::check_writable;
+use super::host::check_folders;
 use super::job::Job;
 use super::parallelism::Parallelism;
 use crate::config::table;
@@ -30,9 +30,9 @@ impl Begin {
 
 /// Looks for a checkpoint to resume from. If the run has already finished, it prints a line and returns `None`.
 pub(super) fn begin<T: Task>(job: &Job, task: &T, seed: u64) -> anyhow::Result<Option<Begin>> {
-    let Folders { own, key, checkpoints, log, others } = task.folders();
+    let Folders { own, key, checkpoints, log, .. } = task.folders();
     job.claim(key, &own)?;
-    job.on_rank_0(|| others.iter().try_for_each(|(key, folder)| check_writable(key, folder)))?;
+    job.on_rank_0(|| check_folders(task))?;
     let is_resumed = match task.resume_mode() {
         ResumeMode::Auto => true,
         ResumeMode::Never => false,

@@ -4,8 +4,8 @@ use drumline::ProcessGroup;
 use drumline::comm::ensure_alike;
 use drumline::data::Sampler;
 use drumline::trainer::{
-    Checkpoint, DistTrainer, EarlyStop, End, EventFile, Every, LoadBestModel, RankFiles, TensorBoard,
-    TrainOutcome,
+    Checkpoint, CsvFiles, DistTrainer, EarlyStop, End, EventFile, Every, LoadBestModel, RankFiles,
+    TensorBoard, TrainOutcome,
 };
 use drumline_observe::bar::Progress;
 use drumline_torch::{flush_denormals, keep_freed_memory};
@@ -150,6 +150,7 @@ impl<T: Task> TrainingRun<'_, T> {
             Some(found) => trainer.resume_with(found),
             None => trainer,
         };
+        let trainer = self.with_csv(trainer, place.num_replicas);
         let trainer = self.observed(self.set_up(trainer)?, &progress, is_new);
         let outcome = trainer.train(LoadBestModel::No)?;
         self.report(&outcome, &progress);
@@ -221,6 +222,14 @@ impl<T: Task> TrainingRun<'_, T> {
             trainer
         };
         trainer.trace_steps(WARM_UP..WARM_UP + self.keys.train.trace_steps, folder)
+    }
+
+    /// Adds the CSV files, which count the samples of all ranks.
+    fn with_csv<'a>(&self, trainer: Trainer<'a, T>, num_replicas: usize) -> Trainer<'a, T> {
+        let train = &self.keys.train;
+        let Some(folder) = &train.csv else { return trainer };
+        let samples = (train.batch_size * train.accumulate * num_replicas) as u64;
+        trainer.master_callback(CsvFiles::in_folder(folder).samples_per_step(samples))
     }
 
     /// Prints how the run ended.

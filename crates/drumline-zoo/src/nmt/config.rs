@@ -5,13 +5,15 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use drumline::config::deepspeed::SchedulerPlan;
+
 use crate::config::check::{at_least_1, invalid};
 use crate::config::section::section;
 use crate::config::setting::{Setting, choice};
 use crate::config::table::{Table, public_table, sections};
 use crate::config::{
     ConfigError, DeviceKind, Fp16, Optim, OptimizerName, Parallel, PrecisionKind, Run, SharedKeys,
-    TaskConfig, Test, Train, Value,
+    TaskConfig, Test, Train, Value, check_scheduler,
 };
 use crate::models::Checkpointing;
 
@@ -183,6 +185,8 @@ section! {
         "weight_decay" weight_decay: f64 = 0.0;
         /// Learning rate schedule
         "schedule_method" schedule_method: Option<ScheduleMethod> = Some(ScheduleMethod::Noam);
+        /// A schedule of DeepSpeed or PyTorch by its name, instead of schedule_method; ours
+        "scheduler" scheduler: Option<SchedulerPlan> = None;
     }
 }
 
@@ -191,10 +195,12 @@ section! {
     OptimizerParams "optimizer_configs.optimizer_params" {
         /// Betas of adam
         "betas" betas: Vec<f64> = vec![0.9, 0.999];
-        /// Epsilon of adam
+        /// Epsilon of adam; of adagrad, by default 1e-10
         "eps" eps: f64 = 1e-8;
         /// Momentum of sgd
         "momentum" momentum: f64 = 0.0;
+        /// AMSGrad with adam and adamw
+        "amsgrad" amsgrad: bool = false;
     }
 }
 
@@ -311,6 +317,8 @@ section! {
         "device" device: DeviceKind = DeviceKind::Auto;
         /// Precision of the training; bf16 and fp16: in matrix products
         "precision" precision: PrecisionKind = PrecisionKind::Fp32;
+        /// Folder for a CSV file of the loss and one of the learning rate, as DeepSpeed's csv_monitor writes them
+        "csv" csv: Option<PathBuf> = None;
         /// Threads that load batches, for each rank
         "workers" workers: usize = 1;
     }
@@ -352,6 +360,11 @@ impl Table for NmtConfig {
         {
             self.scheduler.min_lr = 5e-5;
         }
+        if self.optimizer.optimizer == OptimizerName::Adagrad
+            && !is_given("optimizer_configs.optimizer_params.eps")
+        {
+            self.optimizer_params.eps = 1e-10;
+        }
         if !is_given("optimizer_configs.scheduler_configs.warmup_steps")
             && self.optimizer.schedule_method == Some(ScheduleMethod::Isqrt)
         {
@@ -363,6 +376,7 @@ impl Table for NmtConfig {
         self.check_files()?;
         self.fp16.check("run_configs.precision", self.run.precision)?;
         self.parallel.check()?;
+        check_scheduler("optimizer_configs.scheduler", self.optimizer.scheduler.as_ref())?;
         self.check_sizes()
     }
 }
@@ -387,6 +401,7 @@ impl TaskConfig for NmtConfig {
                 save_freq: Some(training.save_freq),
                 early_stop: Some(training.early_stop_patience),
                 max_steps: training.max_steps,
+                csv: run.csv.clone(),
                 ..Train::default()
             },
             test: Test { batch_size: training.valid_batch_size, print_freq: training.disp_freq as usize },

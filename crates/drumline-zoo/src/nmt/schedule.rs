@@ -6,6 +6,7 @@ use drumline::trainer::DistTrainer;
 
 use super::bitext::NumberedPairs;
 use super::config::{NmtConfig, ScheduleMethod};
+use crate::config::NamedSchedule;
 use crate::models::transformer::Transformer;
 
 /// NJUNMT multiplies Noam's learning rate by this factor.
@@ -18,6 +19,9 @@ pub(crate) fn with_learning_rate<'a>(
     trainer: NmtTrainer<'a>,
     config: &NmtConfig,
 ) -> anyhow::Result<NmtTrainer<'a>> {
+    if let Some(plan) = &config.optimizer.scheduler {
+        return Ok(trainer.schedule(NamedSchedule::new(plan.clone())));
+    }
     let (base, scheduler) = (config.optimizer.learning_rate, &config.scheduler);
     let (min_lr, warmup_steps) = (scheduler.min_lr.max(0.0), scheduler.warmup_steps);
     let policy = match config.optimizer.schedule_method {

@@ -9,7 +9,7 @@ use drumline::data::{Cause, Sampler};
 use drumline::metrics::Perplexity;
 use drumline::trainer::{Every, MovingAverage, TrainState};
 use drumline_files::{Durability, replace};
-use drumline_torch::{AdamOptions, SgdOptions};
+use drumline_torch::{AdagradOptions, AdamOptions, SgdOptions};
 use serde_json::Value as Json;
 use tch::Device;
 use tch::nn::VarStore;
@@ -317,7 +317,15 @@ impl Task for NmtTask {
         let (lr, weight_decay, momentum) = (keys.learning_rate, keys.weight_decay, params.momentum);
         let (betas, eps) = ((params.betas[0], params.betas[1]), params.eps);
         OptimizerOptions {
-            adam: AdamOptions { lr, betas, eps, weight_decay: Some(weight_decay), ..AdamOptions::default() },
+            adam: AdamOptions {
+                lr,
+                betas,
+                eps,
+                weight_decay: Some(weight_decay),
+                amsgrad: params.amsgrad,
+                ..AdamOptions::default()
+            },
+            adagrad: AdagradOptions { lr, eps, weight_decay, ..AdagradOptions::default() },
             sgd: SgdOptions { lr, weight_decay, momentum, ..SgdOptions::default() },
             ..OptimizerOptions::named(keys.optimizer, lr, weight_decay)
         }

@@ -118,9 +118,9 @@ fn mistakes_are_one_error_and_nothing_is_begun() {
         ),
         (r#"{"optimizer": {"type": "OneBitAdam"}}"#, "", "optimizer.type is OneBitAdam"),
         (
-            r#"{"optimizer": {"type": "AdamW", "params": {"amsgrad": true}}}"#,
+            r#"{"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": "auto", "cycle_max_lr": 1}}}"#,
             "",
-            "optimizer.params.amsgrad is true, and AMSGrad has no key here; try false",
+            "scheduler.params.cycle_min_lr is \"auto\", and nothing is given from which it follows; try a number",
         ),
         ("{\"fp16\": {\"enabled\": true}, \"fp16\": {}}", "", "the key fp16 appears twice, first in line 1"),
     ] {
@@ -134,6 +134,60 @@ fn mistakes_are_one_error_and_nothing_is_begun() {
     let missing = place.run(1, "train --deepspeed nosuch.json").remove(0);
     assert!(missing.stderr.contains("cannot read nosuch.json"), "{}", missing.stderr);
     assert!(!place.path("exp/checkpoints").exists(), "nothing was begun");
+}
+
+#[test]
+fn other_optimizers_and_csv_files_of_the_file_are_those_of_our_keys() {
+    let files = [
+        (
+            r#"{"optimizer": {"type": "Adagrad", "params": {"lr": 0.005, "initial_accumulator_value": 0.1}},
+                "csv_monitor": {"enabled": true, "output_path": "DIR/out"}}"#,
+            "OPTIM.METHOD adagrad OPTIM.INITIAL_ACCUMULATOR 0.1 OPTIM.WEIGHT_DECAY 0",
+        ),
+        (
+            r#"{"optimizer": {"type": "AdamW", "params": {"lr": 0.005, "amsgrad": true, "betas": [0.3, 0.5]}},
+                "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.001, "cycle_max_lr": 0.01, "cycle_first_step_size": 3}}}"#,
+            "OPTIM.METHOD adamw OPTIM.AMSGRAD true OPTIM.BETAS [0.3,0.5] OPTIM.WEIGHT_DECAY 0 OPTIM.SCHEDULER \
+             {type:OneCycle,params:{cycle_min_lr:0.001,cycle_max_lr:0.01,cycle_first_step_size:3}}",
+        ),
+    ];
+    for (ds, keys) in files {
+        let losses = |place: &Place, words: &str| {
+            place.passes(2, &format!("train {words} TRAIN.MAX_STEPS 6 TRAIN.PRINT_FREQ 1 OPTIM.MAX_EPOCH 9"));
+            column(&place.events(), "step", "loss")
+        };
+        let (theirs, ours) = (Place::of_stories(&STORIES), Place::of_stories(&STORIES));
+        let file = written(&theirs, &ds.replace("DIR", theirs.path("").to_str().unwrap()));
+        let found = losses(&theirs, &format!("--deepspeed {file}"));
+        assert_eq!((found.len(), &found), (6, &losses(&ours, keys)), "{ds}");
+        let csv = theirs.path("out/DeepSpeedJobName/Train_Samples_lr.csv");
+        assert_eq!(csv.is_file(), ds.contains("csv_monitor"));
+        if csv.is_file() {
+            let text = std::fs::read_to_string(csv).unwrap();
+            let lines: Vec<_> = text.lines().collect();
+            assert!(lines[0] == "step,lr" && lines[6].starts_with("96,") && lines.len() == 7, "{text}");
+        }
+    }
+}
+
+#[test]
+fn folders_that_cannot_be_written_are_named_before_the_training() {
+    let place = Place::of_stories(&STORIES);
+    for (ds, words) in [
+        (
+            r#"{"csv_monitor": {"enabled": true, "output_path": "/proc/none"}}"#,
+            "cannot write to TRAIN.CSV /proc/none/DeepSpeedJobName",
+        ),
+        (
+            r#"{"zero_optimization": {"stage": 1, "offload_optimizer": {"device": "nvme", "nvme_path": "/proc/none"}}}"#,
+            "cannot write to PARALLEL.OFFLOAD_DIR /proc/none",
+        ),
+    ] {
+        let ranks = place.run(2, &format!("train --deepspeed {} TRAIN.MAX_STEPS 1", written(&place, ds)));
+        assert!(ranks.iter().all(|rank| !rank.exit.is_success()), "{ds}");
+        assert!(ranks[0].stderr.contains(words), "{ds}: {}", ranks[0].stderr);
+        assert!(!place.path("exp/checkpoints").exists(), "nothing was begun");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Translation: training and translation programs, with their own text files and folders.
 
 mod bad_input;
+mod deepspeed;
 mod learning;
 mod translating;
 mod uneven;

@@ -165,7 +165,11 @@ impl<O: Optimizer, S: Schedule> Scheduled for OneSchedule<O, S> {
         let step = self.steps.get();
         self.seen.set(step);
         let at = At { epoch, step, total_steps: None, base_lr: self.base_lr };
-        self.optimizer.borrow_mut().set_lr(self.schedule.lr(at));
+        let mut optimizer = self.optimizer.borrow_mut();
+        optimizer.set_lr(self.schedule.lr(at));
+        if let Some(betas) = self.schedule.betas(at) {
+            optimizer.set_betas(betas);
+        }
     }
 }
 

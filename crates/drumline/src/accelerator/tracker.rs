@@ -1,5 +1,6 @@
 //! Trackers, which log figures on rank 0.
 
+mod csv_files;
 mod json_lines;
 mod tensorboard;
 
@@ -12,6 +13,7 @@ use crate::comm::shared_failure::with_causes;
 use crate::data::loader::Cause;
 use crate::device::name_of;
 
+pub use csv_files::CsvFiles;
 pub use json_lines::JsonLines;
 pub use tensorboard::TensorBoard;
 

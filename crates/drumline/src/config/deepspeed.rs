@@ -31,8 +31,8 @@ pub use explain::{ExplainedLine, Explanation};
 pub use given::{Argument, Betas, Given, StepCounts, WarmupLength};
 pub use keys::{Effect, KEYS, Key, Kind, key_table};
 pub use plan::{
-    ActivationPlan, AdamPlan, BatchPlan, Became, CheckpointPlan, Compute, DeepSpeedPlan, LambPlan, LionPlan,
-    MonitorPlan, Monitors, OffloadDevice, OffloadPlan, OptimizerPlan, PrecisionPlan, Resolved, SchedulerPlan,
-    SgdPlan, TagValidation, UnknownTotal, ZeroPlan,
+    ActivationPlan, AdagradPlan, AdamPlan, BatchPlan, Became, CheckpointPlan, Compute, DeepSpeedPlan,
+    LambPlan, LionPlan, MonitorPlan, Monitors, OffloadDevice, OffloadPlan, OptimizerPlan, PrecisionPlan,
+    Resolved, SchedulerPlan, SgdPlan, TagValidation, UnknownTotal, ZeroPlan,
 };
 pub use read::{DeepSpeedConfig, Found, Setting};

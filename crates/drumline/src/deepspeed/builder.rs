@@ -1,7 +1,5 @@
 //! From a configuration and what the program brings to an engine.
 
-use std::path::PathBuf;
-
 use drumline_comm::{ProcessGroup, call_site, on_behalf_of};
 use drumline_parallel::{CommHook, Compressed, DdpOptions, EngineOptions};
 use drumline_torch::Optimizer;
@@ -12,11 +10,11 @@ use super::Result;
 use super::engine::{DeepSpeedEngine, Steps};
 use super::optimizer::{AnyOptimizer, fill_from, make};
 use super::source::ConfigSource;
-use crate::accelerator::{Accelerator, AcceleratorBuilder, PreparedLoader, TensorBoard};
+use crate::accelerator::{Accelerator, AcceleratorBuilder, CsvFiles, PreparedLoader, TensorBoard};
 use crate::comm::alike::{NamedValues, check_alike};
 use crate::comm::shared_failure::{LocalFailure, agree};
 use crate::config::deepspeed::{
-    Argument, BatchPlan, Compute, DeepSpeedPlan, Given, MonitorPlan, OffloadDevice, OffloadPlan,
+    Argument, BatchPlan, Compute, DeepSpeedPlan, Given, MonitorPlan, Monitors, OffloadDevice, OffloadPlan,
     PrecisionPlan, Resolved, ZeroPlan,
 };
 use crate::data::loader::{Dataset, Loader};
@@ -110,7 +108,11 @@ impl DeepSpeedBuilder {
         let Self { config, given, accelerator, optimizer, schedule } = self;
         let (accelerator, group, device) = accelerator.joined()?;
         let resolved = resolve(config, given, optimizer.as_deref(), group.size());
-        let resolved = resolved.and_then(|resolved| check(&resolved.plan, device).map(|()| resolved));
+        let resolved = resolved.and_then(|resolved| {
+            check(&resolved.plan, device)?;
+            create_folders(&resolved.plan.monitors, group.rank())?;
+            Ok(resolved)
+        });
         let resolved = agree::<_, RunError>(&group, resolved)?;
         check_alike(&group, "configuration of DeepSpeed", &Ok(shared_values(&resolved.plan)))?;
         report(&resolved, &group);
@@ -167,6 +169,24 @@ fn check(plan: &DeepSpeedPlan, device: Device) -> std::result::Result<(), LocalF
     Ok(())
 }
 
+/// Creates the folders in which rank 0 will write figures, so that one that cannot be written is an error now.
+fn create_folders(
+    Monitors { tensorboard, csv }: &Monitors,
+    rank: usize,
+) -> std::result::Result<(), LocalFailure> {
+    let enabled = [("tensorboard", tensorboard), ("csv_monitor", csv)].into_iter();
+    let folders = enabled.filter_map(|(name, plan)| Some((name, plan.as_ref()?.folder()?)));
+    for (name, folder) in folders.filter(|_| rank == 0) {
+        std::fs::create_dir_all(&folder).map_err(|error| {
+            format!(
+                "{name}.output_path cannot be used: cannot create {}: {error}; try another folder",
+                folder.display()
+            )
+        })?;
+    }
+    Ok(())
+}
+
 /// What must be the same on all ranks.
 fn shared_values(plan: &DeepSpeedPlan) -> NamedValues {
     let DeepSpeedPlan { batch, precision, clip_norm, optimizer, scheduler, zero, reduce_in, .. } = plan;
@@ -211,9 +231,12 @@ fn settings(plan: &DeepSpeedPlan, builder: AcceleratorBuilder) -> AcceleratorBui
             builder = builder.loss_scale(policy);
         }
     }
-    if let Some(MonitorPlan { is_enabled: true, output_path, job_name }) = &plan.monitors.tensorboard {
-        let folder = output_path.clone().unwrap_or_else(|| PathBuf::from("runs"));
-        builder = builder.tracker(TensorBoard::in_folder(folder.join(job_name)));
+    let Monitors { tensorboard, csv } = &plan.monitors;
+    if let Some(folder) = tensorboard.as_ref().and_then(MonitorPlan::folder) {
+        builder = builder.tracker(TensorBoard::in_folder(folder));
+    }
+    if let Some(folder) = csv.as_ref().and_then(MonitorPlan::folder) {
+        builder = builder.tracker(CsvFiles::in_folder(folder));
     }
     let (zero, reduce_in) = (plan.zero, plan.reduce_in);
     builder.engine(move || engine_options(zero, reduce_in))

@@ -15,10 +15,11 @@ use tch::nn::ModuleT;
 use tch::{Tensor, no_grad};
 
 use super::Result;
+use super::clock::{Phase, WallClock};
 use super::optimizer::AnyOptimizer;
 use crate::accelerator::{Accelerator, OpenTurn, PreparedModel, PreparedOptimizer, PreparedSchedule};
 use crate::comm::alike::usage_error;
-use crate::config::deepspeed::{Became, DeepSpeedPlan, Resolved};
+use crate::config::deepspeed::{Became, DeepSpeedPlan, Monitors, Resolved};
 use crate::run_error::UsageError;
 use crate::schedule::Schedule;
 use crate::trainer::Mode;
@@ -36,6 +37,7 @@ pub struct DeepSpeedEngine<M> {
     grad_norm: Option<f64>,
     /// The sum of this step's losses, if somebody logs them.
     losses: RefCell<Option<Tensor>>,
+    clock: WallClock,
 }
 
 /// What steps: the optimizer and its schedule.
@@ -64,7 +66,7 @@ impl<M: ModuleT + 'static> DeepSpeedEngine<M> {
         on_behalf_of(call_site(), || match self.mode.get() {
             Mode::Train => {
                 self.begin_micro_step();
-                self.model.forward(input)
+                self.clock.over(Phase::Forward, || self.model.forward(input))
             }
             Mode::Eval => no_grad(|| self.model.evaluate(input)),
         })
@@ -78,6 +80,7 @@ impl<M: 'static> DeepSpeedEngine<M> {
         steps: Option<Steps>,
         resolved: Resolved,
     ) -> Self {
+        let clock = WallClock::new(resolved.plan.wall_clock_breakdown, accelerator.device());
         Self {
             accelerator,
             model,
@@ -88,6 +91,7 @@ impl<M: 'static> DeepSpeedEngine<M> {
             micro_steps: 0,
             grad_norm: None,
             losses: RefCell::default(),
+            clock,
         }
     }
 
@@ -95,7 +99,7 @@ impl<M: 'static> DeepSpeedEngine<M> {
     #[track_caller]
     pub fn forward_with<R>(&self, body: impl FnOnce(&M) -> R) -> Result<R> {
         self.begin_micro_step();
-        on_behalf_of(call_site(), || self.model.forward_with(body))
+        on_behalf_of(call_site(), || self.clock.over(Phase::Forward, || self.model.forward_with(body)))
     }
 
     /// Runs an evaluation with any number of forwards in `body`. All ranks call it. It is needed only where parameters
@@ -116,7 +120,7 @@ impl<M: 'static> DeepSpeedEngine<M> {
                 None => loss.copy(),
             });
         }
-        on_behalf_of(call_site(), || self.accelerator.backward(loss))
+        on_behalf_of(call_site(), || self.clock.over(Phase::Backward, || self.accelerator.backward(loss)))
     }
 
     /// Ends a micro-step. At the last one of a step: clips gradients, steps the optimizer and the schedule, and clears
@@ -126,7 +130,10 @@ impl<M: 'static> DeepSpeedEngine<M> {
         on_behalf_of(call_site(), || {
             self.begin_micro_step();
             if self.is_gradient_accumulation_boundary() {
+                let begin = self.clock.begin();
                 self.take_step()?;
+                self.clock.end(Phase::Step, begin);
+                self.report()?;
             }
             self.micro_steps += 1;
             self.turn.take();
@@ -148,8 +155,7 @@ impl<M: 'static> DeepSpeedEngine<M> {
         if let Some(schedule) = &mut steps.schedule {
             schedule.step();
         }
-        steps.optimizer.zero_grad()?;
-        self.report()
+        Ok(steps.optimizer.zero_grad()?)
     }
 
     /// Trains one step: takes its micro-batches from `batches`, and runs forward, backward and `step` of each. `loss`
@@ -195,24 +201,31 @@ impl<M: 'static> DeepSpeedEngine<M> {
 
     /// Whether figures are logged after this step.
     fn logs(&self) -> bool {
-        self.plan().monitors.tensorboard.as_ref().is_some_and(|monitor| monitor.is_enabled)
+        let Monitors { tensorboard, csv } = &self.plan().monitors;
+        [tensorboard, csv].into_iter().flatten().any(|monitor| monitor.is_enabled)
     }
 
-    /// Logs what DeepSpeed logs: a line every `steps_per_print` steps, and figures for TensorBoard.
+    /// Logs what DeepSpeed logs: lines every `steps_per_print` steps, and figures for the monitors. Without
+    /// `steps_per_print` there are lines of times only, one for each step.
     fn report(&self) -> Result {
-        let (step, skipped) = (self.global_steps(), self.skipped_steps());
-        let every = self.plan().steps_per_print.unwrap_or(0);
-        if every > 0 && step.is_multiple_of(every) {
+        let (step, skipped, every) = (self.global_steps(), self.skipped_steps(), self.plan().steps_per_print);
+        let is_due = every.is_some_and(|every| every > 0 && step.is_multiple_of(every));
+        if is_due {
             let lr = self.get_lr();
             self.accelerator.on_main_process(|| tracing::info!("step={step}, skipped={skipped}, lr={lr:?}"));
         }
+        let times = self.clock.end_step();
+        if let Some(line) = (is_due || every.is_none()).then(|| self.clock.line()).flatten() {
+            self.accelerator.on_main_process(|| tracing::info!("{line}"));
+        }
         let Some(losses) = self.losses.take() else { return Ok(()) };
         let loss = losses.double_value(&[]) / self.gradient_accumulation_steps() as f64;
-        let figures = [
-            ("Train/Samples/train_loss", self.mean_of(loss)?),
-            ("Train/Samples/lr", self.get_lr().first().copied().unwrap_or_default()),
-            ("Train/Samples/loss_scale", self.loss_scale()?),
-        ];
+        let lr = self.get_lr().first().copied().unwrap_or_default();
+        let mut figures = vec![("Train/Samples/train_loss", self.mean_of(loss)?), ("Train/Samples/lr", lr)];
+        if self.plan().precision.is_some_and(|precision| precision.loss_scale.is_some()) {
+            figures.push(("Train/Samples/loss_scale", self.loss_scale()?));
+        }
+        figures.extend(times.iter().flat_map(|times| times.figures()));
         self.accelerator.log(self.global_samples(), figures);
         Ok(())
     }

@@ -1,14 +1,15 @@
 //! The optimizer that a configuration names, and what an optimizer of the program fills in.
 
 use drumline_torch::{
-    Adam, AdamOptions, AdamW, BiasCorrection, Lamb, LambOptions, Lion, LionOptions, MasterWeights, Optimizer,
-    ParameterGroups, Sgd, SgdOptions, TorchError, parameters, weights_in,
+    Adagrad, AdagradOptions, Adam, AdamOptions, AdamW, BiasCorrection, Lamb, LambOptions, Lion, LionOptions,
+    MasterWeights, Optimizer, ParameterGroups, Sgd, SgdOptions, TorchError, parameters, weights_in,
 };
 use tch::Kind;
 use tch::nn::VarStore;
 
 use crate::config::deepspeed::{
-    AdamPlan, Argument, Betas, Compute, DeepSpeedPlan, Given, LambPlan, LionPlan, OptimizerPlan, SgdPlan,
+    AdagradPlan, AdamPlan, Argument, Betas, Compute, DeepSpeedPlan, Given, LambPlan, LionPlan, OptimizerPlan,
+    SgdPlan,
 };
 
 /// An optimizer of any type.
@@ -31,6 +32,18 @@ pub(super) fn make(plan: &DeepSpeedPlan, store: &VarStore) -> Result<Option<AnyO
 
 fn made(plan: OptimizerPlan, parameters: ParameterGroups) -> Result<AnyOptimizer, TorchError> {
     Ok(match plan {
+        OptimizerPlan::Adagrad(plan) => {
+            let AdagradPlan { lr, lr_decay, weight_decay, initial_accumulator_value, eps } = plan;
+            let options = AdagradOptions {
+                lr,
+                lr_decay,
+                weight_decay,
+                initial_accumulator_value,
+                eps,
+                ..AdagradOptions::default()
+            };
+            Box::new(Adagrad::new(parameters, options)?)
+        }
         OptimizerPlan::Adam(plan) if plan.is_decoupled => Box::new(AdamW::new(parameters, adam(plan))?),
         OptimizerPlan::Adam(plan) => Box::new(Adam::new(parameters, adam(plan))?),
         OptimizerPlan::Sgd(SgdPlan { lr, momentum, dampening, nesterov, weight_decay }) => {

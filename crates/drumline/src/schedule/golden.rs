@@ -58,6 +58,36 @@ fn learning_rates_are_those_of_deepspeed_itself() {
     assert_eq!(compare(schedules), 5, "a policy has no case");
 }
 
+/// What DeepSpeed's OneCycle gives to Adam at each step.
+#[derive(Deserialize)]
+struct Cycle {
+    params: OneCycle,
+    lr: Vec<f64>,
+    betas: Vec<(f64, f64)>,
+}
+
+#[test]
+fn momenta_are_those_of_deepspeed_itself() {
+    #[derive(Deserialize)]
+    struct Cycles {
+        cycles: Vec<Cycle>,
+    }
+    let Cycles { cycles } = golden("deepspeed.json");
+    assert_eq!(cycles.len(), 4);
+    for Cycle { params, lr, betas } in cycles {
+        let schedule = LrSchedule::new(1.0, LrPolicy::OneCycle(params.clone())).unwrap();
+        for (step, (lr, betas)) in lr.into_iter().zip(betas).enumerate() {
+            let at = At { step: step as u64, ..At::default() };
+            let found = schedule.betas(at).unwrap();
+            let near = |found: f64, expected: f64| (found - expected).abs() < 1e-12;
+            assert!(near(schedule.lr(at), lr), "{params:?}, step {step}");
+            assert!(near(found.0, betas.0) && near(found.1, betas.1), "{params:?}, step {step}: {found:?}");
+        }
+        let constant = OneCycle { cycle_momentum: false, ..params };
+        assert_eq!(constant.betas(At::default()), None);
+    }
+}
+
 #[test]
 fn a_schedule_is_written_and_read_again() {
     for Case { schedule, .. } in cases() {
@@ -83,6 +113,8 @@ fn invalid_settings_are_refused() {
     refused("WarmupCosineLR", json!({"total_num_steps": 9, "warm_up": 1}), "unknown field `warm_up`");
     let flat = json!({"cycle_min_lr": 0, "cycle_max_lr": 1, "cycle_second_step_size": 0});
     refused("OneCycle", flat, "half a cycle has 0 steps");
+    let fast = json!({"cycle_min_lr": 0.1, "cycle_max_lr": 0.2, "cycle_max_mom": 1.0});
+    refused("OneCycle", fast, "cycle_min_mom and cycle_max_mom are [0.8, 1.0]; expected 0 to below 1");
     refused("LRRangeTest", json!({"lr_range_test_step_size": 0}), "lr_range_test_step_size is 0");
     refused("Noam", json!({"d_model": 0}), "Noam: d_model is 0");
     refused("Noam", json!({"d_model": 8, "warmup_steps": 0}), "warmup_steps is 0");

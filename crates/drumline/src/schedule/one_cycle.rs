@@ -7,7 +7,9 @@
 //!                  first second
 //! ```
 //!
-//! Only the learning rate is supported, not DeepSpeed's keys for a cycle of the momentum.
+//! The momentum is cycled against the learning rate: it is the first beta of the optimizer, and lowest at the top. As in
+//! DeepSpeed, the second beta is 0.99 then, whatever the optimizer's settings are, and the first step has the lowest
+//! momentum.
 
 use serde::{Deserialize, Serialize};
 
@@ -39,12 +41,31 @@ pub struct OneCycle {
     /// Steps in which the decay grows by `decay_lr_rate`; 0 for no decay.
     #[serde(default)]
     pub decay_step_size: u64,
+    /// Whether the momentum is cycled: the first beta of optimizers that have betas.
+    #[serde(default = "yes")]
+    pub cycle_momentum: bool,
+    /// The momentum at the top.
+    #[serde(default = "eight_tenths")]
+    pub cycle_min_mom: f64,
+    /// The momentum at both ends.
+    #[serde(default = "nine_tenths")]
+    pub cycle_max_mom: f64,
+    /// The speed of the momentum's growth after the cycle; 0 for none.
+    #[serde(default)]
+    pub decay_mom_rate: f64,
 }
+
+/// The second beta while the first one is cycled.
+const SECOND_BETA: f64 = 0.99;
 
 impl OneCycle {
     pub(super) fn check(&self) -> Result<(), ScheduleError> {
         let halves = self.cycle_first_step_size > 0 && self.cycle_second_step_size != Some(0);
-        ensure(halves, "OneCycle", || "half a cycle has 0 steps; expected at least 1".into())
+        ensure(halves, "OneCycle", || "half a cycle has 0 steps; expected at least 1".into())?;
+        let momenta = [self.cycle_min_mom, self.cycle_max_mom];
+        ensure(momenta.iter().all(|mom| (0.0..1.0).contains(mom)), "OneCycle", || {
+            format!("cycle_min_mom and cycle_max_mom are {momenta:?}; expected 0 to below 1")
+        })
     }
 
     /// The learning rate of the next step.
@@ -59,6 +80,27 @@ impl OneCycle {
         }
         let intervals = (at.step - total) as f64 / self.decay_step_size as f64;
         self.cycle_min_lr / (1.0 + self.decay_lr_rate * intervals)
+    }
+
+    /// The betas of the next step; `None` if the momentum is not cycled.
+    pub fn betas(&self, at: At) -> Option<(f64, f64)> {
+        self.cycle_momentum.then(|| (self.momentum(at.step), SECOND_BETA))
+    }
+
+    fn momentum(&self, step: u64) -> f64 {
+        let total = self.cycle_first_step_size + self.second_step_size();
+        if step == 0 {
+            return self.cycle_min_mom;
+        }
+        if step <= total {
+            let height = self.cycle_max_mom - self.cycle_min_mom;
+            return self.cycle_max_mom - height * self.height(step % total);
+        }
+        if self.decay_step_size == 0 {
+            return self.cycle_max_mom;
+        }
+        let intervals = (step - total) as f64 / self.decay_step_size as f64;
+        self.cycle_max_mom * (1.0 + self.decay_mom_rate * intervals)
     }
 
     fn second_step_size(&self) -> u64 {
@@ -83,4 +125,16 @@ impl OneCycle {
 
 fn two_thousand() -> u64 {
     2000
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn eight_tenths() -> f64 {
+    0.8
+}
+
+fn nine_tenths() -> f64 {
+    0.9
 }

@@ -93,6 +93,12 @@ impl LrPolicy {
     }
 }
 
+impl LrPolicy {
+    fn betas(&self, at: At) -> Option<(f64, f64)> {
+        if let Self::OneCycle(policy) = self { policy.betas(at) } else { None }
+    }
+}
+
 /// A schedule that was checked, with the optimizer's learning rate.
 ///
 /// ```
@@ -141,6 +147,10 @@ impl LrSchedule {
 impl Schedule for LrSchedule {
     fn lr(&self, at: At) -> f64 {
         self.policy.lr(self.base_lr, at)
+    }
+
+    fn betas(&self, at: At) -> Option<(f64, f64)> {
+        self.policy.betas(at)
     }
 }
 

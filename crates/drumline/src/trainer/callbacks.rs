@@ -10,10 +10,12 @@
 //! | on rank 0 | |
 //! |---|---|
 //! | [`EventFile`] | writes `metrics.jsonl` |
+//! | [`CsvFiles`] | writes loss and learning rate as CSV |
 //! | [`TensorBoard`] | writes curves, gradients and settings for TensorBoard |
 //! | [`Plots`] | draws the curves |
 
 mod checkpoint;
+mod csv_files;
 mod evaluate_every;
 mod event_file;
 mod moving_average;
@@ -24,6 +26,7 @@ mod stopping;
 mod tensorboard;
 
 pub use checkpoint::Checkpoint;
+pub use csv_files::CsvFiles;
 pub use evaluate_every::EvaluateEvery;
 pub use event_file::EventFile;
 pub use moving_average::MovingAverage;

@@ -111,7 +111,11 @@ impl<M: Model<B> + ?Sized, B: Batch> Step<'_, '_, M, B> {
     fn set_lr(&mut self) {
         let Some(schedule) = &self.learner.schedule else { return };
         let state = &mut self.context.state;
-        let lr = schedule.lr(state.at());
+        let (lr, betas) = (schedule.lr(state.at()), schedule.betas(state.at()));
+        if let Some(betas) = betas {
+            // A graph of the optimizer's step would keep those of its recording.
+            state.is_optimizer_changed |= state.optimizer.set_betas(betas);
+        }
         if lr.is_finite() {
             state.set_lr(lr);
         } else {

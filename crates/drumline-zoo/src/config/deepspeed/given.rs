@@ -4,52 +4,80 @@ use std::collections::BTreeMap;
 
 use drumline::config::deepspeed::{Argument, Betas, Compute, Given, StepCounts, WarmupLength};
 
+use super::names::{BASE_LR, CLIP, Names};
 use super::{DeepSpeedFile, Seen};
 use crate::config::table::{self, Table};
 use crate::config::{PrecisionKind, Value, setting::Setting};
 
-/// The values of a table by their keys, and which of them were given.
+/// The warm-up of NJUNMT's schedules.
+const WARMUP_STEPS: &str = "optimizer_configs.scheduler_configs.warmup_steps";
+
+/// The key of NJUNMT's schedules.
+const SCHEDULE_METHOD: &str = "optimizer_configs.schedule_method";
+
+/// The values of a table, and which of them were given. Keys have the names that most tasks use, whatever this task
+/// calls them.
 pub(super) struct Values<'a> {
     values: BTreeMap<String, Value>,
     seen: &'a Seen,
+    names: Names,
+    /// Whether the learning rate is the factor of a schedule that the file replaces.
+    lr_is_factor: bool,
 }
 
 impl<'a> Values<'a> {
-    pub(super) fn of<T: Table>(table: &T, seen: &'a Seen) -> Self {
+    pub(super) fn of<T: Table>(table: &T, seen: &'a Seen, has_scheduler: bool) -> Self {
         let entries = table::entries(table).into_iter().map(|entry| (entry.key, entry.value));
-        Self { values: entries.collect(), seen }
+        let values: BTreeMap<_, _> = entries.collect();
+        let is_noam = values.get(SCHEDULE_METHOD) == Some(&Value::Text("noam".into()));
+        let names = Names::of(|key| values.contains_key(key));
+        Self { values, seen, names, lr_is_factor: is_noam && has_scheduler }
+    }
+
+    /// The task's name for a key.
+    pub(super) fn own(&self, key: &str) -> String {
+        self.names.own(key).to_owned()
+    }
+
+    pub(super) fn names(&self) -> Names {
+        self.names
+    }
+
+    fn value(&self, key: &str) -> Option<&Value> {
+        self.values.get(self.names.own(key)).filter(|_| !(self.lr_is_factor && key == BASE_LR))
     }
 
     /// Whether the table has this key.
     pub(super) fn has(&self, key: &str) -> bool {
-        self.values.contains_key(key)
+        self.values.contains_key(self.names.own(key))
     }
 
     /// Where a key was given; `None` for a default.
     pub(super) fn place(&self, key: &str) -> Option<String> {
-        self.seen.get(key).map(ToString::to_string)
+        let is_used = self.value(key).is_some();
+        self.seen.get(self.names.own(key)).filter(|_| is_used).map(ToString::to_string)
     }
 
     /// Whether a key has this value.
     pub(super) fn is(&self, key: &str, value: &Value) -> bool {
-        self.values.get(key) == Some(value)
+        self.value(key) == Some(value)
     }
 
     /// The value of a key for messages.
     pub(super) fn shown(&self, key: &str) -> String {
-        self.values.get(key).map(ToString::to_string).unwrap_or_default()
+        self.value(key).map(ToString::to_string).unwrap_or_default()
     }
 
     pub(super) fn read<S: Setting>(&self, key: &str) -> Option<S> {
-        S::read(self.values.get(key)?)
+        S::read(self.value(key)?)
     }
 
     /// The value of a key as an argument, which names its key and its place.
     fn argument<S: Setting>(&self, key: &str) -> Option<Argument<S>> {
-        let value = self.read(key)?;
+        let (value, own) = (self.read(key)?, self.own(key));
         Some(match self.place(key) {
-            Some(place) => Argument::given(format!("{key} ({place})"), value),
-            None => Argument::default(key, value),
+            Some(place) => Argument::given(format!("{own} ({place})"), value),
+            None => Argument::default(own, value),
         })
     }
 }
@@ -64,16 +92,16 @@ pub(super) fn given(values: &Values<'_>, file: &DeepSpeedFile) -> Given {
         micro_batch: size("TRAIN.BATCH_SIZE"),
         accumulation: size("TRAIN.ACCUMULATE"),
         clip_norm: values
-            .argument::<Option<f64>>("OPTIM.GRAD_CLIP")
-            .map(|norm| mapped(norm, |norm| norm.unwrap_or(0.0))),
+            .argument::<Option<f64>>(CLIP)
+            .map(|norm| mapped(norm, |norm| norm.unwrap_or(0.0).max(0.0))),
         compute: values.argument("PRECISION").map(|kind| mapped(kind, compute)),
-        lr: number("OPTIM.BASE_LR"),
+        lr: number(BASE_LR),
         betas: betas(values),
         eps: number("OPTIM.EPS"),
         weight_decay: number("OPTIM.WEIGHT_DECAY"),
         momentum: number("OPTIM.MOMENTUM"),
         foreign_optimizer: None,
-        warmup: number("OPTIM.WARMUP").map(|warmup| mapped(warmup, length)),
+        warmup: number("OPTIM.WARMUP").or_else(|| number(WARMUP_STEPS)).map(|warmup| mapped(warmup, length)),
         steps: StepCounts::AtStart,
         hidden_size: hidden.iter().find_map(|key| values.read(key)),
         is_strict: file.is_strict,

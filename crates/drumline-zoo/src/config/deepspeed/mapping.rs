@@ -3,12 +3,13 @@
 use std::path::Path;
 
 use drumline::config::deepspeed::{
-    AdamPlan, Compute, DeepSpeedConfig, DeepSpeedPlan, LambPlan, LionPlan, OffloadDevice, OptimizerPlan,
-    PrecisionPlan, Problem, SgdPlan,
+    AdagradPlan, AdamPlan, Compute, DeepSpeedConfig, DeepSpeedPlan, LambPlan, LionPlan, MonitorPlan,
+    OffloadDevice, OptimizerPlan, PrecisionPlan, Problem, SgdPlan,
 };
 use drumline_torch::ScalePolicy;
 
 use super::given::Values;
+use super::names::{BASE_LR, CLIP, Names};
 use super::{Pair, written};
 use crate::config::setting::Setting;
 use crate::config::{DeviceKind, OptimizerName, PrecisionKind, ReduceIn, Value};
@@ -21,16 +22,14 @@ const ACCUMULATION: &str = "gradient_accumulation_steps";
 const TRAIN: &str = "train_batch_size";
 
 /// Keys that the engine of programs carries out, and that `drumline train` has in another way.
-const OF_THE_ENGINE: [(&str, &str); 9] = [
+const OF_THE_ENGINE: [(&str, &str); 7] = [
     ("activation_checkpointing.cpu_checkpointing", "MODEL.CHECKPOINT decides what is kept"),
     ("activation_checkpointing.number_checkpoints", "MODEL.CHECKPOINT decides what is kept"),
     ("checkpoint.tag_validation", "checkpoints have no tags here"),
     ("dataloader_drop_last", "the task decides"),
     ("tensorboard.output_path", "event files are in OUT_DIR/tensorboard"),
     ("tensorboard.job_name", "event files are in OUT_DIR/tensorboard"),
-    ("csv_monitor.enabled", "metrics.jsonl in OUT_DIR has a line for each step in any case"),
-    ("csv_monitor.output_path", "metrics.jsonl is in OUT_DIR"),
-    ("csv_monitor.job_name", "metrics.jsonl is in OUT_DIR"),
+    ("wall_clock_breakdown", "`drumline watch` always shows where the time of a step goes"),
 ];
 
 /// A mapping on its way.
@@ -95,7 +94,11 @@ impl<'a> Mapping<'a> {
         const KEY: &str = "gradient_clipping";
         if self.config.is_set(KEY) {
             let norm = plan.clip_norm.filter(|norm| *norm > 0.0);
-            self.set(KEY, "OPTIM.GRAD_CLIP", written(&norm));
+            let norm = match self.values.names() {
+                Names::Usual => written(&norm),
+                Names::Njunmt => written(&norm.unwrap_or(-1.0)),
+            };
+            self.set(KEY, CLIP, norm);
         }
     }
 
@@ -150,15 +153,14 @@ impl<'a> Mapping<'a> {
 
     fn optimizer(&mut self, optimizer: &OptimizerPlan) {
         self.method(optimizer);
-        self.set("optimizer.params.lr", "OPTIM.BASE_LR", written(&optimizer.lr()));
+        self.set("optimizer.params.lr", BASE_LR, written(&optimizer.lr()));
         match *optimizer {
+            OptimizerPlan::Adagrad(adagrad) => self.adagrad(&adagrad),
             OptimizerPlan::Adam(AdamPlan { betas, eps, weight_decay, amsgrad, .. }) => {
                 self.adam(betas.into(), Some(eps), weight_decay);
-                self.only(
-                    "optimizer.params.amsgrad",
-                    !amsgrad,
-                    "is true, and AMSGrad has no key here; try false",
-                );
+                if amsgrad || self.values.has("OPTIM.AMSGRAD") {
+                    self.set("optimizer.params.amsgrad", "OPTIM.AMSGRAD", written(&amsgrad));
+                }
             }
             OptimizerPlan::Lamb(LambPlan { betas, eps, weight_decay, max_coeff, min_coeff, .. }) => {
                 self.adam(betas.into(), Some(eps), weight_decay);
@@ -200,6 +202,15 @@ impl<'a> Mapping<'a> {
             self.set("optimizer.params.eps", "OPTIM.EPS", written(&eps));
         }
         self.set("optimizer.params.weight_decay", "OPTIM.WEIGHT_DECAY", written(&weight_decay));
+    }
+
+    fn adagrad(&mut self, adagrad: &AdagradPlan) {
+        let AdagradPlan { lr: _, lr_decay, weight_decay, initial_accumulator_value, eps } = *adagrad;
+        self.set("optimizer.params.eps", "OPTIM.EPS", written(&eps));
+        self.set("optimizer.params.weight_decay", "OPTIM.WEIGHT_DECAY", written(&weight_decay));
+        self.set("optimizer.params.lr_decay", "OPTIM.LR_DECAY", written(&lr_decay));
+        const SUM: &str = "optimizer.params.initial_accumulator_value";
+        self.set(SUM, "OPTIM.INITIAL_ACCUMULATOR", written(&initial_accumulator_value));
     }
 
     fn sgd(&mut self, sgd: &SgdPlan) {
@@ -283,6 +294,9 @@ impl<'a> Mapping<'a> {
         if let Some(tensorboard) = &plan.monitors.tensorboard {
             self.suggest("tensorboard.enabled", "TRAIN.TENSORBOARD", written(&tensorboard.is_enabled));
         }
+        if let Some(folder) = plan.monitors.csv.as_ref().and_then(MonitorPlan::folder) {
+            self.suggest("csv_monitor.enabled", "TRAIN.CSV", written(&Some(folder)));
+        }
         if let Some(compute) = plan.reduce_in {
             let kind = if compute == Compute::Fp16 { ReduceIn::Fp16 } else { ReduceIn::Bf16 };
             self.set("communication_data_type", "PARALLEL.REDUCE_IN", written(&Some(kind)));
@@ -296,19 +310,20 @@ impl<'a> Mapping<'a> {
     /// value, that is a mistake, or the file's default gives way.
     fn set(&mut self, from: &str, key: &'static str, value: Value) {
         let is_in_file = self.config.position(from).is_some();
+        let own_key = self.values.own(key);
         if !self.values.has(key) {
             self.only(
                 from,
                 !is_in_file,
-                &format!("needs {key}, which this task does not have; try without it"),
+                &format!("needs {own_key}, which this task does not have; try without it"),
             );
             return;
         }
         match self.values.place(key).filter(|_| !self.values.is(key, &value)) {
-            None => self.pairs.push(Pair { from: from.to_owned(), key, value }),
+            None => self.pairs.push(Pair { from: from.to_owned(), key: own_key, value }),
             Some(place) => {
                 let own = self.values.shown(key);
-                let what = format!("means {key} {value}, and {place} has {own}; try only one of them");
+                let what = format!("means {own_key} {value}, and {place} has {own}; try only one of them");
                 self.only(from, !is_in_file, &what);
             }
         }
@@ -316,10 +331,12 @@ impl<'a> Mapping<'a> {
 
     /// The same for a key that only concerns reports: what was given here is used.
     fn suggest(&mut self, from: &'static str, key: &'static str, value: Value) {
+        let own = self.values.own(key);
         match self.values.place(key) {
+            _ if !self.values.has(key) => self.idle(from, "the task decides"),
             None => self.set(from, key, value),
             Some(place) => {
-                self.idle(from, format!("{place} has {key} {}, which is used", self.values.shown(key)))
+                self.idle(from, format!("{place} has {own} {}, which is used", self.values.shown(key)))
             }
         }
     }

@@ -172,6 +172,12 @@ pub(super) fn find(path: &str) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.path == path)
 }
 
+/// The name of the first key of a section.
+pub(super) fn first_key(section: &str) -> Option<&'static str> {
+    let below = |key: &&Key| key.path.strip_prefix(section).is_some_and(|rest| rest.starts_with('.'));
+    KEYS.iter().find(below)?.path[section.len() + 1..].split('.').next()
+}
+
 /// Whether keys have paths below this one.
 pub(super) fn is_section(path: &str) -> bool {
     KEYS.iter().any(|key| key.path.strip_prefix(path).is_some_and(|rest| rest.starts_with('.')))

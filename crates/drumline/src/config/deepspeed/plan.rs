@@ -113,6 +113,8 @@ pub struct PrecisionPlan {
 /// An optimizer with its parameters.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum OptimizerPlan {
+    /// Adagrad.
+    Adagrad(AdagradPlan),
     /// Adam, or AdamW if the weight decay is decoupled.
     Adam(AdamPlan),
     /// LAMB.
@@ -127,16 +129,23 @@ impl OptimizerPlan {
     /// The learning rate.
     pub fn lr(&self) -> f64 {
         match self {
-            Self::Adam(AdamPlan { lr, .. })
+            Self::Adagrad(AdagradPlan { lr, .. })
+            | Self::Adam(AdamPlan { lr, .. })
             | Self::Lamb(LambPlan { lr, .. })
             | Self::Lion(LionPlan { lr, .. })
             | Self::Sgd(SgdPlan { lr, .. }) => *lr,
         }
     }
 
+    /// Whether it has decay rates of running means, which a schedule may cycle.
+    pub fn has_betas(&self) -> bool {
+        !matches!(self, Self::Adagrad(_) | Self::Sgd(_))
+    }
+
     /// The name of the algorithm.
     pub fn name(&self) -> &'static str {
         match self {
+            Self::Adagrad(_) => "Adagrad",
             Self::Adam(AdamPlan { is_decoupled: true, .. }) => "AdamW",
             Self::Adam(_) => "Adam",
             Self::Lamb(_) => "Lamb",
@@ -144,6 +153,21 @@ impl OptimizerPlan {
             Self::Sgd(_) => "SGD",
         }
     }
+}
+
+/// Parameters of Adagrad.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdagradPlan {
+    /// Learning rate.
+    pub lr: f64,
+    /// How fast the learning rate falls.
+    pub lr_decay: f64,
+    /// Weight decay.
+    pub weight_decay: f64,
+    /// The sum of squared gradients before the first step.
+    pub initial_accumulator_value: f64,
+    /// Epsilon.
+    pub eps: f64,
 }
 
 /// Parameters of Adam and AdamW.
@@ -333,6 +357,15 @@ pub struct MonitorPlan {
     pub output_path: Option<PathBuf>,
     /// The folder within.
     pub job_name: String,
+}
+
+impl MonitorPlan {
+    /// Where its files are written, `output_path/job_name`; `None` if none are. The default of `output_path` is the
+    /// current folder, as in DeepSpeed.
+    pub fn folder(&self) -> Option<PathBuf> {
+        let Self { is_enabled, output_path, job_name } = self;
+        is_enabled.then(|| output_path.clone().unwrap_or_default().join(job_name))
+    }
 }
 
 /// What happens if ranks save under different tags.

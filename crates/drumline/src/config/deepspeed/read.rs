@@ -90,7 +90,10 @@ impl Setting {
             Found::Key(_) | Found::Old(_) => return None,
             Found::Wrong { expects, .. } => format!("is {}; try {expects}", self.written),
             Found::Refused(key) => format!("is {}: {}", self.written, key.says),
-            Found::NotASection => format!("is {}, and it is a section; try {{\"enabled\": …}}", self.written),
+            Found::NotASection => {
+                let first = keys::first_key(&self.path).unwrap_or("enabled");
+                format!("is {}, and it is a section; try {{\"{first}\": …}}", self.written)
+            }
             Found::Misplaced(why) if is_strict => format!("does nothing: {why}; try without it"),
             Found::Unknown { advice } if is_strict => format!("is not a key of DeepSpeed{advice}"),
             Found::Misplaced(_) | Found::Unknown { .. } => return None,

@@ -188,6 +188,44 @@ ranks_test!(wrong_settings_are_errors_on_all_ranks, 2, {
     assert!(said.contains("/no/such/ds_config.json"), "{said}");
 });
 
+/// The lines that rank 0 writes, and the folder in which it does.
+ranks_test!(figures_go_to_csv_files_and_event_files, 2, {
+    let group = ProcessGroup::from_env()?;
+    let folder = group.broadcast_object(Some(&tempfile::tempdir()?.keep()), 0)?;
+    let more = json!({
+        "csv_monitor": { "enabled": true, "output_path": folder, "job_name": "job" },
+        "tensorboard": { "enabled": true, "output_path": folder, "job_name": "events" },
+        "wall_clock_breakdown": true,
+        "steps_per_print": 2,
+    });
+    let (_, mut engine) = engine(&group, &config(more))?;
+    micro_steps(&mut engine, 0..6)?;
+    group.barrier()?;
+    let read = |name: &str| std::fs::read_to_string(folder.join("job").join(name)).unwrap();
+    assert_eq!(read("Train_Samples_lr.csv"), "step,lr\n12,0.05\n24,0.05\n36,0.05\n");
+    for name in ["train_loss", "elapsed_time_ms_forward", "elapsed_time_ms_backward", "elapsed_time_ms_step"]
+    {
+        let text = read(&format!("Train_Samples_{name}.csv"));
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!((lines.len(), lines[0]), (4, format!("step,{name}").as_str()), "{text}");
+        let value: f64 = lines[3].strip_prefix("36,").unwrap().parse()?;
+        assert!(value > 0.0, "{text}");
+    }
+    assert!(!folder.join("job/Train_Samples_loss_scale.csv").exists(), "it is for fp16");
+    assert_eq!(std::fs::read_dir(folder.join("events"))?.count(), 1, "rank 0 alone writes");
+    group.barrier()?;
+    if group.rank() == 0 {
+        std::fs::remove_dir_all(folder)?;
+    }
+});
+
+ranks_test!(a_folder_of_figures_that_cannot_be_written_is_an_error_at_once, 2, {
+    let group = ProcessGroup::from_env()?;
+    let more = json!({ "csv_monitor": { "enabled": true, "output_path": "/proc/none" } });
+    let said = engine(&group, &config(more)).map(drop).unwrap_err().to_string();
+    assert!(said.contains("csv_monitor.output_path cannot be used: cannot create /proc/none/"), "{said}");
+});
+
 ranks_test!(a_step_without_an_optimizer_is_an_error, 2, {
     let group = ProcessGroup::from_env()?;
     let (_store, mut engine) = engine(&group, &json!({ "train_batch_size": 6 }))?;

@@ -42,8 +42,8 @@ pub(super) const KEYS: &[Key] = &[
         .runs("drops the samples that do not fill a batch; in `drumline train` the task decides"),
     Key::new("steps_per_print", Kind::WholeOrInfinity, "")
         .runs("steps between reports; in `drumline train` `TRAIN.PRINT_FREQ`"),
-    Key::new("wall_clock_breakdown", Kind::Bool, "false").idle(
-        "`drumline watch` always shows where the time of a step goes, `TRAIN.TRACE_STEPS` records all of it",
+    Key::new("wall_clock_breakdown", Kind::Bool, "false").runs(
+        "the engine logs the times of forward, backward and step; `drumline watch` always shows those of `drumline train`",
     ),
     Key::new("memory_breakdown", Kind::Bool, "false").idle("`drumline watch` shows the memory of each rank"),
     Key::new("dump_state", Kind::Bool, "false").idle("what the file became is always printed once"),

@@ -43,16 +43,17 @@ pub(super) const KEYS: &[Key] = &[
     Key::new("tensorboard.job_name", Kind::Text, "DeepSpeedJobName")
         .runs("the folder within; in `drumline train` the name of OUT_DIR"),
     Key::new("csv_monitor.enabled", Kind::Bool, "false")
-        .runs("`metrics.jsonl` has a line for each step in any case; `drumline plot` shows it"),
-    Key::new("csv_monitor.output_path", Kind::Text, "").runs("its folder; in `drumline train` OUT_DIR"),
-    Key::new("csv_monitor.job_name", Kind::Text, "DeepSpeedJobName")
-        .runs("its name; in `drumline train` OUT_DIR"),
-    Key::new("wandb.enabled", Kind::Bool, "false")
-        .refused("nothing is sent to a service; try tensorboard, whose files `wandb sync` uploads"),
+        .runs("a CSV file for each figure; in `drumline train` `TRAIN.CSV`"),
+    Key::new("csv_monitor.output_path", Kind::Text, "").runs("their folder; by default the current one"),
+    Key::new("csv_monitor.job_name", Kind::Text, "DeepSpeedJobName").runs("the folder within"),
+    Key::new("wandb.enabled", Kind::Bool, "false").refused(
+        "nothing is sent to a service; try tensorboard, whose files `wandb sync` uploads, or csv_monitor",
+    ),
     Key::new("wandb.group", Kind::Text, "").idle("is for wandb, which is refused if it is enabled"),
     Key::new("wandb.team", Kind::Text, "").idle("is for wandb"),
     Key::new("wandb.project", Kind::Text, "deepspeed").idle("is for wandb"),
-    Key::new("comet", Kind::Block, "").refused("nothing is sent to a service; try tensorboard"),
+    Key::new("comet", Kind::Block, "")
+        .refused("nothing is sent to a service; try tensorboard or csv_monitor"),
     Key::new("comms_logger", Kind::Block, "")
         .idle("`TRAIN.TRACE_STEPS` records every collective with its bytes and time"),
     Key::new("flops_profiler", Kind::Block, "")

@@ -4,7 +4,7 @@ use super::{Key, Kind};
 
 pub(super) const KEYS: &[Key] = &[
     Key::new("optimizer.type", Kind::Text, "")
-        .runs("Adam (which is AdamW unless adam_w_mode is false), AdamW, Lamb, Lion, SGD; others are refused by name"),
+        .runs("Adam (which is AdamW unless adam_w_mode is false), AdamW, Lamb, Lion, SGD, Adagrad; others are refused by name"),
     Key::new("optimizer.legacy_fusion", Kind::Bool, "false").idle("optimizers are always fused"),
     Key::new("optimizer.params.lr", Kind::Number, "0.001")
         .auto("the learning rate that is given")
@@ -14,7 +14,7 @@ pub(super) const KEYS: &[Key] = &[
         .runs("decay rates of Adam, Lamb and Lion"),
     Key::new("optimizer.params.eps", Kind::Number, "1e-8")
         .auto("the epsilon that is given")
-        .runs("epsilon of Adam and Lamb"),
+        .runs("epsilon of Adam and Lamb; of Adagrad, whose default is 1e-10"),
     Key::new("optimizer.params.weight_decay", Kind::Number, "0")
         .auto("the weight decay that is given")
         .runs("weight decay; AdamW by PyTorch's class (torch_adam): 0.01"),
@@ -26,6 +26,9 @@ pub(super) const KEYS: &[Key] = &[
     Key::new("optimizer.params.momentum", Kind::Number, "0").runs("momentum of SGD"),
     Key::new("optimizer.params.dampening", Kind::Number, "0").runs("dampening of SGD's momentum"),
     Key::new("optimizer.params.nesterov", Kind::Bool, "false").runs("Nesterov's momentum in SGD"),
+    Key::new("optimizer.params.lr_decay", Kind::Number, "0").runs("Adagrad: how fast the learning rate falls"),
+    Key::new("optimizer.params.initial_accumulator_value", Kind::Number, "0")
+        .runs("Adagrad: the sum of squared gradients before the first step"),
     Key::new("optimizer.params.max_coeff", Kind::Number, "10").runs("Lamb: highest trust ratio"),
     Key::new("optimizer.params.min_coeff", Kind::Number, "0.01").runs("Lamb: lowest trust ratio"),
     Key::new("optimizer.params.max_grad_norm", Kind::Number, "0").refused("try gradient_clipping"),
@@ -72,9 +75,9 @@ pub(super) const KEYS: &[Key] = &[
     Key::new("scheduler.params.cycle_second_stair_count", Kind::Whole, "").runs("OneCycle: stairs on the way down"),
     Key::new("scheduler.params.decay_step_size", Kind::Whole, "0").runs("OneCycle: steps between decays"),
     Key::new("scheduler.params.cycle_momentum", Kind::Bool, "true")
-        .runs("OneCycle: only false, for the momentum is not cycled here"),
-    Key::new("scheduler.params.cycle_min_mom", Kind::Number, "0.8").idle("OneCycle: the momentum is not cycled here"),
-    Key::new("scheduler.params.cycle_max_mom", Kind::Number, "0.9").idle("OneCycle: the momentum is not cycled here"),
-    Key::new("scheduler.params.decay_mom_rate", Kind::Number, "0").idle("OneCycle: the momentum is not cycled here"),
+        .runs("OneCycle: whether the momentum is cycled, which is the first beta; the second one is 0.99 then"),
+    Key::new("scheduler.params.cycle_min_mom", Kind::Number, "0.8").runs("OneCycle: momentum at the top"),
+    Key::new("scheduler.params.cycle_max_mom", Kind::Number, "0.9").runs("OneCycle: momentum at both ends"),
+    Key::new("scheduler.params.decay_mom_rate", Kind::Number, "0").runs("OneCycle: growth of the momentum after the cycle"),
     Key::new("scheduler.params.last_batch_iteration", Kind::Integer, "-1").idle("checkpoints know the step"),
 ];

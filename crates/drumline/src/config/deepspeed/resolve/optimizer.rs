@@ -2,7 +2,7 @@
 
 use super::Resolver;
 use crate::config::deepspeed::given::{Argument, Betas};
-use crate::config::deepspeed::plan::{AdamPlan, LambPlan, LionPlan, OptimizerPlan, SgdPlan};
+use crate::config::deepspeed::plan::{AdagradPlan, AdamPlan, LambPlan, LionPlan, OptimizerPlan, SgdPlan};
 
 const SECTION: &str = "optimizer.params";
 const TYPE: &str = "optimizer.type";
@@ -13,11 +13,12 @@ const OF_ADAM: &[&str] =
 const OF_LAMB: &[&str] =
     &["betas", "eps", "max_coeff", "min_coeff", "bias_correction", "amsgrad", "set_grad_none"];
 const OF_LION: &[&str] = &["betas", "set_grad_none"];
+const OF_ADAGRAD: &[&str] = &["eps", "lr_decay", "initial_accumulator_value", "set_grad_none"];
 const OF_SGD: &[&str] = &["momentum", "dampening", "nesterov", "set_grad_none"];
 const OF_ALL: [&str; 3] = ["lr", "weight_decay", "max_grad_norm"];
 
 /// Optimizers that do not exist here, and what to use instead.
-const REFUSED: [(&str, &str); 9] = [
+const REFUSED: [(&str, &str); 8] = [
     ("onebitadam", "AdamW, and 16-bit gradients by communication_data_type or the hook PowerSgd"),
     ("onebitlamb", "Lamb, and 16-bit gradients by communication_data_type or the hook PowerSgd"),
     ("zerooneadam", "AdamW, and 16-bit gradients by communication_data_type or the hook PowerSgd"),
@@ -25,7 +26,6 @@ const REFUSED: [(&str, &str); 9] = [
     ("muadamw", "AdamW with parameter groups of your own"),
     ("musgd", "SGD with parameter groups of your own"),
     ("muon", "AdamW"),
-    ("adagrad", "AdamW"),
     ("adafactor", "AdamW, or Adafactor of the program's own"),
 ];
 
@@ -47,12 +47,17 @@ impl Resolver<'_> {
             "lion" => {
                 self.others_are_inactive("Lion", OF_LION);
                 let betas = self.betas(Betas(0.9, 0.99), betas);
-                OptimizerPlan::Lion(LionPlan { lr: self.lr(), betas, weight_decay: self.weight_decay(0.0) })
+                OptimizerPlan::Lion(LionPlan {
+                    lr: self.lr(1e-3),
+                    betas,
+                    weight_decay: self.weight_decay(0.0),
+                })
             }
+            "adagrad" => OptimizerPlan::Adagrad(self.adagrad()),
             "sgd" => OptimizerPlan::Sgd(self.sgd()),
             other => {
                 let known = REFUSED.iter().find(|(refused, _)| *refused == other);
-                let try_this = known.map_or("AdamW, Adam, Lamb, Lion or SGD", |(_, advice)| advice);
+                let try_this = known.map_or("AdamW, Adam, Lamb, Lion, SGD or Adagrad", |(_, advice)| advice);
                 self.problem(TYPE, format!("is {name}, which does not exist here; try {try_this}"));
                 return None;
             }
@@ -71,7 +76,7 @@ impl Resolver<'_> {
         let is_torch = self.is_on("optimizer.params.torch_adam");
         let weight_decay = if is_torch && is_decoupled { 0.01 } else { 0.0 };
         AdamPlan {
-            lr: self.lr(),
+            lr: self.lr(1e-3),
             betas: self.betas(Betas(0.9, 0.999), betas),
             eps: self.eps(1e-8),
             weight_decay: self.weight_decay(weight_decay),
@@ -88,12 +93,24 @@ impl Resolver<'_> {
             self.problem("optimizer.params.amsgrad", "is true, which Lamb does not have; try false");
         }
         LambPlan {
-            lr: self.lr(),
+            lr: self.lr(1e-3),
             betas: self.betas(Betas(0.9, 0.999), betas),
             eps: self.eps(1e-8),
             weight_decay: self.weight_decay(0.0),
             max_coeff: self.number_or("optimizer.params.max_coeff", 10.0),
             min_coeff: self.number_or("optimizer.params.min_coeff", 0.01),
+        }
+    }
+
+    fn adagrad(&mut self) -> AdagradPlan {
+        self.others_are_inactive("Adagrad", OF_ADAGRAD);
+        let from_zero = |config: &mut Self, key: &str| config.setting_or(key, 0.0, None);
+        AdagradPlan {
+            lr: self.lr(1e-2),
+            lr_decay: from_zero(self, "optimizer.params.lr_decay"),
+            weight_decay: self.weight_decay(0.0),
+            initial_accumulator_value: from_zero(self, "optimizer.params.initial_accumulator_value"),
+            eps: self.eps(1e-10),
         }
     }
 
@@ -103,7 +120,7 @@ impl Resolver<'_> {
         let argument = self.given.momentum.as_ref();
         let momentum = self.filled(MOMENTUM, self.config.number(MOMENTUM), argument);
         SgdPlan {
-            lr: self.lr(),
+            lr: self.lr(1e-3),
             momentum: momentum.unwrap_or(0.0),
             dampening: self.number_or("optimizer.params.dampening", 0.0),
             nesterov: self.is_on("optimizer.params.nesterov"),
@@ -111,7 +128,7 @@ impl Resolver<'_> {
         }
     }
 
-    fn lr(&mut self) -> f64 {
+    fn lr(&mut self, usual: f64) -> f64 {
         const KEY: &str = "optimizer.params.lr";
         let argument = self.given.lr.as_ref();
         let lr = self.filled(KEY, self.config.number(KEY), argument);
@@ -121,7 +138,7 @@ impl Resolver<'_> {
         if lr.is_some_and(|lr| lr < 0.0) {
             self.problem(KEY, "is negative; try 1e-3");
         }
-        lr.unwrap_or(1e-3)
+        lr.unwrap_or(usual)
     }
 
     fn weight_decay(&mut self, usual: f64) -> f64 {

@@ -63,11 +63,18 @@ const KNOWN: [Known; 5] = [
             "cycle_first_stair_count",
             "cycle_second_stair_count",
             "decay_step_size",
+            "cycle_momentum",
+            "cycle_min_mom",
+            "cycle_max_mom",
+            "decay_mom_rate",
         ],
         has_total: false,
         has_warmup: false,
     },
 ];
+
+/// Parameters that have neither a default nor anything from which they follow.
+const REQUIRED: [&str; 2] = ["cycle_min_lr", "cycle_max_lr"];
 
 impl Resolver<'_> {
     /// The schedule. `optimizer`: that of the file, if it has one.
@@ -102,7 +109,7 @@ impl Resolver<'_> {
             self.warmup(&mut plan);
         }
         if known.name == "OneCycle" {
-            self.check_one_cycle();
+            self.check_one_cycle(optimizer);
         }
         self.check_policy(&plan);
         Some(plan)
@@ -113,8 +120,12 @@ impl Resolver<'_> {
         let mut params = Map::new();
         for name in known.params {
             let path = format!("scheduler.params.{name}");
-            if let Asked::This(value) = self.config.asked(&path, as_json) {
-                params.insert((*name).to_owned(), value);
+            match self.config.asked(&path, as_json) {
+                Asked::This(value) => {
+                    params.insert((*name).to_owned(), value);
+                }
+                Asked::Auto if REQUIRED.contains(name) => self.nothing_given(&path),
+                Asked::Auto | Asked::Nothing => {}
             }
         }
         if known.params.contains(&"warmup_max_lr") {
@@ -194,11 +205,13 @@ impl Resolver<'_> {
         }
     }
 
-    fn check_one_cycle(&mut self) {
-        const KEY: &str = "scheduler.params.cycle_momentum";
-        if self.config.bool(KEY).value() != Some(false) {
-            let what = "is not false, and the momentum is not cycled here; try \"cycle_momentum\": false";
-            self.problem(KEY, what);
+    /// Optimizers without betas keep their momentum, as in DeepSpeed.
+    fn check_one_cycle(&mut self, optimizer: Option<&OptimizerPlan>) {
+        const KEYS: [&str; 4] = ["cycle_momentum", "cycle_min_mom", "cycle_max_mom", "decay_mom_rate"];
+        let Some(optimizer) = optimizer.filter(|optimizer| !optimizer.has_betas()) else { return };
+        for key in KEYS {
+            let why = format!("{} has no betas, which alone are cycled", optimizer.name());
+            self.inactive(&format!("scheduler.params.{key}"), &why);
         }
     }
 
@@ -224,7 +237,6 @@ impl Resolver<'_> {
                 || known.params.contains(&name)
                 || (known.has_total && name == "total_num_steps")
                 || (known.has_warmup && name == "warmup_num_steps")
-                || (known.name == "OneCycle" && name.starts_with("cycle_"))
         };
         let keys = self.config.settings().iter().filter_map(|setting| setting.key());
         let is_param = |path: &str| path.starts_with("scheduler.params.");
