@@ -7,6 +7,7 @@ mod gpu {
     mod graphs;
     mod master_weights;
     mod memory;
+    mod optimizers;
     mod shared;
     mod streams;
     mod transformers;
