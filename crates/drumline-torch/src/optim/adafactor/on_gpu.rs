@@ -176,3 +176,73 @@ impl GpuStep<'_> {
 fn sum_of_squares(tensor: &Tensor) -> Result<Tensor, TorchError> {
     Ok(tensor.f_detach()?.f_norm_scalaropt_dtype(2.0, Kind::Double)?.f_square()?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Adafactor, slots};
+    use super::*;
+    use crate::{Named, Optimizer, set_grad};
+    use tch::no_grad;
+
+    fn numbers(size: &[i64], by: f64) -> Tensor {
+        let numel: i64 = size.iter().product();
+        ((Tensor::arange(numel, (Kind::Float, Device::Cpu)) + by) * 1.7).sin().view(size)
+    }
+
+    fn parameters() -> Vec<Named> {
+        let sizes = [&[6, 5][..], &[7], &[3, 2, 4], &[2, 3, 2, 2]];
+        let made = sizes.iter().enumerate().map(|(index, size)| Named {
+            name: format!("p{index}"),
+            tensor: numbers(size, index as f64).set_requires_grad(true),
+        });
+        made.collect()
+    }
+
+    /// The step that a GPU would make.
+    fn step(optimizer: &mut Adafactor, found_inf: Option<&Tensor>) {
+        let work = optimizer.trained.work(&[], &slots).unwrap().unwrap();
+        let Adafactor { trained, options } = optimizer;
+        let step = GpuStep { trained, options, gpu: Device::Cpu, found_inf };
+        no_grad(|| step.run(work)).unwrap();
+    }
+
+    fn all(parameters: &[Named], optimizer: &Adafactor) -> Vec<Tensor> {
+        let state = optimizer.state().tensors;
+        let tensors = parameters.iter().chain(&state).map(|named| named.tensor.detach().copy());
+        tensors.collect()
+    }
+
+    #[test]
+    fn operations_make_the_steps_of_our_kernels() {
+        let base = AdafactorOptions { weight_decay: 0.1, ..AdafactorOptions::default() };
+        let fixed = AdafactorOptions {
+            step_size: StepSize::Fixed,
+            scale_parameter: false,
+            maximize: true,
+            ..base.clone()
+        };
+        let warm_up = AdafactorOptions { step_size: StepSize::WarmUp, d: 1.5, ..base.clone() };
+        for options in [base, fixed, warm_up] {
+            let [ours, others] = [(); 2].map(|()| parameters());
+            let [mut kernels, mut operations] =
+                [&ours, &others].map(|all| Adafactor::new(all.clone(), options.clone()).unwrap());
+            for number in 0..4 {
+                for (one, other) in ours.iter().zip(&others) {
+                    let grad = numbers(&one.tensor.size(), 0.3 + f64::from(number));
+                    set_grad(&one.tensor, Some(&grad)).unwrap();
+                    set_grad(&other.tensor, Some(&grad)).unwrap();
+                }
+                kernels.step().unwrap();
+                let found_inf = Tensor::from(0f32);
+                step(&mut operations, (number % 2 == 0).then_some(&found_inf));
+            }
+            let (expected, found) = (all(&ours, &kernels), all(&others, &operations));
+            assert_eq!(expected.len(), found.len());
+            for (expected, found) in expected.iter().zip(&found) {
+                assert!(expected.allclose(found, 1e-5, 1e-6, false), "{options:?}: {expected} {found}");
+            }
+            step(&mut operations, Some(&Tensor::from(1f32)));
+            assert_eq!(all(&others, &operations), found, "a step that is skipped changes nothing");
+        }
+    }
+}
