@@ -30,7 +30,10 @@ pub use cuda::{
     batch_norm_sum_relu_cuda, conv_stem_cuda, layer_norm_cuda, linear_cross_entropy_cuda, max_pool_cuda,
     sum_layer_norm_cuda, sums_with_layer_norm_cuda,
 };
-pub(crate) use cuda::{CheckedStep, MasterStep, Rounded, Rule};
+pub(crate) use cuda::{
+    CheckedStep, GpuAdam, GpuElements, GpuLamb, GpuRates, MasterStep, Rounded, Rule, adam_on_gpu, gpu_steps,
+    lamb_means_on_gpu, lamb_weights_on_gpu, lion_on_gpu,
+};
 use dropout::Rate;
 pub use dropout::{dropout, relu_dropout, sum_with_dropout};
 pub(crate) use halves::{join_all, split_all};

@@ -11,7 +11,7 @@
 //! - `state`: saving and loading, with all checks first
 //! - `sgd`, `adagrad`, `adam`, `lion`, `lamb`, `adafactor`: the steps; `moments`: how Adam keeps its running means
 //! - `work`: the tensors of one parameter in a step of our own kernels
-//! - `master`: f32 master weights of 16-bit parameters, around any of them
+//! - `master`: f32 master weights of 16-bit parameters, around any of them; `halves`: split ones
 //! - `division`: parameters of which each rank steps some rows
 //!
 //! Not here: learning rate schedules, which call `set_lr`, and the reduction of gradients over ranks.
@@ -24,6 +24,7 @@ mod division;
 #[cfg(test)]
 mod golden;
 mod groups;
+mod halves;
 mod lamb;
 mod lion;
 mod master;

@@ -10,6 +10,7 @@ mod gpu {
     mod graphs;
     mod master_weights;
     mod memory;
+    mod optimizers;
     mod shared;
     mod streams;
     mod transformers;

@@ -7,13 +7,9 @@ use drumline_torch::{
     Adafactor, AdafactorOptions, Adagrad, AdagradOptions, Adam, AdamOptions, AdamW, Lamb, LambOptions, Lion,
     LionOptions, Optimizer, Sgd, SgdOptions, StepSize, TorchError, parameters,
 };
-use tch::Device;
 use tch::nn::VarStore;
 
-use crate::config::check::invalid;
-use crate::config::{
-    AfterWarmup, ConfigError, MasterWeightsKind, Method, MomentsKind, Optim, OptimizerName, WarmupOptim,
-};
+use crate::config::{AfterWarmup, MasterWeightsKind, Method, MomentsKind, Optim, OptimizerName, WarmupOptim};
 use crate::precision::Precision;
 
 /// An optimizer by name, with the options of all of them.
@@ -86,21 +82,6 @@ impl OptimizerOptions {
     /// Restricts weight decay to matrices: norms and biases have none.
     pub(crate) fn without_decay_on_norms(self) -> Self {
         Self { groups: |all| no_decay_on_norms(all.into_parameters()).into(), ..self }
-    }
-
-    /// Returns an error if the optimizer does not work on this device.
-    pub(crate) fn check_device(&self, device: Device) -> Result<(), ConfigError> {
-        if device == Device::Cpu {
-            return Ok(());
-        }
-        let is_adam = matches!(self.name, OptimizerName::Adam | OptimizerName::Adamw);
-        if is_adam && self.adam.moments != Moments::F32 {
-            return invalid("OPTIM.MOMENTS", "is for CPUs; try OPTIM.MOMENTS f32, or OPTIM.METHOD adafactor");
-        }
-        if self.master == MasterKind::Split {
-            return invalid("OPTIM.MASTER", "is split, which is for CPUs; try OPTIM.MASTER copy");
-        }
-        Ok(())
     }
 }
 

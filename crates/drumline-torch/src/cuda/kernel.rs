@@ -96,7 +96,7 @@ impl Compiler {
     }
 
     /// Compiles a source to machine code for this GPU.
-    fn cubin(&self, source: &str, gpu: &Properties) -> Result<Vec<u8>, TorchError> {
+    fn cubin(&self, source: &str, gpu: &Properties, rounding: Rounding) -> Result<Vec<u8>, TorchError> {
         let has_zero = |_| TorchError::Unsupported {
             operation: "compile a kernel",
             reason: "its source has a zero byte",
@@ -104,7 +104,11 @@ impl Compiler {
         let source = CString::new(source).map_err(has_zero)?;
         let (major, minor) = gpu.capability;
         let architecture = CString::new(format!("--gpu-architecture=sm_{major}{minor}")).map_err(has_zero)?;
-        let options = [architecture.as_ptr(), c"--std=c++17".as_ptr(), c"--use_fast_math".as_ptr()];
+        let rounding = match rounding {
+            Rounding::Fast => c"--use_fast_math",
+            Rounding::Ieee => c"--fmad=false",
+        };
+        let options = [architecture.as_ptr(), c"--std=c++17".as_ptr(), rounding.as_ptr()];
         let mut program = std::ptr::null_mut();
         // SAFETY: NVRTC reads zero-terminated strings, and fills buffers of the sizes that it asked for.
         unsafe {
@@ -138,6 +142,16 @@ impl Compiler {
     }
 }
 
+/// How the operations of a kernel round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rounding {
+    /// Fast: products are added without rounding them first, some functions are approximations, and numbers below the
+    /// normal ones are zero.
+    Fast,
+    /// Each operation to the nearest number, as on a CPU.
+    Ieee,
+}
+
 /// The blocks and threads of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grid {
@@ -167,9 +181,9 @@ impl Kernels {
     }
 
     /// Compiles a source for a GPU. Functions that are to be launched are `extern "C" __global__`.
-    pub fn compile(device: usize, source: &str) -> Result<Self, TorchError> {
+    pub fn compile(device: usize, source: &str, rounding: Rounding) -> Result<Self, TorchError> {
         let compiler = Compiler::shared()?;
-        let cubin = compiler.cubin(source, &Properties::of(device)?)?;
+        let cubin = compiler.cubin(source, &Properties::of(device)?, rounding)?;
         let _current = CurrentDevice::enter(device)?;
         let mut module = std::ptr::null_mut();
         // SAFETY: the image is complete; the driver copies it.
@@ -232,6 +246,12 @@ impl From<i32> for Argument {
 impl From<f32> for Argument {
     fn from(number: f32) -> Self {
         Self(u64::from(number.to_bits()).to_ne_bytes())
+    }
+}
+
+impl From<f64> for Argument {
+    fn from(number: f64) -> Self {
+        Self(number.to_ne_bytes())
     }
 }
 

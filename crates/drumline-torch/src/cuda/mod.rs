@@ -32,7 +32,7 @@ pub(crate) use error::cause;
 pub(crate) use graph::{Follower, Launched, follow_launches};
 pub use graph::{Graph, Pool};
 pub use graphed_step::GraphedStep;
-pub use kernel::{Argument, Grid, Kernel, Kernels};
+pub use kernel::{Argument, Grid, Kernel, Kernels, Rounding};
 pub(crate) use library::libtorch_folder;
 pub use library::{is_open, open};
 pub(crate) use memory::Pinned;

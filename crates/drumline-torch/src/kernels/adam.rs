@@ -16,8 +16,11 @@ mod moments;
 use crate::error::TorchError;
 use crate::fused::WeightDecay;
 
+use super::code_map::{BLOCK, CodeMap};
 use super::floats::for_instruction_sets;
-use super::weights::{CHUNK, Chunk, GradSlices, WeightSlices};
+use super::random::Draw;
+use super::weights::{Chunk, Grad, GradSlices, Weight, WeightSlices, with_slices};
+use moments::Mean;
 pub use moments::{Codes, MomentSlices};
 
 /// The settings of one step of Adam.
@@ -153,40 +156,89 @@ impl AdamSlices<'_> {
 
     /// Makes a step of slices that were [checked](Self::check).
     pub(crate) fn run(&mut self, with: &AdamStep) {
-        step_slices(self, &Constants::of(with));
+        step_slices(self, Constants::of(with));
     }
 }
 
 for_instruction_sets! {
-    fn step_slices(slices: &mut AdamSlices<'_>, with: &Constants) {
+    fn step_slices(slices: &mut AdamSlices<'_>, with: Constants) {
         let AdamSlices { weights, grads, moments } = slices;
-        let [mut w, mut g, mut m, mut v] = [Chunk::new(), Chunk::new(), Chunk::new(), Chunk::new()];
-        let (num, mut at, mut chunk) = (grads.len(), 0, 0);
-        while at < num {
-            let len = moments.chunk_len(at).min(num - at).min(CHUNK);
-            let (w, g, m, v) = (&mut w.0[..len], &mut g.0[..len], &mut m.0[..len], &mut v.0[..len]);
-            weights.load(at, w);
-            grads.load(at, g, with.grad_factor);
-            moments.load(at, chunk, m, v);
-            step_chunk(w, g, m, v, with);
-            weights.store(at, w);
-            moments.store(at, chunk, m, v);
-            at += len;
-            chunk += 1;
+        match moments {
+            MomentSlices::F32 { exp_avg, exp_avg_sq } => with_slices!((weights, grads), |w, twins, g| {
+                step_elements(w, twins, g, exp_avg, exp_avg_sq, with, Draw::default())
+            }),
+            MomentSlices::Bf16 { exp_avg, exp_avg_sq, draw } => with_slices!((weights, grads), |w, twins, g| {
+                step_elements(w, twins, g, exp_avg, exp_avg_sq, with, *draw)
+            }),
+            MomentSlices::EightBit { exp_avg, exp_avg_sq, row_len } => with_slices!((weights, grads), |w, twins, g| {
+                step_blocks(w, twins, g, exp_avg, exp_avg_sq, *row_len, with)
+            }),
         }
     }
 }
 
-/// The rule, in the order of PyTorch's operations.
+/// One loop over elements, without buffers, so that a processor reads the next ones while it computes.
 #[inline(always)]
-fn step_chunk(w: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32], with: &Constants) {
-    for (((w, g), m), v) in w.iter_mut().zip(g).zip(m).zip(v) {
-        let g = if with.l2 == 0.0 { *g } else { *g + with.l2 * *w };
-        *m += with.one_minus_beta1 * (g - *m);
-        *v = *v * with.beta2 + with.one_minus_beta2 * g * g;
-        let divisor = v.sqrt() / with.root_of_correction2 + with.eps;
-        *w = *w * with.kept - with.step_size * *m / divisor;
+fn step_elements<W: Weight<T>, T: Copy, G: Grad, M: Mean>(
+    weights: &mut [W],
+    twins: &mut [T],
+    grads: &[G],
+    means: &mut [M],
+    squares: &mut [M],
+    with: Constants,
+    draw: Draw,
+) {
+    let num = grads.len();
+    let (weights, twins) = (&mut weights[..num], &mut twins[..num]);
+    let (means, squares) = (&mut means[..num], &mut squares[..num]);
+    for at in 0..num {
+        let (w, g) = (weights[at].number(twins[at]), grads[at].number());
+        let (w, m, v) = step(w, g, means[at].number(), squares[at].number(), &with);
+        (weights[at], twins[at]) = W::of(w);
+        let random = if M::IS_ROUNDED { draw.bits(at) } else { 0 };
+        (means[at], squares[at]) = (M::of(m, random), M::of(v, random >> 16));
     }
+}
+
+/// Blocks of means in 8 bits.
+#[inline(always)]
+fn step_blocks<W: Weight<T>, T: Copy, G: Grad>(
+    weights: &mut [W],
+    twins: &mut [T],
+    grads: &[G],
+    means: &mut Codes<'_>,
+    squares: &mut Codes<'_>,
+    row_len: usize,
+    with: Constants,
+) {
+    let (mut m, mut v) = (Chunk::new(), Chunk::new());
+    let (mut at, mut block) = (0, 0);
+    let (signed, unsigned) = (CodeMap::signed(), CodeMap::unsigned());
+    while at < grads.len() {
+        let len = BLOCK.min(row_len - at % row_len);
+        means.load(signed, at, block, len, &mut m.0);
+        squares.load(unsigned, at, block, len, &mut v.0);
+        let end = at + len;
+        let (w, t, g) = (&mut weights[at..end], &mut twins[at..end], &grads[at..end]);
+        step_elements(w, t, g, &mut m.0[..len], &mut v.0[..len], with, Draw::default());
+        m.0[len..].fill(0.0);
+        v.0[len..].fill(0.0);
+        means.store(signed, at, block, &m.0, len);
+        squares.store(unsigned, at, block, &v.0, len);
+        at += len;
+        block += 1;
+    }
+}
+
+/// The rule, in the order of PyTorch's operations. Returns the weight and the means.
+#[inline(always)]
+fn step(w: f32, g: f32, m: f32, v: f32, with: &Constants) -> (f32, f32, f32) {
+    let g = g * with.grad_factor;
+    let g = if with.l2 == 0.0 { g } else { g + with.l2 * w };
+    let m = m + with.one_minus_beta1 * (g - m);
+    let v = v * with.beta2 + with.one_minus_beta2 * g * g;
+    let divisor = v.sqrt() / with.root_of_correction2 + with.eps;
+    (w * with.kept - with.step_size * m / divisor, m, v)
 }
 
 #[cfg(test)]

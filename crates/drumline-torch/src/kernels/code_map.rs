@@ -16,18 +16,19 @@ use std::sync::LazyLock;
 pub(crate) const BLOCK: usize = 256;
 
 /// The upper 16 bits of the smallest number that has a place of its own in the table, below all middles.
-const LOWEST: u32 = 0x3400;
+pub(super) const LOWEST: u32 = 0x3400;
 /// The upper 16 bits of 1.
-const HIGHEST: u32 = 0x3f80;
+pub(super) const HIGHEST: u32 = 0x3f80;
+/// The entries of the table.
+const PLACES: usize = (HIGHEST - LOWEST + 1) as usize;
 
 /// The codes of a map.
 pub(super) struct CodeMap {
     /// The number of each code.
     values: [f32; 256],
-    /// By the upper bits of a magnitude: how many of the middles are below all such magnitudes.
-    places: Vec<u8>,
-    /// The middles between neighbouring magnitudes; infinite after the last.
-    middles: [f32; 256],
+    /// By the upper 16 bits of a magnitude: how many of the middles are below all such magnitudes, and the lower 16 bits of
+    /// the middle among them, if there is one. Each entry has the place in its upper 16 bits.
+    places: Box<[u32; PLACES]>,
     is_signed: bool,
 }
 
@@ -64,6 +65,11 @@ fn evenly_spaced(num: usize) -> Vec<f32> {
     (0..num).map(number).collect()
 }
 
+/// The middles between neighbouring magnitudes.
+fn middles(magnitudes: &[f32]) -> Vec<f32> {
+    magnitudes.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0).collect()
+}
+
 impl CodeMap {
     /// The map of numbers of both signs.
     pub(super) fn signed() -> &'static Self {
@@ -77,14 +83,14 @@ impl CodeMap {
 
     fn new(is_signed: bool) -> Self {
         let magnitudes = magnitudes(is_signed);
-        let mut middles = [f32::INFINITY; 256];
-        for (middle, pair) in middles.iter_mut().zip(magnitudes.windows(2)) {
-            *middle = (pair[0] + pair[1]) / 2.0;
-        }
-        let place = |upper: u32| {
+        let middles = middles(&magnitudes);
+        let mut places = Box::new([0; PLACES]);
+        for (place, upper) in places.iter_mut().zip(LOWEST..) {
             let lower_end = if upper == LOWEST { 0.0 } else { f32::from_bits(upper << 16) };
-            middles.iter().filter(|middle| **middle < lower_end).count() as u8
-        };
+            let num_below = middles.iter().filter(|middle| **middle < lower_end).count() as u32;
+            let inside = middles.iter().find(|middle| middle.to_bits() >> 16 == upper);
+            *place = num_below << 16 | inside.map_or(0xffff, |middle| middle.to_bits() & 0xffff);
+        }
         let mut values = [0.0; 256];
         for (code, value) in values.iter_mut().enumerate() {
             *value = match code.checked_sub(ZERO as usize) {
@@ -93,7 +99,19 @@ impl CodeMap {
                 None => -magnitudes[ZERO as usize - code],
             };
         }
-        Self { values, places: (LOWEST..=HIGHEST).map(place).collect(), middles, is_signed }
+        Self { values, places, is_signed }
+    }
+
+    /// The map for kernels of a GPU, as words: the numbers of the codes, the middles, and four places in each word.
+    pub(super) fn words(&self) -> Vec<u32> {
+        let places: Vec<_> = self.places.iter().map(|entry| (entry >> 16) as u8).collect();
+        let places = places.chunks(4).map(|four| {
+            let bytes = [0, 1, 2, 3].map(|nth| four.get(nth).copied().unwrap_or(0));
+            u32::from_le_bytes(bytes)
+        });
+        let mut middles = middles(&magnitudes(self.is_signed));
+        middles.resize(256, f32::INFINITY);
+        self.values.iter().chain(&middles).map(|number| number.to_bits()).chain(places).collect()
     }
 
     /// The number of each code.
@@ -102,44 +120,59 @@ impl CodeMap {
         &self.values
     }
 
+    /// How many of the middles are below a magnitude. For a NaN it is all of them.
+    #[inline(always)]
+    fn place(&self, number: f32) -> u32 {
+        let bits = number.to_bits() & 0x7fff_ffff;
+        let upper = (bits >> 16).clamp(LOWEST, HIGHEST);
+        let entry = self.places[(upper - LOWEST) as usize];
+        (entry >> 16) + u32::from(bits & 0xffff > entry & 0xffff)
+    }
+
     /// The code of the nearest number in the map. That of a NaN is the last.
     #[inline(always)]
-    fn code(&self, number: f32) -> u8 {
-        let magnitude = number.abs();
-        let upper = (magnitude.to_bits() >> 16).clamp(LOWEST, HIGHEST) - LOWEST;
-        let place = u32::from(self.places[upper as usize]);
-        let place = place + u32::from(magnitude > self.middles[(place & 255) as usize]);
-        let code = if !self.is_signed {
-            place
-        } else if number < 0.0 {
-            ZERO - place.min(ZERO)
-        } else {
-            ZERO + place
+    fn code<const SIGNED: bool>(&self, number: f32) -> u8 {
+        let place = self.place(number);
+        let code = match (SIGNED, number < 0.0) {
+            (false, _) => place,
+            (true, true) => ZERO - place.min(ZERO),
+            (true, false) => ZERO + place,
         };
         code as u8
     }
 
-    /// Writes the codes of a block, and returns its scale.
+    /// Writes the codes of a block, and returns its scale. Numbers beyond its end are zero.
     #[inline(always)]
-    pub(super) fn encode(&self, numbers: &mut [f32], codes: &mut [u8]) -> f32 {
+    pub(super) fn encode(&self, numbers: &[f32; BLOCK], codes: &mut [u8]) -> f32 {
         // The bits of magnitudes have the order of the magnitudes, those of a NaN are the greatest.
         let greatest =
             numbers.iter().fold(0, |greatest, number| greatest.max(number.to_bits() & 0x7fff_ffff));
         let absmax = f32::from_bits(greatest);
         let divisor = if absmax == 0.0 { 1.0 } else { absmax };
-        for number in numbers.iter_mut() {
-            *number /= divisor;
-        }
-        for (code, number) in codes.iter_mut().zip(numbers.iter()) {
-            *code = self.code(*number);
-        }
+        let all = if self.is_signed {
+            self.encode_all::<true>(numbers, divisor)
+        } else {
+            self.encode_all::<false>(numbers, divisor)
+        };
+        codes.copy_from_slice(&all[..codes.len()]);
         absmax
     }
 
-    /// The numbers of a block's codes.
     #[inline(always)]
-    pub(super) fn decode(&self, codes: &[u8], absmax: f32, numbers: &mut [f32]) {
-        for (number, code) in numbers.iter_mut().zip(codes) {
+    fn encode_all<const SIGNED: bool>(&self, numbers: &[f32; BLOCK], divisor: f32) -> [u8; BLOCK] {
+        let mut codes = [0; BLOCK];
+        for (code, number) in codes.iter_mut().zip(numbers) {
+            *code = self.code::<SIGNED>(number / divisor);
+        }
+        codes
+    }
+
+    /// The numbers of a block's codes, and any beyond its end.
+    #[inline(always)]
+    pub(super) fn decode(&self, codes: &[u8], absmax: f32, numbers: &mut [f32; BLOCK]) {
+        let mut all = [0; BLOCK];
+        all[..codes.len()].copy_from_slice(codes);
+        for (number, code) in numbers.iter_mut().zip(&all) {
             *number = self.values[usize::from(*code)] * absmax;
         }
     }
@@ -148,6 +181,17 @@ impl CodeMap {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn code(map: &CodeMap, number: f32) -> u8 {
+        if map.is_signed { map.code::<true>(number) } else { map.code::<false>(number) }
+    }
+
+    /// A block that begins with these numbers.
+    fn block(begin: &[f32]) -> [f32; BLOCK] {
+        let mut all = [0.0; BLOCK];
+        all[..begin.len()].copy_from_slice(begin);
+        all
+    }
 
     fn nearest(map: &CodeMap, number: f32) -> u8 {
         let values = map.values();
@@ -173,7 +217,7 @@ mod tests {
             for bits in edges.chain(near).filter(|bits| *bits <= 1f32.to_bits()) {
                 for sign in signs {
                     let number = sign * f32::from_bits(bits);
-                    let (found, expected) = (map.code(number), nearest(map, number));
+                    let (found, expected) = (code(map, number), nearest(map, number));
                     // In the middle between two negative numbers either is as near.
                     let is_middle = |code: u8| {
                         let pair = [map.values()[usize::from(code) - 1], map.values()[usize::from(code)]];
@@ -191,13 +235,13 @@ mod tests {
     #[test]
     fn a_block_of_zeros_stays_zero_and_the_greatest_number_is_exact() {
         let (map, mut codes) = (CodeMap::signed(), [9; 3]);
-        assert_eq!(map.encode(&mut [0.0; 3], &mut codes), 0.0);
+        assert_eq!(map.encode(&block(&[]), &mut codes), 0.0);
         assert_eq!(codes, [127; 3]);
-        let absmax = map.encode(&mut [3.0, -1.5, 0.0], &mut codes);
-        let mut numbers = [0.0; 3];
+        let absmax = map.encode(&block(&[3.0, -1.5, 0.0]), &mut codes);
+        let mut numbers = block(&[]);
         map.decode(&codes, absmax, &mut numbers);
         assert_eq!((absmax, numbers[0], numbers[2]), (3.0, 3.0, 0.0));
         assert!((numbers[1] + 1.5).abs() < 0.03, "{numbers:?}");
-        assert!(map.encode(&mut [f32::NAN, 1.0, 0.0], &mut codes).is_nan(), "a NaN is not hidden");
+        assert!(map.encode(&block(&[f32::NAN, 1.0, 0.0]), &mut codes).is_nan(), "a NaN is not hidden");
     }
 }

@@ -3,7 +3,8 @@
 //! - `batch_norm`: batch normalisation fused with the sum and the ReLU after it
 //! - `dropout`: dropout by position; `layer_norm`: layer normalisation, alone or of a sum
 //! - `cross_entropy`: the last layer of a language model with its loss
-//! - `master_step`: optimizer steps on f32 master weights
+//! - `master_step`: steps of SGD and Adam on f32 master weights, with libtorch's numbers
+//! - `optimizer_step`: steps of Adam with less state, Lion and LAMB, with the numbers of our CPU kernels
 //! - `max_pool`, `stem`: the first layers of ResNets
 //! - `place`: what kernels need to know about their GPU and stream
 
@@ -13,6 +14,7 @@ mod dropout;
 mod layer_norm;
 mod master_step;
 mod max_pool;
+mod optimizer_step;
 mod place;
 mod stem;
 
@@ -24,4 +26,8 @@ pub use layer_norm::{
 };
 pub(crate) use master_step::{CheckedStep, MasterStep, Rounded, Rule};
 pub use max_pool::max_pool_cuda;
+pub(crate) use optimizer_step::{
+    GpuAdam, GpuElements, GpuLamb, GpuRates, adam_on_gpu, gpu_steps, lamb_means_on_gpu, lamb_weights_on_gpu,
+    lion_on_gpu,
+};
 pub use stem::conv_stem_cuda;

@@ -12,7 +12,7 @@ pub(crate) fn mix(mut x: u32) -> u32 {
 
 /// The random bits of a tensor's elements in one step. Each element has its own, by its index in the whole tensor, so
 /// that any part of it draws the same.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Draw {
     seed: [u32; 2],
     /// The index of the first element of these slices in the whole tensor.
@@ -22,13 +22,17 @@ pub struct Draw {
 impl Draw {
     /// The bits of the tensor of this name in this step, for slices that begin at the element `first` of the whole.
     pub fn new(seed: u64, name: &str, step: u64, first: u64) -> Self {
+        let of_step = mix(step as u32 ^ mix((step >> 32) as u32));
+        Self { seed: [Self::of_name(seed, name), mix((seed >> 32) as u32 ^ of_step)], first }
+    }
+
+    /// What the bits depend on in all steps of the tensor of this name.
+    pub(crate) fn of_name(seed: u64, name: &str) -> u32 {
         // FNV-1a: the same in every build and on every machine.
         let name = name
             .bytes()
             .fold(0x811c_9dc5u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-        let of_step = mix(step as u32 ^ mix((step >> 32) as u32));
-        let seed = [mix(seed as u32 ^ mix(name)), mix((seed >> 32) as u32 ^ of_step)];
-        Self { seed, first }
+        mix(seed as u32 ^ mix(name))
     }
 
     /// The bits for slices that begin so many elements later.

@@ -50,6 +50,91 @@ pub enum GradSlices<'a> {
     Bf16(&'a [bf16]),
 }
 
+/// A weight in memory, with a twin that belongs to it.
+pub(super) trait Weight<Twin>: Copy {
+    fn number(self, twin: Twin) -> f32;
+    fn of(number: f32) -> (Self, Twin);
+}
+
+impl Weight<()> for f32 {
+    #[inline(always)]
+    fn number(self, (): ()) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn of(number: f32) -> (Self, ()) {
+        (number, ())
+    }
+}
+
+/// The twin is the rounded weight.
+impl Weight<bf16> for f32 {
+    #[inline(always)]
+    fn number(self, _: bf16) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn of(number: f32) -> (Self, bf16) {
+        (number, nearest(number))
+    }
+}
+
+/// The twin is the low half.
+impl Weight<i16> for bf16 {
+    #[inline(always)]
+    fn number(self, low: i16) -> f32 {
+        joined(self, low)
+    }
+
+    #[inline(always)]
+    fn of(number: f32) -> (Self, i16) {
+        split(number)
+    }
+}
+
+/// A gradient in memory.
+pub(super) trait Grad: Copy {
+    fn number(self) -> f32;
+}
+
+impl Grad for f32 {
+    #[inline(always)]
+    fn number(self) -> f32 {
+        self
+    }
+}
+
+impl Grad for bf16 {
+    #[inline(always)]
+    fn number(self) -> f32 {
+        widened(self)
+    }
+}
+
+/// Evaluates `$body` with the slices of weights, of their twins and of gradients, which have one length.
+macro_rules! with_slices {
+    ($elements:expr, |$weights:ident, $twins:ident, $grads:ident| $body:expr) => {{
+        use $crate::kernels::weights::{GradSlices, WeightSlices};
+        match $elements {
+            (WeightSlices::F32($weights), GradSlices::F32($grads)) => {
+                let $twins = &mut vec![(); $weights.len()][..];
+                $body
+            }
+            (WeightSlices::F32($weights), GradSlices::Bf16($grads)) => {
+                let $twins = &mut vec![(); $weights.len()][..];
+                $body
+            }
+            (WeightSlices::Rounded { master: $weights, rounded: $twins }, GradSlices::F32($grads)) => $body,
+            (WeightSlices::Rounded { master: $weights, rounded: $twins }, GradSlices::Bf16($grads)) => $body,
+            (WeightSlices::Split { high: $weights, low: $twins }, GradSlices::F32($grads)) => $body,
+            (WeightSlices::Split { high: $weights, low: $twins }, GradSlices::Bf16($grads)) => $body,
+        }
+    }};
+}
+pub(super) use with_slices;
+
 /// Weights with their gradients.
 #[derive(Debug)]
 pub(crate) struct Elements<'a> {

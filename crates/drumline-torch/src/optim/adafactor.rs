@@ -8,18 +8,20 @@
 //! parameters.
 
 mod host;
+mod on_gpu;
 
 use tch::{Kind, Tensor, no_grad};
 
 use super::groups::ParameterGroups;
 use super::state::{Layout, Like, OptimizerState, STEP, Slot};
 use super::trained::{Parameter, Trained, methods_of_trained, not_negative};
-use super::work::{self, Work};
+use super::work::{self, Begun, OnGpu, Work};
 use super::{CopiedParameter, Optimizer};
 use crate::error::TorchError;
 use crate::fused::StepTensors;
 use crate::kernels::adafactor::{AdafactorStep, Change};
 use host::{columns_of, jobs_of};
+use on_gpu::GpuStep;
 
 /// The step size ρ, which the scale of the parameter may multiply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -109,7 +111,7 @@ impl AdafactorOptions {
     }
 }
 
-/// Adafactor: on a CPU three passes over gradients; on a GPU operations of libtorch.
+/// Adafactor: on a CPU three passes over gradients; on a GPU operations of libtorch, for which the host does not wait.
 #[derive(Debug)]
 pub struct Adafactor {
     trained: Trained,
@@ -187,7 +189,20 @@ impl Adafactor {
 
     fn step_work(&mut self, work: Vec<Work>, tensors: StepTensors<'_>) -> Result<(), TorchError> {
         let has_kernel = |work: &Work| work.is_on_host() && work.weights.is_contiguous();
-        let Some([mut host, mut rest]) = work::begin(work, tensors, has_kernel)? else { return Ok(()) };
+        let Begun { on_gpu, host, rest, is_skipped, is_on_gpu } =
+            work::begin(&self.trained, work, tensors, OnGpu::Operations, has_kernel)?;
+        if let Some(gpu) = self.trained.gpu() {
+            let step =
+                GpuStep { trained: &self.trained, options: &self.options, gpu, found_inf: tensors.found_inf };
+            no_grad(|| step.run(on_gpu))?;
+        }
+        if !is_skipped && !is_on_gpu {
+            self.step_on_host(host, rest)?;
+        }
+        Ok(())
+    }
+
+    fn step_on_host(&self, mut host: Vec<Work>, mut rest: Vec<Work>) -> Result<(), TorchError> {
         let mut sums = Sums::zeros(self.trained.shapes());
         let mut all = Vec::new();
         for work in &mut host {
@@ -302,14 +317,23 @@ impl Optimizer for Adafactor {
         tensors: StepTensors<'_>,
     ) -> Result<bool, TorchError> {
         let work = self.trained.work(copies, &slots)?;
-        let has_kernel = |work: &Vec<Work>| {
-            work::has_copies_on_host(work) && work.iter().all(|work| work.weights.is_contiguous())
+        let can_step = |work: &Work| {
+            work.weights.device().is_cuda() || work.is_on_host() && work.weights.is_contiguous()
         };
+        let has_kernel = |work: &Vec<Work>| work::has_copies(work, can_step);
         let work = work.filter(has_kernel);
         work.map_or(Ok(false), |work| self.step_work(work, tensors).map(|()| true))
     }
 
-    work::eager_methods!();
+    fn keep_lr_on_device(&mut self) -> Result<(), TorchError> {
+        self.trained.keep_lr_on_device()
+    }
+
+    fn split_master_weights(&mut self) -> Result<(), TorchError> {
+        self.trained.are_split = true;
+        Ok(())
+    }
+
     methods_of_trained!();
 
     fn state(&self) -> OptimizerState {

@@ -8,12 +8,14 @@ use super::groups::ParameterGroups;
 use super::moments::Moments;
 use super::state::{Layout, Like, OptimizerState, STEP, Slot};
 use super::trained::{CopyStep, Parameter, Ready, Trained, grads, methods_of_trained, not_negative};
-use super::work::{self, Slices, Work};
+use super::work::{self, Begun, OnGpu, Slices, Work, by_rate, gpu_rates};
 use super::{CopiedParameter, Optimizer};
 use crate::error::TorchError;
 use crate::fused::{FusedAdam, StepTensors, WeightDecay};
 use crate::kernels::floats::elements_mut;
-use crate::kernels::{AdamSlices, AdamStep, Codes, Draw, JOB, MomentSlices, Rule, on_threads};
+use crate::kernels::{
+    AdamSlices, AdamStep, Codes, Draw, GpuAdam, JOB, MomentSlices, Rule, adam_on_gpu, on_threads,
+};
 use crate::named::Named;
 
 /// Adam: the weight decay is added to the gradient.
@@ -71,8 +73,6 @@ impl AdamOptions {
 pub struct AdamFamily<const DECOUPLED: bool> {
     trained: Trained,
     options: AdamOptions,
-    /// Whether weights in 16 bits are the high halves of master weights.
-    is_split: bool,
 }
 
 impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
@@ -85,7 +85,7 @@ impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
         options.check()?;
         let weight_decay = options.weight_decay.unwrap_or(Self::DEFAULT_WEIGHT_DECAY);
         let trained = Trained::new(parameters.into(), options.lr, weight_decay)?;
-        Ok(Self { trained, options, is_split: false })
+        Ok(Self { trained, options })
     }
 
     /// The state of a parameter.
@@ -96,23 +96,43 @@ impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
             Slot::new("exp_avg_sq", Like::Parameter),
             Slot::new("max_exp_avg_sq", Like::Parameter),
         ];
-        let (AdamOptions { moments, amsgrad, .. }, is_split) = (&self.options, self.is_split);
+        let (AdamOptions { moments, amsgrad, .. }, is_split) = (&self.options, self.trained.are_split);
         let (moments, amsgrad) = (*moments, *amsgrad);
         move |parameter| if amsgrad { AMSGRAD } else { moments.slots(parameter, is_split) }
     }
 
     /// Whether libtorch's kernels step parameters that have no copies.
     fn is_libtorchs(&self) -> bool {
-        self.options.moments == Moments::F32 && !self.is_split
+        self.options.moments == Moments::F32 && !self.trained.are_split
     }
 
-    /// One step by our kernels, on as many threads as libtorch has.
+    /// One step by our kernels.
     fn step_work(&self, work: Vec<Work>, tensors: StepTensors<'_>) -> Result<(), TorchError> {
-        let Some([mut host, _]) = work::begin(work, tensors, |_| true)? else { return Ok(()) };
+        let Begun { on_gpu, mut host, .. } =
+            work::begin(&self.trained, work, tensors, OnGpu::Kernels, |_| true)?;
+        self.step_on_gpu(&on_gpu, tensors)?;
+        self.step_on_host(&mut host)?;
+        host.iter().chain(&on_gpu).try_for_each(Work::mark_written)
+    }
+
+    fn step_on_gpu(&self, work: &[Work], tensors: StepTensors<'_>) -> Result<(), TorchError> {
+        let AdamOptions { betas, eps, maximize, .. } = self.options;
+        let rule = GpuAdam { betas, eps, decay: Self::DECAY, seed: self.seed() };
+        for group in by_rate(work) {
+            let rates = gpu_rates(&group, work::grad_factor(maximize), tensors.found_inf);
+            let key = |work: &Work| Draw::of_name(rule.seed, &work.name);
+            let all: Vec<_> = group.iter().map(|work| work.gpu_elements(key(work))).collect();
+            adam_on_gpu(&all, &rates, &rule)?;
+        }
+        Ok(())
+    }
+
+    /// On as many threads as libtorch has.
+    fn step_on_host(&self, host: &mut [Work]) -> Result<(), TorchError> {
         let mut jobs = Vec::new();
-        for work in &mut host {
+        for work in host {
             let with = self.step_of(work)?;
-            let draw = self.draw(work, with.step);
+            let draw = Draw::new(self.seed(), &work.name, with.step, work.first_element);
             let mut slices = slices(work, draw)?;
             slices.check()?;
             let unit = if let MomentSlices::EightBit { row_len, .. } = slices.moments { row_len } else { 1 };
@@ -125,7 +145,7 @@ impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
             jobs.push(AdamJob { slices, with });
         }
         on_threads(jobs, |mut job| job.slices.run(&job.with));
-        host.iter().try_for_each(Work::mark_written)
+        Ok(())
     }
 
     /// Counts a parameter's step.
@@ -142,9 +162,9 @@ impl<const DECOUPLED: bool> AdamFamily<DECOUPLED> {
         })
     }
 
-    fn draw(&self, work: &Work, step: u64) -> Draw {
-        let seed = if let Moments::Bf16 { seed } = self.options.moments { seed } else { 0 };
-        Draw::new(seed, &work.name, step, work.first_element)
+    /// The seed of random bits.
+    fn seed(&self) -> u64 {
+        if let Moments::Bf16 { seed } = self.options.moments { seed } else { 0 }
     }
 
     fn step_batch(
@@ -180,9 +200,9 @@ impl<const DECOUPLED: bool> Optimizer for AdamFamily<DECOUPLED> {
     fn step_with(&mut self, tensors: StepTensors<'_>) -> Result<(), TorchError> {
         if !self.is_libtorchs() {
             let work = self.trained.work(&[], &self.slots())?.unwrap_or_default();
-            return match work.iter().find(|work| !work.is_on_host()) {
+            return match work.iter().find(|work| !work.has_kernel()) {
                 None => self.step_work(work, tensors),
-                Some(work) => Err(not_on_host(work)),
+                Some(work) => Err(without_kernel(work)),
             };
         }
         for (batch, ready) in self.trained.ready()?.into_iter().enumerate() {
@@ -196,19 +216,18 @@ impl<const DECOUPLED: bool> Optimizer for AdamFamily<DECOUPLED> {
         copies: &[CopiedParameter<'_>],
         tensors: StepTensors<'_>,
     ) -> Result<bool, TorchError> {
-        if tensors.grad_scale.is_some() || self.options.amsgrad {
+        let is_libtorchs = self.is_libtorchs();
+        if self.options.amsgrad || is_libtorchs && tensors.grad_scale.is_some() {
             return Ok(false);
         }
         let slots = self.slots();
-        if copies.iter().all(|copied| copied.parameter.device() == tch::Device::Cpu) {
+        let is_on_host = copies.iter().all(|copied| copied.parameter.device() == tch::Device::Cpu);
+        if is_on_host || !is_libtorchs {
             let work = self.trained.work(copies, &slots)?;
-            let work = work.filter(|work| !work.is_empty() && work.iter().all(Work::is_on_host));
+            let work = work.filter(|work| !work.is_empty() && work.iter().all(Work::has_kernel));
             return work.map_or(Ok(false), |work| self.step_work(work, tensors).map(|()| true));
         }
         let AdamOptions { betas, eps, maximize, .. } = self.options;
-        if !self.is_libtorchs() {
-            return Ok(false);
-        }
         let rule = Rule::Adam { betas, eps, decoupled: DECOUPLED };
         let step = CopyStep { slots: &slots, rule, maximize, found_inf: tensors.found_inf };
         let rest = self.trained.step_copies(copies, step)?;
@@ -222,12 +241,15 @@ impl<const DECOUPLED: bool> Optimizer for AdamFamily<DECOUPLED> {
         if self.options.amsgrad {
             return Err(TorchError::value("amsgrad", true, "false, for split master weights"));
         }
-        self.is_split = true;
+        self.trained.are_split = true;
         Ok(())
     }
 
     fn keep_lr_on_device(&mut self) -> Result<(), TorchError> {
-        if self.is_libtorchs() { self.trained.keep_lr_on_device() } else { work::check_eager(&self.trained) }
+        if !self.is_libtorchs() {
+            work::check_recordable(&self.trained)?;
+        }
+        self.trained.keep_lr_on_device()
     }
 
     methods_of_trained!();
@@ -299,12 +321,12 @@ fn slices(work: &mut Work, draw: Draw) -> Result<AdamSlices<'_>, TorchError> {
 }
 
 /// Why our kernels do not step a parameter.
-fn not_on_host(work: &Work) -> TorchError {
+fn without_kernel(work: &Work) -> TorchError {
     TorchError::Parameter {
         name: work.name.clone(),
         cause: Box::new(TorchError::Unsupported {
             operation: "keep Adam's moments in 16 or 8 bits",
-            reason: "our kernels step f32 parameters, and bf16 ones with master weights, on a CPU; try moments in f32",
+            reason: "our kernels step f32 parameters, and 16-bit ones with master weights; try moments in f32",
         }),
     }
 }

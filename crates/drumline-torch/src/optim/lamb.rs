@@ -11,13 +11,13 @@ use tch::{Kind, Tensor, no_grad};
 use super::groups::ParameterGroups;
 use super::state::{Layout, Like, OptimizerState, STEP, Slot};
 use super::trained::{Trained, methods_of_trained, not_negative};
-use super::work::{self, Slices, Work};
+use super::work::{self, Begun, OnGpu, Slices, Work, by_rate, gpu_rates};
 use super::{CopiedParameter, Optimizer};
 use crate::error::TorchError;
 use crate::fused::StepTensors;
 use crate::kernels::floats::elements_mut;
 use crate::kernels::lamb::{LambMeans, LambStep, lamb_means, lamb_weights};
-use crate::kernels::{Elements, JOB, on_threads};
+use crate::kernels::{Elements, GpuLamb, JOB, lamb_means_on_gpu, lamb_weights_on_gpu, on_threads};
 
 /// Where LAMB makes up for running means that begin at zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -121,7 +121,7 @@ const SLOTS: &[Slot] = &[
     Slot::new("exp_avg_sq", Like::Elements(Kind::Float)),
 ];
 
-/// LAMB: on a CPU two passes over memory; on a GPU operations of libtorch.
+/// LAMB: two passes over memory for f32 weights and master weights, operations of libtorch for others.
 #[derive(Debug)]
 pub struct Lamb {
     trained: Trained,
@@ -174,7 +174,45 @@ impl Lamb {
     }
 
     fn step_work(&mut self, work: Vec<Work>, tensors: StepTensors<'_>) -> Result<(), TorchError> {
-        let Some([mut host, mut rest]) = work::begin(work, tensors, Work::is_on_host)? else { return Ok(()) };
+        let Begun { on_gpu, host, rest, is_skipped, is_on_gpu } =
+            work::begin(&self.trained, work, tensors, OnGpu::Kernels, Work::is_on_host)?;
+        self.step_on_gpu(&on_gpu, tensors)?;
+        if !is_skipped && !is_on_gpu {
+            self.step_on_host(host, rest)?;
+        }
+        Ok(())
+    }
+
+    /// Parameters that our kernels step on a GPU. The host does not wait for the norms.
+    fn step_on_gpu(&self, work: &[Work], tensors: StepTensors<'_>) -> Result<(), TorchError> {
+        let Some(gpu) = self.trained.gpu() else { return Ok(()) };
+        let LambOptions { betas, eps, min_coeff, max_coeff, bias_correction, maximize, .. } = self.options;
+        let correction = match bias_correction {
+            BiasCorrection::Means => 0,
+            BiasCorrection::StepSize => 1,
+            BiasCorrection::None => 2,
+        };
+        let rule = GpuLamb { betas, eps, correction, coeffs: (min_coeff, max_coeff) };
+        let num = 2 * self.trained.shapes().len() as i64;
+        let mut squares = Tensor::f_zeros([num], (Kind::Double, gpu))?;
+        let groups = by_rate(work);
+        let groups = groups.iter().map(|group| {
+            let rates = gpu_rates(group, work::grad_factor(maximize), tensors.found_inf);
+            let all: Vec<_> = group.iter().map(|work| work.gpu_elements(work.index as u32)).collect();
+            (rates, all)
+        });
+        let groups: Vec<_> = groups.collect();
+        for (rates, all) in &groups {
+            lamb_means_on_gpu(all, rates, &rule, &squares)?;
+        }
+        self.trained.sum_over_ranks_on_gpu(&mut squares)?;
+        for (rates, all) in &groups {
+            lamb_weights_on_gpu(all, rates, &rule, &squares)?;
+        }
+        work.iter().try_for_each(Work::mark_written)
+    }
+
+    fn step_on_host(&self, mut host: Vec<Work>, mut rest: Vec<Work>) -> Result<(), TorchError> {
         let mut squares = vec![0.0; 2 * self.trained.shapes().len()];
         let mut add = |of: LambOf, found: [f64; 2]| {
             (0..2).for_each(|which| squares[2 * of.index + which] += found[which]);
@@ -253,11 +291,20 @@ impl Optimizer for Lamb {
         tensors: StepTensors<'_>,
     ) -> Result<bool, TorchError> {
         let work = self.trained.work(copies, &|_| SLOTS)?;
-        let work = work.filter(|work| work::has_copies_on_host(work));
+        let work = work.filter(|work| work::has_copies(work, Work::has_kernel));
         work.map_or(Ok(false), |work| self.step_work(work, tensors).map(|()| true))
     }
 
-    work::eager_methods!();
+    fn keep_lr_on_device(&mut self) -> Result<(), TorchError> {
+        work::check_recordable(&self.trained)?;
+        self.trained.keep_lr_on_device()
+    }
+
+    fn split_master_weights(&mut self) -> Result<(), TorchError> {
+        self.trained.are_split = true;
+        Ok(())
+    }
+
     methods_of_trained!();
 
     fn set_betas(&mut self, betas: (f64, f64)) -> bool {

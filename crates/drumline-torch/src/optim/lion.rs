@@ -6,13 +6,13 @@ use tch::{Kind, no_grad};
 use super::groups::ParameterGroups;
 use super::state::{Layout, Like, OptimizerState, Slot};
 use super::trained::{Trained, methods_of_trained};
-use super::work::{self, Slices, Work};
+use super::work::{self, Begun, OnGpu, Slices, Work, by_rate, gpu_rates};
 use super::{CopiedParameter, Optimizer};
 use crate::error::TorchError;
 use crate::fused::StepTensors;
 use crate::kernels::floats::elements_mut;
 use crate::kernels::lion::{LionStep, lion};
-use crate::kernels::{Elements, JOB, on_threads};
+use crate::kernels::{Elements, JOB, lion_on_gpu, on_threads};
 use crate::named::Named;
 
 /// Settings of [`Lion`]; the defaults are the paper's. Its learning rate is 3 to 10 times smaller than AdamW's, its
@@ -38,7 +38,7 @@ impl Default for LionOptions {
 const KIND: &str = "lion";
 const SLOTS: &[Slot] = &[Slot::new("exp_avg", Like::Elements(Kind::Float))];
 
-/// Lion: on a CPU one pass over memory; on a GPU operations of libtorch.
+/// Lion: one pass over memory for f32 weights and master weights, operations of libtorch for others.
 #[derive(Debug)]
 pub struct Lion {
     trained: Trained,
@@ -66,7 +66,14 @@ impl Lion {
     }
 
     fn step_work(&mut self, work: Vec<Work>, tensors: StepTensors<'_>) -> Result<(), TorchError> {
-        let Some([mut host, rest]) = work::begin(work, tensors, Work::is_on_host)? else { return Ok(()) };
+        let Begun { on_gpu, mut host, rest, .. } =
+            work::begin(&self.trained, work, tensors, OnGpu::Kernels, Work::is_on_host)?;
+        let LionOptions { betas, maximize, .. } = self.options;
+        for group in by_rate(&on_gpu) {
+            let rates = gpu_rates(&group, work::grad_factor(maximize), tensors.found_inf);
+            let all: Vec<_> = group.iter().map(|work| work.gpu_elements(0)).collect();
+            lion_on_gpu(&all, &rates, betas)?;
+        }
         let mut jobs = Vec::new();
         for work in &mut host {
             let with = self.step_of(work);
@@ -82,7 +89,7 @@ impl Lion {
         }
         on_threads(jobs, |Job { mut elements, exp_avg, with }| lion(&mut elements, exp_avg, with));
         rest.iter().try_for_each(|work| no_grad(|| step_by_operations(work, self.step_of(work))))?;
-        host.iter().try_for_each(Work::mark_written)
+        host.iter().chain(&on_gpu).try_for_each(Work::mark_written)
     }
 }
 
@@ -110,11 +117,20 @@ impl Optimizer for Lion {
         tensors: StepTensors<'_>,
     ) -> Result<bool, TorchError> {
         let work = self.trained.work(copies, &|_| SLOTS)?;
-        let work = work.filter(|work| work::has_copies_on_host(work));
+        let work = work.filter(|work| work::has_copies(work, Work::has_kernel));
         work.map_or(Ok(false), |work| self.step_work(work, tensors).map(|()| true))
     }
 
-    work::eager_methods!();
+    fn keep_lr_on_device(&mut self) -> Result<(), TorchError> {
+        work::check_recordable(&self.trained)?;
+        self.trained.keep_lr_on_device()
+    }
+
+    fn split_master_weights(&mut self) -> Result<(), TorchError> {
+        self.trained.are_split = true;
+        Ok(())
+    }
+
     methods_of_trained!();
 
     fn set_betas(&mut self, betas: (f64, f64)) -> bool {

@@ -6,7 +6,7 @@
 //!        └────────────────────── rounded ──────────────────────── master weight (f32)
 //! ```
 //! Our own kernels do all that follows backward in one pass over memory, if they support the optimizer
-//! ([`Optimizer::step_copies`]): on a GPU SGD and Adam, on a CPU all but SGD.
+//! ([`Optimizer::step_copies`]): on a GPU all but Adafactor, on a CPU all but SGD.
 //!
 //! [`MasterKind::Split`] keeps only what a bf16 parameter lacks of its f32 weight: 16 bits, from which both together give
 //! the same bits as a copy. That takes 2 bytes less per parameter.
@@ -15,9 +15,10 @@
 
 use std::sync::Arc;
 
-use tch::{Device, Kind, Tensor, no_grad};
+use tch::{Kind, Tensor, no_grad};
 
 use super::groups::ParameterGroups;
+use super::halves::{join, split};
 use super::state::{OptimizerState, StateError};
 use super::trained::gradient_of;
 use super::{CopiedParameter, Division, Optimizer, OwnRows};
@@ -26,8 +27,6 @@ use crate::error::TorchError;
 use crate::foreach::foreach_copy;
 use crate::fused::StepTensors;
 use crate::grad::{grad, mark_written, set_grad};
-use crate::kernels::floats::{elements, elements_mut};
-use crate::kernels::{join_all, split_all};
 use crate::memory_format::has_layout_of;
 use crate::named::Named;
 use crate::recordable::NotRecordable;
@@ -42,8 +41,7 @@ pub enum MasterKind {
     #[default]
     Copy,
     /// As the 16 bits that a bf16 parameter lacks. A master weight in the middle between two bf16 numbers is rounded away
-    /// from zero, and with copies to the even one; all else is the same to the bit. Only on a CPU, for parameters in
-    /// bf16. While other weights are in the parameters, such as averages for an evaluation, a saved state has the masters
+    /// from zero, and with copies to the even one; all else is the same to the bit. Only for parameters in bf16. While other weights are in the parameters, such as averages for an evaluation, a saved state has the masters
     /// of those: use copies then.
     Split,
 }
@@ -122,12 +120,12 @@ impl Pair {
 
     fn split(parameter: &Named) -> Result<Self, TorchError> {
         let tensor = &parameter.tensor;
-        if tensor.kind() != Kind::BFloat16 || tensor.device() != Device::Cpu {
-            let reason = "only parameters in bf16 on a CPU have split master weights; try MasterKind::Copy";
+        if tensor.kind() != Kind::BFloat16 {
+            let reason = "only parameters in bf16 have split master weights; try MasterKind::Copy";
             let cause = TorchError::Unsupported { operation: "split a master weight", reason };
             return Err(TorchError::Parameter { name: parameter.name.clone(), cause: Box::new(cause) });
         }
-        let options = (Kind::Int16, Device::Cpu);
+        let options = (Kind::Int16, tensor.device());
         let low = tensor.f_new_empty_strided(tensor.size(), tensor.stride(), options)?.f_zero_()?;
         let master = tensor.shallow_clone();
         Ok(Self { parameter: parameter.clone(), master, low: Some(low), loaded: None })
@@ -139,18 +137,13 @@ impl Pair {
         if let Some(loaded) = &self.loaded {
             return Ok(loaded.shallow_clone());
         }
-        let tensor = &self.master;
-        let options = (Kind::Float, Device::Cpu);
-        let mut whole = tensor.f_new_empty_strided(tensor.size(), tensor.stride(), options)?;
-        join_all(elements(tensor)?, elements(low)?, elements_mut(&mut whole)?);
-        Ok(whole)
+        join(&self.master, low)
     }
 
     /// Splits the master weights that were loaded.
     fn split_loaded(&mut self) -> Result<(), TorchError> {
         if let (Some(loaded), Some(low)) = (self.loaded.take(), &mut self.low) {
-            let mut high = self.master.f_detach()?;
-            split_all(elements(&loaded)?, elements_mut(&mut high)?, elements_mut(low)?);
+            split(&loaded, &mut self.master.f_detach()?, low)?;
             mark_written(&self.master)?;
         }
         Ok(())
@@ -410,7 +403,7 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
         if self.kind == MasterKind::Split {
             let pairs = self.pairs.iter_mut().filter(|pair| pair.is_copied() && wanted(&pair.parameter.name));
             for (pair, master) in pairs.zip(masters) {
-                let (tensor, options) = (&pair.master, (Kind::Float, Device::Cpu));
+                let (tensor, options) = (&pair.master, (Kind::Float, pair.master.device()));
                 let mut loaded = tensor.f_new_empty_strided(tensor.size(), tensor.stride(), options)?;
                 no_grad(|| loaded.f_copy_(master))?;
                 pair.loaded = Some(loaded);

@@ -4,18 +4,19 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use drumline_comm::{ProcessGroup, ReduceOp};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::CopiedParameter;
 use super::division::{Division, OwnRows};
 use super::groups::{ParameterGroup, ParameterGroups};
 use super::state::Slot;
-use super::work::Work;
+use super::work::{Rate, Work};
+use crate::collectives::TensorCollectives;
 use crate::cuda::is_recorded;
 use crate::error::TorchError;
 use crate::fused::{Lr, grad_with_layout, is_dense};
 use crate::grad::set_grad;
-use crate::kernels::{CheckedStep, MasterStep, Rounded, Rule};
+use crate::kernels::{CheckedStep, MasterStep, Rounded, Rule, gpu_steps};
 use crate::named::Named;
 use crate::recordable::NotRecordable;
 
@@ -26,6 +27,10 @@ pub(super) struct Trained {
     pub(super) batches: Vec<Batch>,
     /// The shapes of all whole parameters, also of those of which this rank steps nothing.
     shapes: Vec<Vec<i64>>,
+    /// Where they are, and of which kind.
+    places: Vec<(Device, Kind)>,
+    /// Whether parameters in bf16 are the high halves of master weights.
+    pub(super) are_split: bool,
     /// The ranks that have the other rows of the parameters.
     group: Option<Arc<ProcessGroup>>,
     /// The parameters in whose place others are stepped: backward may still leave gradients there.
@@ -36,8 +41,8 @@ pub(super) struct Trained {
 #[derive(Debug)]
 pub(super) struct Batch {
     lr_factor: f64,
-    /// Their learning rate, if it is kept on their device.
-    lr_tensor: Option<Tensor>,
+    /// Their learning rate, if it is kept on their device: in f32 for libtorch's kernels, in f64 for ours.
+    lr_tensors: Option<[Tensor; 2]>,
     pub(super) weight_decay: f64,
     pub(super) parameters: Vec<Parameter>,
 }
@@ -118,8 +123,15 @@ struct Split<'a> {
 impl Trained {
     pub(super) fn new(groups: ParameterGroups, lr: f64, weight_decay: f64) -> Result<Self, TorchError> {
         not_negative("the learning rate", lr)?;
-        let mut trained =
-            Self { lr, batches: Vec::new(), shapes: Vec::new(), group: None, replaced: Vec::new() };
+        let mut trained = Self {
+            lr,
+            batches: Vec::new(),
+            shapes: Vec::new(),
+            places: Vec::new(),
+            are_split: false,
+            group: None,
+            replaced: Vec::new(),
+        };
         for group in groups.0 {
             let weight_decay = group.weight_decay.unwrap_or(weight_decay);
             not_negative("the weight decay", weight_decay)?;
@@ -136,12 +148,13 @@ impl Trained {
             check_trainable(&named)?;
             let (index, whole) = (self.shapes.len(), named.tensor.size());
             self.shapes.push(whole.clone());
+            self.places.push((named.tensor.device(), named.tensor.kind()));
             let parameter = Parameter { named, kept: Vec::new(), index, whole, first_row: 0 };
             match self.batches[first..].iter_mut().find(|batch| batch.takes(&parameter)) {
                 Some(batch) => batch.parameters.push(parameter),
                 None => self.batches.push(Batch {
                     lr_factor: group.lr_factor,
-                    lr_tensor: None,
+                    lr_tensors: None,
                     weight_decay,
                     parameters: vec![parameter],
                 }),
@@ -169,7 +182,7 @@ impl Trained {
     pub(super) fn set_lr(&mut self, lr: f64) {
         self.lr = lr;
         for batch in &mut self.batches {
-            if let Some(tensor) = &mut batch.lr_tensor {
+            for tensor in batch.lr_tensors.iter_mut().flatten() {
                 // If the device fails here, the next step fails as well, and returns the error.
                 let _ = tensor.f_fill_(lr * batch.lr_factor);
             }
@@ -180,15 +193,20 @@ impl Trained {
     pub(super) fn keep_lr_on_device(&mut self) -> Result<(), TorchError> {
         for batch in &mut self.batches {
             let Some(first) = batch.parameters.first() else { continue };
-            let place = (Kind::Float, first.named.tensor.device());
-            batch.lr_tensor = Some(Tensor::f_full([], self.lr * batch.lr_factor, place)?);
+            let (lr, device) = (self.lr * batch.lr_factor, first.named.tensor.device());
+            let [single, double] =
+                [Kind::Float, Kind::Double].map(|kind| Tensor::f_full([], lr, (kind, device)));
+            batch.lr_tensors = Some([single?, double?]);
         }
         Ok(())
     }
 
     /// The learning rate of a batch for the kernel.
     pub(super) fn lr_of<'a>(&self, batch: &'a Batch) -> Lr<'a> {
-        batch.lr_tensor.as_ref().map_or(Lr::Value(self.lr * batch.lr_factor), Lr::Tensor)
+        match &batch.lr_tensors {
+            Some([single, _]) => Lr::Tensor(single),
+            None => Lr::Value(self.lr * batch.lr_factor),
+        }
     }
 
     pub(super) fn parameters(&self) -> impl Iterator<Item = &Parameter> {
@@ -238,10 +256,12 @@ impl Trained {
         }
         let mut work = Vec::new();
         for (batch, Split { ready, copies }) in self.batches.iter().zip(all) {
-            let lr = self.lr * batch.lr_factor;
-            let of = |place: usize, grad: Tensor| {
-                Work::new(&batch.parameters[place], grad, lr, batch.weight_decay)
+            let rate = Rate {
+                lr: self.lr * batch.lr_factor,
+                lr_at: batch.lr_tensors.as_ref().map(|[_, double]| double),
+                weight_decay: batch.weight_decay,
             };
+            let of = |place: usize, grad: Tensor| Work::new(&batch.parameters[place], grad, rate);
             work.extend(ready.into_iter().map(|ready| of(ready.place, ready.grad)));
             let copied = copies
                 .into_iter()
@@ -271,6 +291,33 @@ impl Trained {
             Some(group) if group.size() > 1 => Ok(group.all_reduce(numbers, ReduceOp::Sum)?),
             _ => Ok(()),
         }
+    }
+
+    /// The same for numbers on a GPU, for which the host does not wait if the ranks have NCCL.
+    pub(super) fn sum_over_ranks_on_gpu(&self, numbers: &mut Tensor) -> Result<(), TorchError> {
+        match &self.group {
+            Some(group) if group.size() > 1 => group.all_reduce_tensor(numbers, ReduceOp::Sum),
+            _ => Ok(()),
+        }
+    }
+
+    /// The GPU of the parameters; `None` if there is none on a GPU.
+    pub(super) fn gpu(&self) -> Option<Device> {
+        self.places.iter().map(|(device, _)| *device).find(|device| device.is_cuda())
+    }
+
+    /// Whether all parameters are on a GPU, also those of which this rank steps nothing.
+    pub(super) fn are_on_gpu(&self) -> bool {
+        self.places.iter().all(|(device, _)| device.is_cuda())
+    }
+
+    /// The first parameter on a GPU that our kernels do not step.
+    pub(super) fn without_kernel(&self) -> Option<usize> {
+        let has_kernel = |(device, kind): (Device, Kind)| {
+            let is_supported = kind == Kind::Float || kind == Kind::BFloat16 && self.are_split;
+            is_supported && gpu_steps(kind, device)
+        };
+        self.places.iter().position(|place| place.0.is_cuda() && !has_kernel(*place))
     }
 
     /// Steps the copies of all batches, and rounds them into their 16-bit parameters. Returns the remaining parameters

@@ -127,7 +127,6 @@ impl<T: Task> TrainingRun<'_, T> {
         let Begin { found, checkpoints, progress, seed } = begin;
         let (job, task) = (self.job, self.task);
         let device = job.device(self.keys.run.device)?;
-        task.optimizer().check_device(device)?;
         let parallelism = job.agree(Parallelism::of(&job.group, &self.keys))?;
         tch::manual_seed(seed as i64);
         let store = VarStore::new(parallelism.first_device(device));

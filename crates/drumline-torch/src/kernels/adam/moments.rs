@@ -5,7 +5,6 @@ use half::bf16;
 use super::super::code_map::{BLOCK, CodeMap};
 use super::super::halves::{nearest_by_chance, widened};
 use super::super::random::Draw;
-use super::super::weights::CHUNK;
 
 /// Numbers in 8 bits with a scale for each block. A block has up to 256 elements of one row; the last one of a row has
 /// the rest.
@@ -54,14 +53,15 @@ impl<'a> Codes<'a> {
         (Self { codes, absmax }, Self { codes: other_codes, absmax: other_absmax })
     }
 
+    /// The numbers of a block whose codes begin at `at`.
     #[inline(always)]
-    fn load(&self, map: &CodeMap, at: usize, block: usize, to: &mut [f32]) {
-        map.decode(&self.codes[at..at + to.len()], self.absmax[block], to);
+    pub(super) fn load(&self, map: &CodeMap, at: usize, block: usize, len: usize, to: &mut [f32; BLOCK]) {
+        map.decode(&self.codes[at..at + len], self.absmax[block], to);
     }
 
     #[inline(always)]
-    fn store(&mut self, map: &CodeMap, at: usize, block: usize, from: &mut [f32]) {
-        self.absmax[block] = map.encode(from, &mut self.codes[at..at + from.len()]);
+    pub(super) fn store(&mut self, map: &CodeMap, at: usize, block: usize, from: &[f32; BLOCK], len: usize) {
+        self.absmax[block] = map.encode(from, &mut self.codes[at..at + len]);
     }
 }
 
@@ -107,59 +107,40 @@ impl MomentSlices<'_> {
             }
         }
     }
+}
 
-    /// How many elements from `at` on are stepped together.
+/// A running mean in memory.
+pub(super) trait Mean: Copy {
+    /// Whether it is rounded by random bits.
+    const IS_ROUNDED: bool;
+    fn number(self) -> f32;
+    fn of(number: f32, random: u32) -> Self;
+}
+
+impl Mean for f32 {
+    const IS_ROUNDED: bool = false;
+
     #[inline(always)]
-    pub(super) fn chunk_len(&self, at: usize) -> usize {
-        match self {
-            Self::F32 { .. } | Self::Bf16 { .. } => CHUNK,
-            Self::EightBit { row_len, .. } => BLOCK.min(row_len - at % row_len),
-        }
+    fn number(self) -> f32 {
+        self
     }
 
-    /// Copies the means from `at` on, which are in the nth chunk.
     #[inline(always)]
-    pub(super) fn load(&self, at: usize, nth: usize, m: &mut [f32], v: &mut [f32]) {
-        let range = at..at + m.len();
-        match self {
-            Self::F32 { exp_avg, exp_avg_sq } => {
-                m.copy_from_slice(&exp_avg[range.clone()]);
-                v.copy_from_slice(&exp_avg_sq[range]);
-            }
-            Self::Bf16 { exp_avg, exp_avg_sq, .. } => {
-                let both = exp_avg[range.clone()].iter().zip(&exp_avg_sq[range]);
-                for ((m, v), (avg, square)) in m.iter_mut().zip(v).zip(both) {
-                    (*m, *v) = (widened(*avg), widened(*square));
-                }
-            }
-            Self::EightBit { exp_avg, exp_avg_sq, .. } => {
-                exp_avg.load(CodeMap::signed(), at, nth, m);
-                exp_avg_sq.load(CodeMap::unsigned(), at, nth, v);
-            }
-        }
+    fn of(number: f32, _: u32) -> Self {
+        number
+    }
+}
+
+impl Mean for bf16 {
+    const IS_ROUNDED: bool = true;
+
+    #[inline(always)]
+    fn number(self) -> f32 {
+        widened(self)
     }
 
-    /// Writes the means from `at` on, and may change `m` and `v`.
     #[inline(always)]
-    pub(super) fn store(&mut self, at: usize, nth: usize, m: &mut [f32], v: &mut [f32]) {
-        let range = at..at + m.len();
-        match self {
-            Self::F32 { exp_avg, exp_avg_sq } => {
-                exp_avg[range.clone()].copy_from_slice(m);
-                exp_avg_sq[range].copy_from_slice(v);
-            }
-            Self::Bf16 { exp_avg, exp_avg_sq, draw } => {
-                let both = exp_avg[range.clone()].iter_mut().zip(&mut exp_avg_sq[range]);
-                for (nth, ((avg, square), (m, v))) in both.zip(m.iter().zip(v.iter())).enumerate() {
-                    let random = draw.bits(at + nth);
-                    *avg = nearest_by_chance(*m, random);
-                    *square = nearest_by_chance(*v, random >> 16);
-                }
-            }
-            Self::EightBit { exp_avg, exp_avg_sq, .. } => {
-                exp_avg.store(CodeMap::signed(), at, nth, m);
-                exp_avg_sq.store(CodeMap::unsigned(), at, nth, v);
-            }
-        }
+    fn of(number: f32, random: u32) -> Self {
+        nearest_by_chance(number, random)
     }
 }

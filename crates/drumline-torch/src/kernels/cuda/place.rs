@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use tch::{Device, Kind, Tensor};
 
-use crate::cuda::{Argument, Grid, Kernels, Properties, Stream};
+use crate::cuda::{Argument, Grid, Kernels, Properties, Rounding, Stream};
 use crate::error::TorchError;
 
 /// Counters per stream. Kernels reset them to zero.
@@ -68,13 +68,19 @@ type Compiled = HashMap<(usize, String), Arc<Kernels>>;
 /// A source, compiled for a GPU and an element type when it is first used.
 pub(super) struct Source {
     parts: &'static [&'static str],
+    rounding: Rounding,
     compiled: LazyLock<Mutex<Compiled>>,
 }
 
 impl Source {
     /// A source of several parts, in order.
     pub(super) const fn new(parts: &'static [&'static str]) -> Self {
-        Self { parts, compiled: LazyLock::new(Mutex::default) }
+        Self { parts, rounding: Rounding::Fast, compiled: LazyLock::new(Mutex::default) }
+    }
+
+    /// A source whose operations round as on a CPU.
+    pub(super) const fn ieee(parts: &'static [&'static str]) -> Self {
+        Self { parts, rounding: Rounding::Ieee, compiled: LazyLock::new(Mutex::default) }
     }
 
     pub(super) fn on(&self, device: usize, element: Element) -> Result<Arc<Kernels>, TorchError> {
@@ -88,14 +94,25 @@ impl Source {
         element: Element,
         constants: &[(&str, i64)],
     ) -> Result<Arc<Kernels>, TorchError> {
+        self.with_arrays(device, element, constants, &String::new)
+    }
+
+    /// The same with arrays, whose text follows from the constants.
+    pub(super) fn with_arrays(
+        &self,
+        device: usize,
+        element: Element,
+        constants: &[(&str, i64)],
+        arrays: &dyn Fn() -> String,
+    ) -> Result<Arc<Kernels>, TorchError> {
         let constants = constants.iter().map(|(name, value)| format!("#define {name} {value}\n"));
         let begin = format!("#define ELEMENT {}\n{}", element.name(), constants.collect::<String>());
         let mut compiled = self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kernels) = compiled.get(&(device, begin.clone())) {
             return Ok(Arc::clone(kernels));
         }
-        let text = [&begin, include_str!("numbers.cu"), &self.parts.concat()].concat();
-        let kernels = Arc::new(Kernels::compile(device, &text)?);
+        let text = [&begin, include_str!("numbers.cu"), &arrays(), &self.parts.concat()].concat();
+        let kernels = Arc::new(Kernels::compile(device, &text, self.rounding)?);
         compiled.insert((device, begin), Arc::clone(&kernels));
         Ok(kernels)
     }
