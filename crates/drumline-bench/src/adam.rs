@@ -99,6 +99,20 @@ pub(super) fn run(args: &AdamArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The bytes that the bare loop reads and writes in a second.
+pub(super) fn bandwidth(threads: usize, millions: usize) -> anyhow::Result<f64> {
+    let len = millions * 1_000_000;
+    let mut numbers = Numbers::new(Who::Loop, len);
+    let mut fastest = f64::INFINITY;
+    for number in 1..=(WARM_UP + STEPS) as u64 {
+        let begin = Instant::now();
+        on_threads(Who::Loop, &mut numbers, threads, number);
+        fastest = fastest.min(begin.elapsed().as_secs_f64());
+    }
+    // Four numbers are read, and three of them written.
+    Ok((len * 7 * size_of::<f32>()) as f64 / fastest)
+}
+
 /// A step of libtorch's kernel, as PyTorch's `AdamW(fused=True)` makes it.
 fn libtorch(numbers: Numbers) -> anyhow::Result<Box<dyn FnMut(u64) -> anyhow::Result<()>>> {
     let Numbers { weights, grads, exp_avg, exp_avg_sq, .. } = numbers;
