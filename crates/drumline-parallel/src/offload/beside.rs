@@ -152,7 +152,7 @@ impl Beside {
             // Twins have no gradients yet: a GPU makes this step while the CPU makes the others.
             beside.step_resident(optimizer)?;
             optimizer.limit_to_twins(true);
-            let stepped = beside.step_units(optimizer, &arrivals);
+            let stepped = beside.step_units(optimizer, &arrivals, false);
             optimizer.limit_to_twins(false);
             stepped?;
             beside.copier.end()
@@ -171,7 +171,7 @@ impl Beside {
             optimizer.limit_to_twins(true);
             let (computed, stepped) = std::thread::scope(|scope| {
                 let (units, optimizer) = (&mut *beside, &mut *optimizer);
-                let worker = scope.spawn(move || units.step_units(optimizer, &arrivals));
+                let worker = scope.spawn(move || units.step_units(optimizer, &arrivals, true));
                 let computed = backward().and_then(|()| watch.send_rest());
                 drop(watch);
                 let panicked = ParallelError::Internal { what: "a step in host memory has panicked" };
@@ -211,8 +211,14 @@ impl Beside {
         Ok(())
     }
 
-    /// Steps units in the order in which they arrive, until there are no more.
-    fn step_units(&mut self, optimizer: &mut dyn Optimizer, arrivals: &Receiver<Arrival>) -> Result {
+    /// Steps units in the order in which they arrive, until there are no more. In a backward the gradients of a unit are
+    /// freed, so that there are never those of all.
+    fn step_units(
+        &mut self,
+        optimizer: &mut dyn Optimizer,
+        arrivals: &Receiver<Arrival>,
+        is_in_backward: bool,
+    ) -> Result {
         let _no_grad = tch::no_grad_guard();
         let (mut fetched, mut turn) = (VecDeque::new(), 0);
         loop {
@@ -220,13 +226,16 @@ impl Beside {
                 let next = if fetched.is_empty() { arrivals.recv().ok() } else { arrivals.try_recv().ok() };
                 let Some(Arrival { unit, ready }) = next else { break };
                 let slot = turn % self.num_slots;
-                let copies = self.copier.fetch(self.units[unit].fetched_into(slot)?, &ready)?;
+                let copies = self.copier.fetch(self.units[unit].begin(slot)?, &ready)?;
                 fetched.push_back((unit, slot, copies));
                 turn += 1;
             }
             let Some((unit, slot, copies)) = fetched.pop_front() else { return Ok(()) };
             copies.wait()?;
             let unit = &mut self.units[unit];
+            if is_in_backward {
+                unit.drop_gradients()?;
+            }
             unit.set_grads(Some(slot))?;
             optimizer.step()?;
             unit.set_grads(None)?;

@@ -25,6 +25,8 @@ pub(super) struct Twin {
     pub(super) host: Tensor,
     /// The place of its gradient in each slot.
     grads: Vec<Tensor>,
+    /// Whether it makes the step that has begun.
+    is_stepped: bool,
     /// The autograd version of the parameter when the twin had its values.
     version: Option<i64>,
 }
@@ -52,7 +54,7 @@ impl TwinUnit {
             let host = at(weights, start + offset, like)?.f_set_requires_grad(true)?;
             let grads = slots.iter().map(|slot| at(slot, offset, like)).collect::<Result<_>>()?;
             offset += num_bytes(like).next_multiple_of(LINE);
-            Ok(Twin { parameter: named, host, grads, version: None })
+            Ok(Twin { parameter: named, host, grads, is_stepped: false, version: None })
         };
         Ok(Self { twins: unit.into_iter().map(twin).collect::<Result<_>>()? })
     }
@@ -67,11 +69,13 @@ impl TwinUnit {
         Ok(false)
     }
 
-    /// The gradients, each after its place in a slot, which become the gradients of the twins.
-    pub(super) fn fetched_into(&self, slot: usize) -> Result<Vec<(Tensor, Tensor)>> {
+    /// Begins a step. Returns the gradients, each after its place in a slot, which become the gradients of the twins.
+    pub(super) fn begin(&mut self, slot: usize) -> Result<Vec<(Tensor, Tensor)>> {
         let mut pairs = Vec::new();
-        for Twin { parameter, grads, .. } in &self.twins {
-            if let Some(gradient) = grad(&parameter.tensor)? {
+        for Twin { parameter, grads, is_stepped, .. } in &mut self.twins {
+            let gradient = grad(&parameter.tensor)?;
+            *is_stepped = gradient.is_some();
+            if let Some(gradient) = gradient {
                 let gradient =
                     if gradient.is_sparse() { gradient.f_to_dense(None, false)? } else { gradient };
                 pairs.push((grads[slot].shallow_clone(), gradient));
@@ -80,24 +84,24 @@ impl TwinUnit {
         Ok(pairs)
     }
 
-    /// Gives the twins the gradients that were fetched into a slot, or takes them away.
+    fn stepped(&self) -> impl Iterator<Item = &Twin> {
+        self.twins.iter().filter(|twin| twin.is_stepped)
+    }
+
+    /// Frees the memory of gradients that were copied.
+    pub(super) fn drop_gradients(&self) -> Result {
+        self.stepped().try_for_each(|twin| Ok(set_grad(&twin.parameter.tensor, None)?))
+    }
+
+    /// Gives the twins the gradients that were copied into a slot, or takes them away.
     pub(super) fn set_grads(&self, slot: Option<usize>) -> Result {
-        for Twin { parameter, host, grads, .. } in &self.twins {
-            let has_one = slot.is_some() && grad(&parameter.tensor)?.is_some();
-            set_grad(host, slot.filter(|_| has_one).map(|slot| &grads[slot]))?;
-        }
-        Ok(())
+        self.stepped().try_for_each(|twin| Ok(set_grad(&twin.host, slot.map(|slot| &twin.grads[slot]))?))
     }
 
     /// The parameters that make a step, each before its twin.
     pub(super) fn sent(&self) -> Result<Vec<(Tensor, Tensor)>> {
-        let mut pairs = Vec::new();
-        for Twin { parameter, host, .. } in &self.twins {
-            if grad(&parameter.tensor)?.is_some() {
-                pairs.push((parameter.tensor.f_detach()?, host.f_detach()?));
-            }
-        }
-        Ok(pairs)
+        let pair = |twin: &Twin| Ok((twin.parameter.tensor.f_detach()?, twin.host.f_detach()?));
+        self.stepped().map(pair).collect()
     }
 
     /// Notes that twins and parameters have the same values, once what was sent has arrived.

@@ -11,7 +11,7 @@ use drumline_parallel::{
 use drumline_plan::Stage;
 use drumline_torch::{
     AdamOptions, AdamW, Lamb, LambOptions, MasterWeights, Named, Optimizer, OptimizerState, Sgd, SgdOptions,
-    parameters, weights_in,
+    grad, parameters, weights_in,
 };
 use rank_test::ranks_test;
 use tch::nn::{Linear, VarStore, linear};
@@ -311,6 +311,8 @@ fn units_step_in_backward_to_the_same_bits(case: Case) -> Result<()> {
             step_without_clipping(&mut resident, step, false)?;
             // Some steps are made after backward.
             step_without_clipping(&mut offloaded, step, step != 3)?;
+            let freed = grad(&offloaded.model.blocks[0].ws)?.is_none();
+            assert_eq!(freed, step != 3, "gradients in step {step}");
             assert_same(&offloaded, &resident, &format!("{ratio} {step}"));
         }
     }
