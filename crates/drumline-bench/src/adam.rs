@@ -182,6 +182,17 @@ pub(super) fn run(args: &AdamArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The bytes that the bare loop reads and writes in a second.
+pub(super) fn bandwidth(threads: usize, millions: usize) -> anyhow::Result<f64> {
+    let len = (millions * 1_000_000).next_multiple_of(ROW * threads);
+    let mut contest = Contest { numbers: Numbers::new(&[Who::Loop], len), threads, torch: None };
+    let mut fastest = f64::INFINITY;
+    for step in 1..=(WARM_UP + ROUNDS) as u64 {
+        fastest = fastest.min(contest.time(Who::Loop, step)?);
+    }
+    Ok(Who::Loop.bytes() * len as f64 / fastest * 1e3)
+}
+
 /// A step, and the bare loop beside it, in milliseconds.
 struct Turn {
     own: f64,

@@ -20,7 +20,7 @@ const WARM_UP: usize = 2;
 
 /// What is kept of blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum How {
+pub(super) enum How {
     None,
     Full,
     Selective,
@@ -29,7 +29,7 @@ enum How {
 }
 
 impl How {
-    fn checkpointing(self) -> Checkpointing {
+    pub(super) fn checkpointing(self) -> Checkpointing {
         match self {
             Self::None => Checkpointing::None,
             Self::Full => Checkpointing::Full,

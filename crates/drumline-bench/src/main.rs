@@ -9,6 +9,7 @@
 //! | `loader` | batches of images |
 //! | `memory` | the memory of a GPT whose states are in different places |
 //! | `observe` | steps with and without what watches them |
+//! | `offload` | steps of a GPT on a GPU whose optimizer's state is in host memory |
 //! | `optim` | steps of an optimizer alone |
 //! | `shard` | steps of a GPT with each stage of ZeRO |
 //! | `shard-gpu` | the same on GPUs |
@@ -23,6 +24,7 @@ mod load;
 mod loader;
 mod memory;
 mod observe;
+mod offload;
 mod optim;
 mod shard;
 mod shard_gpu;
@@ -50,6 +52,7 @@ enum Command {
     Loader(loader::LoaderArgs),
     Memory(memory::MemoryArgs),
     Observe(observe::ObserveArgs),
+    Offload(offload::OffloadArgs),
     Optim(optim::OptimArgs),
     Shard(shard::ShardArgs),
     ShardGpu(shard_gpu::ShardGpuArgs),
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         Command::Loader(args) => loader::run(&args),
         Command::Memory(args) => memory::run(&args),
         Command::Observe(args) => observe::run(&args),
+        Command::Offload(args) => offload::run(&args),
         Command::Optim(args) => optim::run(&args),
         Command::Shard(args) => shard::run(&args),
         Command::ShardGpu(args) => shard_gpu::run(&args),

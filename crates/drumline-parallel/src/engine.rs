@@ -235,6 +235,15 @@ pub trait Engine {
         Ok(optimizer.step()?)
     }
 
+    /// The last backward of a step, and the step. A single rank whose optimizer's state is in host memory steps units in
+    /// backward, as soon as their gradients are complete, and frees these gradients. Gradients are neither clipped nor
+    /// scaled in between.
+    #[track_caller]
+    fn backward_and_step(&self, loss: &Tensor, optimizer: &mut dyn Optimizer) -> Result {
+        self.backward(loss, GradSync::Reduce)?;
+        self.step(optimizer)
+    }
+
     /// The model's tensors that this rank holds, each with its place in the whole: what it saves, and what it loads
     /// into.
     fn state(&self) -> Vec<Placed>;

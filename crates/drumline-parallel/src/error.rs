@@ -2,7 +2,7 @@
 
 use drumline_comm::CommError;
 use drumline_plan::NoRoom;
-use drumline_torch::{SwapError, TorchError};
+use drumline_torch::{PinError, SwapError, TorchError};
 use tch::Device;
 
 /// An error of a parallel model.
@@ -194,6 +194,9 @@ pub enum ParallelError {
     /// State cannot be in a file.
     #[error(transparent)]
     Swap(#[from] SwapError),
+    /// Host memory cannot be pinned.
+    #[error(transparent)]
+    Pin(#[from] PinError),
     /// The optimizer's state fits neither into memory nor on disk.
     #[error(transparent)]
     NoRoom(#[from] NoRoom),
@@ -239,13 +242,15 @@ pub enum ParallelError {
         /// The bytes that were reserved.
         room: usize,
     },
-    /// State is offloaded only from CPUs.
-    #[error(
-        "the model trains on {device:?}, and state can be offloaded only where a model trains on the CPU; try `Place::Device` (PARALLEL.OFFLOAD none), or more ranks with ZeRO"
-    )]
+    /// State cannot be offloaded from a GPU to this place.
+    #[error("the model trains on {device:?}, where {what}; try {hint}")]
     OffloadOnGpu {
         /// The model's device.
         device: Device,
+        /// What is not possible.
+        what: &'static str,
+        /// What to try.
+        hint: &'static str,
     },
     /// Memory cannot be allocated.
     #[error("cannot allocate {bytes} bytes for {what}: {cause}; try a smaller model, or more ranks")]
@@ -284,6 +289,9 @@ pub enum NotRecordable {
     /// The model is cut along `pp` or `tp`.
     #[error("ranks have different parts of the model, which communicate in forward and backward")]
     ModelIsCut,
+    /// The CPU makes a part of the step.
+    #[error("the optimizer's state is in host memory")]
+    OffloadedState,
     /// The communication hook makes decisions from step to step.
     #[error("the communication hook does not do the same in each step")]
     Hook,

@@ -1,4 +1,5 @@
-//! State that is not where the model trains: in files, between the steps of an optimizer.
+//! State that is not where the model trains, between the steps of an optimizer: in host memory beside a GPU (`beside`), or
+//! in files.
 //!
 //! ```text
 //!   disk     [ unit 0 | unit 1 | unit 2 | … ]                      each unit: what the optimizer keeps for its parameters
@@ -17,15 +18,21 @@
 //!
 //! - `options`: what a program chooses; `unit`: the tensors of a unit; `mover`: the thread and its buffers
 //! - `reservation`: which units go where, decided by `drumline-plan`, and the space for them
+//! - `beside`, `twins`, `copier`, `completion`: units that the CPU steps, the copies between a GPU and them, and when their
+//!   gradients are complete
 //!
 //! Parameters in stage 3 are gathered from the file of a rank's rows as from its memory (`shard/weights.rs`): the kernel
 //! reads the rows of the unit that comes after the next one.
 //!
 //! Not here: which parameters make a unit, which the engine says; tensors and files, which `drumline-torch` moves.
 
+mod beside;
+mod completion;
+mod copier;
 mod mover;
 mod options;
 mod reservation;
+mod twins;
 mod unit;
 
 use std::cell::RefCell;
@@ -36,8 +43,9 @@ use drumline_comm::ProcessGroup;
 use drumline_torch::{Named, Optimizer, Pages, SwapFile};
 use tch::Tensor;
 
-use crate::error::ParallelError;
+use crate::error::{NotRecordable, ParallelError};
 use crate::saved_grads::SavedGrads;
+use beside::Beside;
 use mover::{Mover, in_turns};
 pub use options::{Offload, Place};
 use reservation::Reservation;
@@ -50,7 +58,13 @@ type Result<T = ()> = std::result::Result<T, ParallelError>;
 #[derive(Default)]
 pub(crate) struct StatePlace {
     note: Option<String>,
-    offloaded: Option<Offloaded>,
+    offloaded: Option<Elsewhere>,
+}
+
+/// Where state lies that is not where the model trains.
+enum Elsewhere {
+    Host(Beside),
+    Disk(Offloaded),
 }
 
 impl StatePlace {
@@ -60,20 +74,27 @@ impl StatePlace {
         &mut self,
         offload: &Offload,
         units: &Units,
-        optimizer: &dyn Optimizer,
+        optimizer: &mut dyn Optimizer,
         group: &ProcessGroup,
     ) -> Result {
-        if offload.optimizer.is_device() {
+        let is_beside = offload.is_beside(units.device);
+        if offload.optimizer.is_device() && !is_beside {
             return Ok(());
         }
         if self.note.is_some() {
             let expected = "1; try one optimizer with several parameter groups";
             return Err(ParallelError::value("optimizers of a model whose state is offloaded", 2, expected));
         }
+        if is_beside {
+            let beside = Beside::new(offload, units, optimizer, group)?;
+            self.note = Some(beside.note.clone());
+            self.offloaded = Some(beside).filter(Beside::has_units).map(Elsewhere::Host);
+            return Ok(());
+        }
         let Reservation { disk, note } = Reservation::new(offload, units, optimizer, group)?;
         let offloaded =
             disk.map(|(units, file)| agree(group, Offloaded::new(units, file, optimizer.parameters())));
-        (self.note, self.offloaded) = (Some(note), offloaded.transpose()?);
+        (self.note, self.offloaded) = (Some(note), offloaded.transpose()?.map(Elsewhere::Disk));
         Ok(())
     }
 
@@ -84,22 +105,56 @@ impl StatePlace {
 
     /// The names of parameters whose state is in memory at the same time; none if all of it is.
     pub(crate) fn groups(&self) -> Vec<Vec<String>> {
-        self.offloaded.as_ref().map_or_else(Vec::new, Offloaded::groups)
+        match &self.offloaded {
+            Some(Elsewhere::Host(beside)) => beside.groups(),
+            Some(Elsewhere::Disk(offloaded)) => offloaded.groups(),
+            None => Vec::new(),
+        }
+    }
+
+    /// Whether a step can be recorded in a CUDA graph.
+    pub(crate) fn is_recordable(&self) -> std::result::Result<(), NotRecordable> {
+        if self.offloaded.is_some() { Err(NotRecordable::OffloadedState) } else { Ok(()) }
     }
 
     /// Makes the optimizer's step.
     pub(crate) fn step(&mut self, optimizer: &mut dyn Optimizer) -> Result {
         match &mut self.offloaded {
-            Some(offloaded) => offloaded.unless_failed(|offloaded| offloaded.step(optimizer)),
+            Some(Elsewhere::Host(beside)) => beside.step(optimizer),
+            Some(Elsewhere::Disk(offloaded)) => {
+                offloaded.unless_failed(|offloaded| offloaded.step(optimizer))
+            }
             None => Ok(optimizer.step()?),
+        }
+    }
+
+    /// Runs the last backward of a step, and makes the step, of units in host memory as soon as they can.
+    pub(crate) fn backward_and_step(
+        &mut self,
+        optimizer: &mut dyn Optimizer,
+        backward: &mut dyn FnMut() -> Result,
+    ) -> Result {
+        match &mut self.offloaded {
+            Some(Elsewhere::Host(beside)) => beside.step_in_backward(optimizer, backward),
+            _ => backward().and_then(|()| self.step(optimizer)),
+        }
+    }
+
+    /// The program may have written to any parameter.
+    pub(crate) fn note_change(&mut self) {
+        if let Some(Elsewhere::Host(beside)) = &mut self.offloaded {
+            beside.note_change();
         }
     }
 
     /// Moves state that the optimizer has loaded to where it belongs.
     pub(crate) fn settle(&mut self, optimizer: &dyn Optimizer) -> Result {
         match &mut self.offloaded {
-            Some(offloaded) => offloaded.unless_failed(|offloaded| offloaded.settle(optimizer)),
-            None => Ok(()),
+            Some(Elsewhere::Disk(offloaded)) => {
+                offloaded.unless_failed(|offloaded| offloaded.settle(optimizer))
+            }
+            // The optimizer has loaded it to where the twins are.
+            Some(Elsewhere::Host(_)) | None => Ok(()),
         }
     }
 }

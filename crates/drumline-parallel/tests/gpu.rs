@@ -59,6 +59,8 @@ mod nccl_faults;
 mod net;
 #[path = "gpu/norms.rs"]
 mod norms;
+#[path = "gpu/offload.rs"]
+mod offload;
 #[path = "gpu/recording.rs"]
 mod recording;
 #[path = "gpu/shard.rs"]

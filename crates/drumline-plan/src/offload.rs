@@ -1,8 +1,8 @@
 //! What lies where if the states of a training are larger than a device: whole units, as many as fit.
 //!
 //! ```text
-//!   device   units that stay, and two buffers: one unit is stepped while others are fetched and written back
-//!   host     units whose state is in host memory, beside a GPU
+//!   device   units that stay, and for those on disk two buffers: one unit is stepped while others are read and written
+//!   host     units that are stepped in host memory, beside a GPU
 //!   disk     the rest
 //! ```
 //! On a rank that trains on the CPU the device is its host memory. A plan decides about bytes; what a unit's bytes are, and
@@ -110,6 +110,28 @@ impl OffloadPlan {
         if missing == 0 { Ok(plan) } else { Err(NoRoom { needed: units.iter().sum(), room, missing }) }
     }
 
+    /// Beside a GPU: keeps as many bytes there as fit, in whole units, the largest first. The others are stepped in host
+    /// memory, where each takes as many bytes as `on_host` says: its state, and what is copied.
+    pub fn beside_gpu(units: &[u64], on_host: &[u64], room: Room) -> Result<Self, NoRoom> {
+        let mut largest_first: Vec<usize> = (0..units.len()).collect();
+        largest_first.sort_by_key(|unit| std::cmp::Reverse(units[*unit]));
+        let (mut tiers, mut left) = (vec![Tier::Host; units.len()], room.device);
+        for unit in largest_first {
+            if units[unit] <= left {
+                left -= units[unit];
+                tiers[unit] = Tier::Device;
+            }
+        }
+        Self { units: units.to_vec(), tiers }.in_host_memory(on_host, room)
+    }
+
+    /// The same plan, if what lies in host memory fits there.
+    pub fn in_host_memory(self, on_host: &[u64], room: Room) -> Result<Self, NoRoom> {
+        let of_host = self.tiers.iter().zip(on_host).filter(|(tier, _)| **tier == Tier::Host);
+        let missing = of_host.map(|(_, bytes)| bytes).sum::<u64>().saturating_sub(room.host);
+        if missing == 0 { Ok(self) } else { Err(NoRoom { needed: self.units.iter().sum(), room, missing }) }
+    }
+
     /// Where each unit's state lies.
     pub fn tiers(&self) -> &[Tier] {
         &self.tiers
@@ -192,6 +214,26 @@ mod tests {
         let text = error.to_string();
         assert!(text.contains("120 bytes for each rank, and 80 fit on the device"), "{text}");
         assert!(text.ends_with("or room for 20 bytes more"), "{text}");
+    }
+
+    #[test]
+    fn a_gpu_keeps_what_fits_and_host_memory_must_have_the_rest() {
+        use Tier::{Device, Host};
+        let (units, on_host) = ([10, 40, 10, 10], [12, 46, 12, 12]);
+        let plan = |device, host| OffloadPlan::beside_gpu(&units, &on_host, Room { device, host, disk: 0 });
+        assert_eq!(plan(70, 0).unwrap().tiers(), [Device; 4]);
+        assert_eq!(plan(69, 12).unwrap().tiers(), [Device, Device, Device, Host]);
+        assert_eq!(plan(25, 58).unwrap().tiers(), [Device, Host, Device, Host]);
+        assert_eq!(plan(0, 82).unwrap().bytes(Host), 70);
+        let error = plan(25, 57).unwrap_err();
+        assert_eq!((error.needed, error.missing), (70, 1));
+        assert!(error.to_string().contains("25 fit on the device, 57 in host memory"), "{error}");
+        let half = |host| {
+            let room = Room { host, ..Room::default() };
+            OffloadPlan::by_ratio(&units, 0.5, Host).in_host_memory(&on_host, room)
+        };
+        assert_eq!(half(58).unwrap().tiers(), [Host, Host, Device, Device]);
+        assert_eq!(half(50).unwrap_err().missing, 8);
     }
 
     #[test]

@@ -98,7 +98,7 @@ pub use optim::{
 pub use recordable::{HostRoute, NotRecordable};
 pub use rng::RngState;
 pub use saved_tensors::{SavedSize, Unpack, offload_saved, saved_size, saved_tensor_hooks};
-pub use swap::{PAGE, Pages, Rates, Relocated, SwapError, SwapFile};
+pub use swap::{PAGE, Pages, PinError, Rates, Relocated, SwapError, SwapFile};
 pub use usage::{KERNEL, Movable, UsageWatch};
 pub use version::{LIBTORCH, libtorch_version};
 

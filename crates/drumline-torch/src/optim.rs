@@ -156,6 +156,28 @@ pub trait Optimizer: Send {
         self.replace_parameters(&mut |named| (division.rows)(named).map(|rows| rows.tensor))
     }
 
+    /// Steps tensors in other memory in the place of some parameters from now on: `twins` returns those, which have the
+    /// parameter's shape, kind and layout. Whoever calls it copies gradients to the twin before a step, and its values to
+    /// the parameter after it. [`parameters`](Self::parameters) still returns the parameter. Called before the first step,
+    /// and before a state is loaded.
+    fn step_twins(&mut self, twins: &mut dyn FnMut(&Named) -> Option<Tensor>) -> Result<(), TorchError> {
+        let _ = twins;
+        Err(TorchError::Unsupported {
+            operation: "step parameters in host memory",
+            reason: "the optimizer does not implement `step_twins`; try one of this library's, or no offload",
+        })
+    }
+
+    /// While it is on, steps look at twins alone: other parameters may be in use, and their gradients incomplete.
+    fn limit_to_twins(&mut self, is_on: bool) {
+        let _ = is_on;
+    }
+
+    /// The bytes of state that are on the device already.
+    fn held_bytes(&self) -> usize {
+        0
+    }
+
     /// Treats parameters in bf16 as the high halves of f32 weights from now on. They are stepped by
     /// [`step_copies`](Self::step_copies), and their state is that of f32 weights.
     fn split_master_weights(&mut self) -> Result<(), TorchError> {

@@ -17,5 +17,5 @@ mod pages;
 mod relocated;
 
 pub use file::{Rates, SwapError, SwapFile};
-pub use pages::{PAGE, Pages};
+pub use pages::{PAGE, Pages, PinError};
 pub use relocated::Relocated;

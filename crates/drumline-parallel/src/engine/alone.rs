@@ -113,7 +113,9 @@ impl Engine for Alone {
     fn adopt(&self, optimizer: &mut dyn Optimizer) -> Result {
         self.moved.adopt(optimizer)?;
         let bytes = |named: &Named| (named.tensor.numel() * named.tensor.kind().elt_size_in_bytes()) as u64;
+        let device = self.parameters.first().map_or(Device::Cpu, |named| named.tensor.device());
         let units = Units {
+            device,
             names: names_of_units(&self.parameters),
             gradients: self.parameters.iter().map(bytes).sum(),
         };
@@ -136,12 +138,18 @@ impl Engine for Alone {
         self.place.borrow_mut().step(optimizer)
     }
 
+    fn backward_and_step(&self, loss: &Tensor, optimizer: &mut dyn Optimizer) -> Result {
+        let backward = &mut || self.backward(loss, GradSync::Reduce);
+        self.place.borrow_mut().backward_and_step(optimizer, backward)
+    }
+
     fn state(&self) -> Vec<Placed> {
         self.state.clone()
     }
 
     fn is_recordable(&self) -> std::result::Result<(), NotRecordable> {
-        self.parts.is_recordable()
+        self.parts.is_recordable()?;
+        self.place.borrow().is_recordable()
     }
 
     fn abort(&self, cause: &str) {

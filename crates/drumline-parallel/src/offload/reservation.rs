@@ -6,7 +6,8 @@ use std::path::Path;
 
 use drumline_comm::{ProcessGroup, ReduceOp, available_memory};
 use drumline_plan::{OffloadPlan, Room, Tier};
-use drumline_torch::{Optimizer, PAGE, Rates, SwapFile};
+use drumline_torch::{Named, Optimizer, PAGE, Rates, SwapFile};
+use tch::Device;
 
 use super::options::{Offload, Place};
 use super::unit::{LINE, Member, StateUnit};
@@ -19,8 +20,10 @@ const MOST_SLOTS: usize = 8;
 const PART_FOR_ACTIVATIONS: u64 = 4;
 
 /// The units of a model, and what a rank needs besides the optimizer's state.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct Units {
+    /// Where the model trains.
+    pub(crate) device: Device,
     /// The names of each unit's parameters.
     pub(crate) names: Vec<Vec<String>>,
     /// The bytes of gradients, which are allocated later.
@@ -95,8 +98,17 @@ impl Reservation {
     }
 }
 
-/// The bytes of each unit's state on this rank.
-fn sizes(units: &Units, optimizer: &dyn Optimizer) -> Result<Vec<Sized>> {
+/// A parameter that an optimizer steps.
+pub(super) struct Stepped {
+    /// Its place among all of them.
+    pub(super) place: usize,
+    pub(super) named: Named,
+    /// The bytes of its state.
+    pub(super) bytes: usize,
+}
+
+/// The parameters of each unit on this rank, without those whose state is small: that stays where the model trains.
+pub(super) fn stepped_by_unit(units: &Units, optimizer: &dyn Optimizer) -> Result<Vec<Vec<Stepped>>> {
     let unit_of: HashMap<&str, usize> = units
         .names
         .iter()
@@ -104,20 +116,27 @@ fn sizes(units: &Units, optimizer: &dyn Optimizer) -> Result<Vec<Sized>> {
         .flat_map(|(unit, names)| names.iter().map(move |name| (name.as_str(), unit)))
         .collect();
     // Parameters that the engine does not know are a unit of their own.
-    let mut sized: Vec<Sized> = (0..=units.names.len()).map(|_| Sized::default()).collect();
+    let mut stepped: Vec<Vec<Stepped>> = (0..=units.names.len()).map(|_| Vec::new()).collect();
     for (place, named) in optimizer.parameters().into_iter().enumerate() {
         let Some(bytes) = optimizer.state_bytes(&named) else {
             return Err(ParallelError::NotOffloadable { optimizer: optimizer.state().kind });
         };
-        // What is small stays in memory.
         if bytes > LINE {
-            let room = bytes.next_multiple_of(LINE) + MOST_SLOTS * LINE;
             let unit = unit_of.get(named.name.as_str()).copied().unwrap_or(units.names.len());
-            sized[unit].members.push((place, named.name, room));
+            stepped[unit].push(Stepped { place, named, bytes });
         }
     }
-    sized.retain(|unit| !unit.members.is_empty());
-    Ok(sized)
+    stepped.retain(|unit| !unit.is_empty());
+    Ok(stepped)
+}
+
+/// The bytes of each unit's state on this rank.
+fn sizes(units: &Units, optimizer: &dyn Optimizer) -> Result<Vec<Sized>> {
+    let sized = |Stepped { place, named, bytes }| {
+        (place, named.name, usize::next_multiple_of(bytes, LINE) + MOST_SLOTS * LINE)
+    };
+    let stepped = stepped_by_unit(units, optimizer)?;
+    Ok(stepped.into_iter().map(|unit| Sized { members: unit.into_iter().map(sized).collect() }).collect())
 }
 
 /// What is free for each rank, the same on all.

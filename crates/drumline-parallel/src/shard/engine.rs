@@ -129,6 +129,7 @@ impl Sharded {
             held.gradients as u64
         };
         Units {
+            device: self.device,
             names: self.weights.iter().map(names).collect(),
             gradients: self.weights.iter().map(bytes).sum(),
         }
@@ -338,7 +339,10 @@ impl Engine for Sharded {
     /// Waits until no rank reads parameters, and after `change` until all have written.
     #[track_caller]
     fn change_parameters(&self, change: &mut dyn FnMut()) -> Result {
-        self.change(&self.weights.iter().chain(&self.frozen).collect::<Vec<_>>(), change)
+        self.change(&self.weights.iter().chain(&self.frozen).collect::<Vec<_>>(), change)?;
+        // A write to a whole parameter is not seen in the rows of it.
+        self.place.borrow_mut().note_change();
+        Ok(())
     }
 
     fn state(&self) -> Vec<Placed> {
@@ -377,6 +381,7 @@ impl Engine for Sharded {
 
     fn is_recordable(&self) -> std::result::Result<(), NotRecordable> {
         self.parts.is_recordable()?;
+        self.place.borrow().is_recordable()?;
         self.synced.is_recordable()?;
         self.gatherer.as_ref().map_or(Ok(()), Gatherer::is_recordable)
     }

@@ -10,8 +10,8 @@ use drumline_parallel::{
 };
 use drumline_plan::Stage;
 use drumline_torch::{
-    AdamOptions, AdamW, MasterWeights, Named, Optimizer, OptimizerState, Sgd, SgdOptions, parameters,
-    weights_in,
+    AdamOptions, AdamW, Lamb, LambOptions, MasterWeights, Named, Optimizer, OptimizerState, Sgd, SgdOptions,
+    grad, parameters, weights_in,
 };
 use rank_test::ranks_test;
 use tch::nn::{Linear, VarStore, linear};
@@ -241,6 +241,136 @@ fn a_state_resumes_with_and_without_offload(case: Case) -> Result<()> {
 ranks_test!(one_rank_resumes_offloaded, 1, { a_state_resumes_with_and_without_offload(ADAM)? });
 ranks_test!(two_ranks_resume_offloaded, 2, { a_state_resumes_with_and_without_offload(MASTERS)? });
 
+/// As from a GPU: the CPU steps twins in host memory.
+fn beside(stage: Stage, ratio: f64) -> ShardOptions {
+    let offload = Offload { optimizer: Place::Host, ratio, mimics_gpu: true, ..Offload::default() };
+    ShardOptions { offload, ..ShardOptions::new(stage) }
+}
+
+fn twins_make_steps_with_the_same_bits(case: Case) -> Result<()> {
+    let group = ProcessGroup::from_env()?;
+    for stage in STAGES {
+        for ratio in [1.0, 0.4] {
+            for shards_alone in [false, true] {
+                let with = |options| ShardOptions { shards_alone, ..options };
+                let mut resident = Training::new(&group, with(ShardOptions::new(stage)), case)?;
+                let mut offloaded = Training::new(&group, with(beside(stage, ratio)), case)?;
+                let note = offloaded.engine.offload_note().unwrap();
+                assert!(note.contains("\n  host ") && note.contains(" pinned for "), "{note}");
+                assert!(offloaded.engine.is_recordable().is_err());
+                let what = format!("{stage} {ratio} {shards_alone}");
+                assert_eq!(offloaded.run(0..STEPS)?, resident.run(0..STEPS)?, "{what}: norms");
+                assert_same(&offloaded, &resident, &what);
+                // What a program writes to parameters counts.
+                for training in [&mut offloaded, &mut resident] {
+                    let held = training.engine.parameters();
+                    let change = || held.iter().for_each(|named| drop(named.tensor.shallow_clone().neg_()));
+                    training.engine.change_parameters(&mut || tch::no_grad(change))?;
+                }
+                assert_eq!(
+                    offloaded.run(STEPS..STEPS + 2)?,
+                    resident.run(STEPS..STEPS + 2)?,
+                    "{what}: written"
+                );
+                assert_same(&offloaded, &resident, &what);
+                // The control: another learning rate makes other weights.
+                offloaded.optimizer.set_lr(1.0);
+                offloaded.step(STEPS)?;
+                assert!(!offloaded.bits().0[0].equal(&resident.bits().0[0]));
+            }
+        }
+    }
+    Ok(())
+}
+
+ranks_test!(one_rank_has_twins, 1, { twins_make_steps_with_the_same_bits(ADAM)? });
+ranks_test!(two_ranks_have_twins, 2, { twins_make_steps_with_the_same_bits(ADAM)? });
+ranks_test!(two_ranks_have_twins_with_momentum, 2, { twins_make_steps_with_the_same_bits(MOMENTUM)? });
+ranks_test!(one_rank_has_twins_with_master_weights, 1, { twins_make_steps_with_the_same_bits(MASTERS)? });
+ranks_test!(two_ranks_have_twins_with_master_weights, 2, { twins_make_steps_with_the_same_bits(MASTERS)? });
+
+/// A step whose units are stepped in backward, or after it.
+fn step_without_clipping(training: &mut Training, step: i64, is_in_backward: bool) -> Result<()> {
+    training.optimizer.zero_grad()?;
+    let first = training.engine.forward_with(GradSync::Accumulate, || training.model.loss(step, 0))?;
+    training.engine.backward(&first, GradSync::Accumulate)?;
+    let last = training.engine.forward_with(GradSync::Reduce, || training.model.loss(step, 10))?;
+    if is_in_backward {
+        return Ok(training.engine.backward_and_step(&last, &mut *training.optimizer)?);
+    }
+    training.engine.backward(&last, GradSync::Reduce)?;
+    Ok(training.engine.step(&mut *training.optimizer)?)
+}
+
+fn units_step_in_backward_to_the_same_bits(case: Case) -> Result<()> {
+    let group = ProcessGroup::from_env()?;
+    for ratio in [1.0, 0.4] {
+        let mut resident = Training::new(&group, ShardOptions::new(Stage::Zero1), case)?;
+        let mut offloaded = Training::new(&group, beside(Stage::Zero1, ratio), case)?;
+        for step in 0..STEPS {
+            step_without_clipping(&mut resident, step, false)?;
+            // Some steps are made after backward.
+            step_without_clipping(&mut offloaded, step, step != 3)?;
+            let freed = grad(&offloaded.model.blocks[0].ws)?.is_none();
+            assert_eq!(freed, step != 3, "gradients in step {step}");
+            assert_same(&offloaded, &resident, &format!("{ratio} {step}"));
+        }
+    }
+    Ok(())
+}
+
+ranks_test!(units_step_in_backward, 1, { units_step_in_backward_to_the_same_bits(ADAM)? });
+ranks_test!(units_with_master_weights_step_in_backward, 1, {
+    units_step_in_backward_to_the_same_bits(MASTERS)?
+});
+
+fn a_state_resumes_with_and_without_twins(case: Case) -> Result<()> {
+    let group = ProcessGroup::from_env()?;
+    let with = || Training::new(&group, beside(Stage::Zero2, 1.0), case);
+    let without = || Training::new(&group, ShardOptions::new(Stage::Zero2), case);
+    for (from, into) in [(with()?, without()?), (without()?, with()?), (with()?, with()?)] {
+        let (mut from, mut into) = (from, into);
+        from.run(0..3)?;
+        into.run(7..8)?;
+        resumes(&from, &mut into)?;
+        assert_eq!(into.run(3..5)?, from.run(3..5)?);
+        assert_same(&into, &from, "resumed");
+    }
+    Ok(())
+}
+
+ranks_test!(one_rank_resumes_with_twins, 1, { a_state_resumes_with_and_without_twins(MASTERS)? });
+ranks_test!(two_ranks_resume_with_twins, 2, { a_state_resumes_with_and_without_twins(ADAM)? });
+
+ranks_test!(a_step_that_is_skipped_changes_no_twin, 1, {
+    let group = ProcessGroup::from_env()?;
+    let mut training = Training::new(&group, beside(Stage::Zero1, 1.0), MASTERS)?;
+    training.run(0..2)?;
+    let before = training.bits();
+    training.optimizer.zero_grad()?;
+    for engine in [&training.engine] {
+        let loss = engine.forward_with(GradSync::Reduce, || training.model.loss(2, 0) * f64::INFINITY)?;
+        engine.backward(&loss, GradSync::Reduce)?;
+        let norm = engine.grad_norm(&training.optimizer.parameters())?;
+        assert!(!norm.is_finite(), "the program skips the step");
+    }
+    let same = before.1.iter().zip(&training.bits().1).all(|(one, other)| one.tensor.equal(&other.tensor));
+    assert!(same);
+    let mut other = Training::new(&group, ShardOptions::new(Stage::Zero1), MASTERS)?;
+    other.run(0..2)?;
+    assert_eq!(training.run(3..5)?, other.run(3..5)?);
+    assert_same(&training, &other, "after a skipped step");
+});
+
+ranks_test!(an_optimizer_that_does_not_say_its_state_has_no_twins, 1, {
+    let group = ProcessGroup::from_env()?;
+    let lamb =
+        |params| -> Result<Box<dyn Optimizer>> { Ok(Box::new(Lamb::new(params, LambOptions::default())?)) };
+    let error = Training::new(&group, beside(Stage::Zero1, 1.0), Case { kind: Kind::Float, optimizer: lamb });
+    let error = error.err().unwrap().to_string();
+    assert!(error.contains("the optimizer `lamb` does not say how much state it keeps"), "{error}");
+});
+
 ranks_test!(a_disk_that_cannot_be_used_is_an_error_on_all_ranks_before_training, 2, {
     let group = ProcessGroup::from_env()?;
     let folder = tempfile::tempdir()?;
@@ -320,7 +450,7 @@ fn rows_on_disk_have_the_same_bits(group: &ProcessGroup) -> Result<()> {
             let gathered = ShardOptions { gather_parameters: Some(true), ..stage_3() };
             let mut resident = Training::new(group, gathered, case)?;
             let num_files = 1 + usize::from(optimizer == disk);
-            let offload = Offload { optimizer, parameters: disk.clone(), ratio: 1.0 };
+            let offload = Offload { optimizer, parameters: disk.clone(), ..Offload::default() };
             let mut offloaded = Training::new(group, ShardOptions { offload, ..stage_3() }, case)?;
             assert_eq!(held_files(folder.path()).len(), num_files);
             assert_eq!(offloaded.run(0..STEPS)?, resident.run(0..STEPS)?);

@@ -1,6 +1,8 @@
 //! GPU memory statistics, pinned memory, and asynchronous copies.
 #![allow(unsafe_code)]
 
+use std::ffi::c_void;
+
 use tch::Tensor;
 use torch_sys::C_tensor;
 
@@ -105,19 +107,36 @@ impl Pinned {
     pub(crate) fn new(tensor: &Tensor) -> Result<Self, TorchError> {
         let bytes = tensor.numel() * tensor.kind().elt_size_in_bytes();
         // SAFETY: the memory is the tensor's, which this keeps alive until it is unpinned.
-        let message = unsafe { (functions()?.host_register)(tensor.data_ptr(), bytes) };
-        check(message, "cannot pin shared memory")?;
+        unsafe { pin(tensor.data_ptr(), bytes)? };
         Ok(Self { tensor: tensor.shallow_clone() })
     }
 }
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        if let Ok(functions) = functions() {
-            // SAFETY: pinned by `new`, once. If the CUDA context has ended, the memory is already unpinned.
-            let _ =
-                check(unsafe { (functions.host_unregister)(self.tensor.data_ptr()) }, "cannot unpin memory");
-        }
+        // SAFETY: pinned by `new`, once.
+        unsafe { unpin(self.tensor.data_ptr()) };
+    }
+}
+
+/// Pins host memory, so that GPUs copy from and to it.
+///
+/// # Safety
+/// The memory is there until it is [unpinned](unpin).
+pub(crate) unsafe fn pin(start: *mut c_void, bytes: usize) -> Result<(), TorchError> {
+    // SAFETY: the caller's promise.
+    check(unsafe { (functions()?.host_register)(start, bytes) }, "cannot pin host memory")
+}
+
+/// Unpins memory.
+///
+/// # Safety
+/// It was [pinned](pin), and no GPU copies from or to it.
+pub(crate) unsafe fn unpin(start: *mut c_void) {
+    if let Ok(functions) = functions() {
+        // If the CUDA context has ended, the memory is already unpinned.
+        // SAFETY: the caller's promise.
+        let _ = check(unsafe { (functions.host_unregister)(start) }, "cannot unpin memory");
     }
 }
 

@@ -65,6 +65,18 @@ impl<O: Optimizer + ?Sized> Optimizer for Box<O> {
         (**self).divide(division)
     }
 
+    fn step_twins(&mut self, twins: &mut dyn FnMut(&Named) -> Option<Tensor>) -> Result<(), TorchError> {
+        (**self).step_twins(twins)
+    }
+
+    fn limit_to_twins(&mut self, is_on: bool) {
+        (**self).limit_to_twins(is_on);
+    }
+
+    fn held_bytes(&self) -> usize {
+        (**self).held_bytes()
+    }
+
     fn split_master_weights(&mut self) -> Result<(), TorchError> {
         (**self).split_master_weights()
     }

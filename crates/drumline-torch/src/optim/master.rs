@@ -13,12 +13,14 @@
 //!
 //! A bf16 number has 8 bits of precision: near 1 it cannot grow by less than 1/128, and a step of 1e-3 changes nothing.
 
+mod pair;
+
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use tch::{Kind, Tensor, no_grad};
 
 use super::groups::ParameterGroups;
-use super::halves::{join, split};
 use super::state::{OptimizerState, StateError};
 use super::trained::gradient_of;
 use super::{CopiedParameter, Division, Optimizer, OwnRows};
@@ -26,10 +28,10 @@ use crate::cuda::is_recorded;
 use crate::error::TorchError;
 use crate::foreach::foreach_copy;
 use crate::fused::StepTensors;
-use crate::grad::{grad, mark_written, set_grad};
-use crate::memory_format::has_layout_of;
+use crate::grad::set_grad;
 use crate::named::Named;
 use crate::recordable::NotRecordable;
+use pair::Pair;
 
 /// The slot of a master weight in a saved state.
 const MASTER: &str = "master";
@@ -75,6 +77,8 @@ pub struct MasterWeights<O> {
     are_stale: bool,
     /// The autograd version of each parameter after the last step.
     versions: Vec<i64>,
+    /// Whether steps look at twins alone.
+    only_twins: bool,
 }
 
 /// Where the rows of a pair are in the whole parameter.
@@ -89,106 +93,12 @@ fn rows_of_copy(pairs: &[(Pair, Place)], copy: &Named) -> Option<OwnRows> {
     Some(OwnRows { tensor: pair.master.shallow_clone(), first: *first, whole: whole.clone() })
 }
 
-/// A parameter and its copy; the same tensor if it needs no copy, or is the high half of its master weight.
-#[derive(Debug)]
-struct Pair {
-    parameter: Named,
-    master: Tensor,
-    low: Option<Tensor>,
-    /// Master weights that were loaded and not split yet: the program may still load the parameter itself.
-    loaded: Option<Tensor>,
-}
-
-impl Pair {
-    fn new(parameter: &Named, kind: MasterKind) -> Result<Self, TorchError> {
-        let tensor = &parameter.tensor;
-        if kind == MasterKind::Split && matches!(tensor.kind(), Kind::BFloat16 | Kind::Half) {
-            return Self::split(parameter);
-        }
-        let master = match tensor.kind() {
-            Kind::BFloat16 | Kind::Half => {
-                // Its values are those of the parameter at the first step.
-                let (size, stride) = (tensor.size(), tensor.stride());
-                tensor
-                    .f_new_empty_strided(size, stride, (Kind::Float, tensor.device()))?
-                    .set_requires_grad(true)
-            }
-            _ => tensor.shallow_clone(),
-        };
-        Ok(Self { parameter: parameter.clone(), master, low: None, loaded: None })
-    }
-
-    fn split(parameter: &Named) -> Result<Self, TorchError> {
-        let tensor = &parameter.tensor;
-        if tensor.kind() != Kind::BFloat16 {
-            let reason = "only parameters in bf16 have split master weights; try MasterKind::Copy";
-            let cause = TorchError::Unsupported { operation: "split a master weight", reason };
-            return Err(TorchError::Parameter { name: parameter.name.clone(), cause: Box::new(cause) });
-        }
-        let options = (Kind::Int16, tensor.device());
-        let low = tensor.f_new_empty_strided(tensor.size(), tensor.stride(), options)?.f_zero_()?;
-        let master = tensor.shallow_clone();
-        Ok(Self { parameter: parameter.clone(), master, low: Some(low), loaded: None })
-    }
-
-    /// The f32 master weight, as a new tensor if it is split.
-    fn whole(&self) -> Result<Tensor, TorchError> {
-        let Some(low) = &self.low else { return Ok(self.master.f_detach()?) };
-        if let Some(loaded) = &self.loaded {
-            return Ok(loaded.shallow_clone());
-        }
-        join(&self.master, low)
-    }
-
-    /// Splits the master weights that were loaded.
-    fn split_loaded(&mut self) -> Result<(), TorchError> {
-        if let (Some(loaded), Some(low)) = (self.loaded.take(), &mut self.low) {
-            split(&loaded, &mut self.master.f_detach()?, low)?;
-            mark_written(&self.master)?;
-        }
-        Ok(())
-    }
-
-    /// Refreshes the elements of the copy whose rounded value is not the parameter's: the program has changed those.
-    fn refresh(&mut self) -> Result<(), TorchError> {
-        let (parameter, master) = (self.parameter.tensor.f_detach()?, self.master.f_detach()?);
-        let is_own = parameter.f_eq_tensor(&master.f_to_kind(parameter.kind())?)?;
-        let taken = master.f_where_self(&is_own, &parameter.f_to_kind(master.kind())?)?;
-        Ok(no_grad(|| self.master.f_copy_(&taken))?)
-    }
-
-    /// Frees the memory of a copy that is not stepped: the wrapped optimizer still has the tensor.
-    fn free_copy(&mut self) -> Result<(), TorchError> {
-        if self.master.kind() != self.parameter.tensor.kind() {
-            self.master.f_set_data(&Tensor::f_empty([0], (self.master.kind(), self.master.device()))?)?;
-        }
-        Ok(())
-    }
-
-    fn is_copied(&self) -> bool {
-        self.low.is_some() || self.parameter.tensor.kind() != self.master.kind()
-    }
-
-    /// A gradient, and the tensor for it in f32: the copy's gradient if it has one, so that a captured graph finds it
-    /// again.
-    fn place(&self, found: &Tensor) -> Result<(Tensor, Tensor), TorchError> {
-        let place = match grad(&self.master)? {
-            Some(place) => place,
-            None => {
-                let made = no_grad(|| self.master.f_empty_like())?;
-                set_grad(&self.master, Some(&made))?;
-                made
-            }
-        };
-        let found = with_strides_of(found, &place)?;
-        Ok((place, found))
-    }
-}
-
 /// The copied parameters that have a gradient. Copies of the others lose the gradient of an earlier step.
-fn with_gradients(pairs: &[Pair]) -> Result<(Vec<&Pair>, Vec<CopiedParameter<'_>>), TorchError> {
+fn with_gradients<'a>(
+    pairs: impl Iterator<Item = &'a Pair>,
+) -> Result<(Vec<&'a Pair>, Vec<CopiedParameter<'a>>), TorchError> {
     let (mut found, mut copies) = (Vec::new(), Vec::new());
-    for pair in pairs.iter().filter(|pair| pair.is_copied()) {
+    for pair in pairs {
         let Named { name, tensor } = &pair.parameter;
         match gradient_of(&pair.parameter)? {
             Some(grad) => {
@@ -206,16 +116,6 @@ fn cast_gradients(pairs: &[&Pair], copies: &[CopiedParameter<'_>]) -> Result<(),
     let places = pairs.iter().zip(copies).map(|(pair, copied)| pair.place(&copied.grad));
     let (places, found): (Vec<_>, Vec<_>) = places.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
     foreach_copy(&places.iter().collect::<Vec<_>>(), &found.iter().collect::<Vec<_>>())
-}
-
-/// The same tensor, with the strides of `like` for dims of size 1, where strides do not matter: libtorch copies lists
-/// of tensors with equal strides in one kernel.
-fn with_strides_of(tensor: &Tensor, like: &Tensor) -> Result<Tensor, TorchError> {
-    let strides = like.stride();
-    if !has_layout_of(tensor, like) || tensor.stride() == strides {
-        return Ok(tensor.shallow_clone());
-    }
-    Ok(tensor.f_as_strided(tensor.size(), &strides[..], None)?)
 }
 
 impl<O: Optimizer> MasterWeights<O> {
@@ -243,7 +143,15 @@ impl<O: Optimizer> MasterWeights<O> {
         if kind == MasterKind::Split {
             inner.split_master_weights()?;
         }
-        Ok(Self { inner, kind, pairs, replaced: Vec::new(), are_stale: true, versions: Vec::new() })
+        Ok(Self {
+            inner,
+            kind,
+            pairs,
+            replaced: Vec::new(),
+            are_stale: true,
+            versions: Vec::new(),
+            only_twins: false,
+        })
     }
 
     fn versions(&self) -> Vec<i64> {
@@ -274,7 +182,10 @@ impl<O: Optimizer> MasterWeights<O> {
 impl<O: Optimizer> Optimizer for MasterWeights<O> {
     fn step_with(&mut self, tensors: StepTensors<'_>) -> Result<(), TorchError> {
         self.refresh_master_weights()?;
-        let (pairs, copies) = with_gradients(&self.pairs)?;
+        let only_twins = self.only_twins;
+        let seen =
+            self.pairs.iter().filter(|pair| pair.is_copied() && (!only_twins || pair.of_twin.is_some()));
+        let (pairs, copies) = with_gradients(seen)?;
         if !copies.is_empty() && self.kind == MasterKind::Split {
             if !self.inner.step_copies(&copies, tensors)? {
                 return Err(TorchError::Unsupported {
@@ -325,7 +236,8 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
     }
 
     fn zero_grad(&mut self) -> Result<(), TorchError> {
-        let stepped = self.pairs.iter().map(|pair| &pair.parameter.tensor);
+        let of_twins = self.pairs.iter().filter_map(|pair| pair.of_twin.as_ref());
+        let stepped = self.pairs.iter().map(|pair| &pair.parameter.tensor).chain(of_twins);
         stepped.chain(&self.replaced).try_for_each(|tensor| set_grad(tensor, None))
     }
 
@@ -360,12 +272,43 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
         self.set_pairs(pairs)
     }
 
+    /// The copies of twins are beside them.
+    fn step_twins(&mut self, twins: &mut dyn FnMut(&Named) -> Option<Tensor>) -> Result<(), TorchError> {
+        let mut made = HashMap::new();
+        for Pair { parameter, .. } in &self.pairs {
+            if let Some(tensor) = twins(parameter) {
+                let name = parameter.name.clone();
+                let twin = Pair::new(&Named { name: name.clone(), tensor }, self.kind)?;
+                made.insert(name, twin);
+            }
+        }
+        self.inner.step_twins(&mut |copy| made.get(&copy.name).map(|twin| twin.master.shallow_clone()))?;
+        for pair in &mut self.pairs {
+            let Some(twin) = made.remove(&pair.parameter.name) else { continue };
+            pair.free_copy()?;
+            let replaced = std::mem::replace(pair, twin);
+            pair.of_twin = Some(replaced.parameter.tensor);
+        }
+        (self.are_stale, self.versions) = (true, Vec::new());
+        Ok(())
+    }
+
+    fn limit_to_twins(&mut self, is_on: bool) {
+        self.only_twins = is_on;
+        self.inner.limit_to_twins(is_on);
+    }
+
+    fn held_bytes(&self) -> usize {
+        let bytes = |pair: &Pair| pair.master.numel() * pair.master.kind().elt_size_in_bytes();
+        self.copied().filter(|pair| pair.low.is_none()).map(bytes).sum::<usize>() + self.inner.held_bytes()
+    }
+
     fn split_master_weights(&mut self) -> Result<(), TorchError> {
         self.inner.split_master_weights()
     }
 
     fn parameters(&self) -> Vec<Named> {
-        self.pairs.iter().map(|pair| pair.parameter.clone()).collect()
+        self.pairs.iter().map(Pair::of_program).collect()
     }
 
     /// The state of the wrapped optimizer, with the copies as `<parameter>.master`.

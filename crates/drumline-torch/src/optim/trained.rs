@@ -35,6 +35,8 @@ pub(super) struct Trained {
     group: Option<Arc<ProcessGroup>>,
     /// The parameters in whose place others are stepped: backward may still leave gradients there.
     replaced: Vec<Tensor>,
+    /// Whether steps look at twins alone.
+    only_twins: bool,
 }
 
 /// Parameters of one learning rate, weight decay, device and kind.
@@ -59,6 +61,8 @@ pub(super) struct Parameter {
     pub(super) whole: Vec<i64>,
     /// The index of the first of these rows.
     first_row: i64,
+    /// The parameter, if `named` is its twin.
+    of_twin: Option<Tensor>,
 }
 
 /// The slots that an optimizer keeps for a parameter.
@@ -109,6 +113,17 @@ macro_rules! methods_of_trained {
         fn divide(&mut self, division: &$crate::optim::Division<'_>) -> Result<(), TorchError> {
             self.trained.divide(division)
         }
+
+        fn step_twins(
+            &mut self,
+            twins: &mut dyn FnMut(&$crate::named::Named) -> Option<tch::Tensor>,
+        ) -> Result<(), TorchError> {
+            self.trained.step_twins(twins)
+        }
+
+        fn limit_to_twins(&mut self, is_on: bool) {
+            self.trained.limit_to_twins(is_on);
+        }
     };
 }
 pub(super) use methods_of_trained;
@@ -131,6 +146,7 @@ impl Trained {
             are_split: false,
             group: None,
             replaced: Vec::new(),
+            only_twins: false,
         };
         for group in groups.0 {
             let weight_decay = group.weight_decay.unwrap_or(weight_decay);
@@ -149,7 +165,7 @@ impl Trained {
             let (index, whole) = (self.shapes.len(), named.tensor.size());
             self.shapes.push(whole.clone());
             self.places.push((named.tensor.device(), named.tensor.kind()));
-            let parameter = Parameter { named, kept: Vec::new(), index, whole, first_row: 0 };
+            let parameter = Parameter { named, kept: Vec::new(), index, whole, first_row: 0, of_twin: None };
             match self.batches[first..].iter_mut().find(|batch| batch.takes(&parameter)) {
                 Some(batch) => batch.parameters.push(parameter),
                 None => self.batches.push(Batch {
@@ -220,7 +236,7 @@ impl Trained {
     /// For each batch the parameters that have a gradient. All gradients are checked before the first step, so that an
     /// error does not leave half a step behind.
     pub(super) fn ready(&self) -> Result<Vec<Vec<Ready>>, TorchError> {
-        self.batches.iter().map(Batch::ready).collect()
+        self.batches.iter().map(|batch| batch.ready(self.only_twins)).collect()
     }
 
     /// Creates the state of parameters that make their first step.
@@ -274,7 +290,8 @@ impl Trained {
     /// Of each batch the parameters that make a step. `None` if a copy is not trained here.
     fn split<'a>(&self, copies: &'a [CopiedParameter<'a>]) -> Result<Option<Vec<Split<'a>>>, TorchError> {
         let by_name: HashMap<_, _> = copies.iter().map(|copied| (copied.name, copied)).collect();
-        let all: Result<Vec<_>, _> = self.batches.iter().map(|batch| batch.split(&by_name)).collect();
+        let all: Result<Vec<_>, _> =
+            self.batches.iter().map(|batch| batch.split(&by_name, self.only_twins)).collect();
         let all = all?;
         let num_found = all.iter().map(|split| split.copies.len()).sum::<usize>();
         Ok((num_found == copies.len()).then_some(all))
@@ -371,13 +388,36 @@ impl Trained {
         Ok(())
     }
 
-    fn replace(&mut self, rows: &mut dyn FnMut(&Named) -> Option<OwnRows>) -> Result<(), TorchError> {
-        if self.parameters().any(|parameter| !parameter.kept.is_empty()) {
-            return Err(TorchError::Unsupported {
-                operation: "replace an optimizer's parameters",
-                reason: "it has made a step; try a new optimizer",
-            });
+    /// Steps tensors elsewhere in the place of some parameters from now on.
+    pub(super) fn step_twins(
+        &mut self,
+        twins: &mut dyn FnMut(&Named) -> Option<Tensor>,
+    ) -> Result<(), TorchError> {
+        self.check_has_not_stepped()?;
+        for parameter in self.parameters_mut() {
+            if let Some(twin) = twins(&parameter.named) {
+                parameter.of_twin = Some(std::mem::replace(&mut parameter.named.tensor, twin));
+            }
         }
+        Ok(())
+    }
+
+    pub(super) fn limit_to_twins(&mut self, is_on: bool) {
+        self.only_twins = is_on;
+    }
+
+    fn check_has_not_stepped(&self) -> Result<(), TorchError> {
+        if self.parameters().all(|parameter| parameter.kept.is_empty()) {
+            return Ok(());
+        }
+        Err(TorchError::Unsupported {
+            operation: "replace an optimizer's parameters",
+            reason: "it has made a step; try a new optimizer",
+        })
+    }
+
+    fn replace(&mut self, rows: &mut dyn FnMut(&Named) -> Option<OwnRows>) -> Result<(), TorchError> {
+        self.check_has_not_stepped()?;
         self.replaced = self.parameters().map(|parameter| parameter.named.tensor.shallow_clone()).collect();
         for batch in &mut self.batches {
             batch.parameters.retain_mut(|parameter| match rows(&parameter.named) {
@@ -393,11 +433,12 @@ impl Trained {
     }
 
     pub(super) fn named(&self) -> Vec<Named> {
-        self.parameters().map(|parameter| parameter.named.clone()).collect()
+        self.parameters().map(Parameter::of_program).collect()
     }
 
     pub(super) fn zero_grad(&self) -> Result<(), TorchError> {
-        let stepped = self.parameters().map(|parameter| &parameter.named.tensor);
+        let of_twins = self.parameters().filter_map(|parameter| parameter.of_twin.as_ref());
+        let stepped = self.parameters().map(|parameter| &parameter.named.tensor).chain(of_twins);
         stepped.chain(&self.replaced).try_for_each(|tensor| set_grad(tensor, None))
     }
 }
@@ -408,14 +449,24 @@ impl Batch {
         self.parameters.first().is_some_and(|first| place(first) == place(new))
     }
 
-    fn ready(&self) -> Result<Vec<Ready>, TorchError> {
-        let ready = self.parameters.iter().enumerate().map(|(place, parameter)| parameter.ready(place));
+    /// The parameters that steps look at.
+    fn seen(&self, only_twins: bool) -> impl Iterator<Item = (usize, &Parameter)> {
+        let is_seen = move |parameter: &Parameter| !only_twins || parameter.of_twin.is_some();
+        self.parameters.iter().enumerate().filter(move |(_, parameter)| is_seen(parameter))
+    }
+
+    fn ready(&self, only_twins: bool) -> Result<Vec<Ready>, TorchError> {
+        let ready = self.seen(only_twins).map(|(place, parameter)| parameter.ready(place));
         ready.filter_map(Result::transpose).collect()
     }
 
-    fn split<'a>(&self, by_name: &HashMap<&str, &'a CopiedParameter<'a>>) -> Result<Split<'a>, TorchError> {
+    fn split<'a>(
+        &self,
+        by_name: &HashMap<&str, &'a CopiedParameter<'a>>,
+        only_twins: bool,
+    ) -> Result<Split<'a>, TorchError> {
         let (mut ready, mut copies) = (Vec::new(), Vec::new());
-        for (place, parameter) in self.parameters.iter().enumerate() {
+        for (place, parameter) in self.seen(only_twins) {
             match by_name.get(parameter.named.name.as_str()) {
                 Some(copied) => copies.push((place, *copied)),
                 None => ready.extend(parameter.ready(place)?),
@@ -441,6 +492,12 @@ impl Batch {
 }
 
 impl Parameter {
+    /// As the program knows it.
+    fn of_program(&self) -> Named {
+        let Named { name, tensor } = &self.named;
+        Named { name: name.clone(), tensor: self.of_twin.as_ref().unwrap_or(tensor).shallow_clone() }
+    }
+
     /// The index of its first element in the whole parameter.
     pub(super) fn first_element(&self) -> u64 {
         let row_len: i64 = self.whole.iter().skip(1).product();

@@ -1,4 +1,4 @@
-//! Memory in whole pages: of this process, or of a file.
+//! Memory in whole pages: of this process, pinned for GPUs if they copy from and to it, or of a file.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -7,21 +7,56 @@ use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use tch::{Kind, Tensor};
 
+use crate::cuda;
 use crate::error::TorchError;
+use crate::kernels::on_threads;
 use crate::memory::tensor_over;
 use crate::status::Closure;
 
 /// The bytes of a page, to which direct I/O is aligned.
 pub const PAGE: usize = 4096;
 
+/// The bytes that a thread touches at a time.
+const TOUCHED: usize = 16 << 20;
+
+/// Why memory cannot be pinned.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PinError {
+    /// The system has no memory.
+    #[error(
+        "cannot allocate {bytes} bytes of host memory: {cause}; try a smaller part of the state, or more ranks"
+    )]
+    Memory {
+        /// How much.
+        bytes: usize,
+        /// The error of the system.
+        #[source]
+        cause: io::Error,
+    },
+    /// CUDA refuses.
+    #[error(
+        "cannot pin {bytes} bytes of host memory: {cause}; try a higher limit of locked memory (ulimit -l), or a smaller part of the state"
+    )]
+    Pin {
+        /// How much.
+        bytes: usize,
+        /// CUDA's error.
+        #[source]
+        cause: Box<TorchError>,
+    },
+}
+
 #[derive(Debug)]
 struct Mapping {
     start: NonNull<u8>,
     len: usize,
+    is_pinned: AtomicBool,
 }
 
 // SAFETY: the memory belongs to nobody else. Who reads and writes which bytes when is up to the users, as with tensors.
@@ -31,6 +66,10 @@ unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if *self.is_pinned.get_mut() {
+            // SAFETY: pinned once, and nothing uses it any more.
+            unsafe { cuda::unpin(self.start.as_ptr().cast()) };
+        }
         // SAFETY: the mapping is ours, and no handle or tensor over it is left.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
@@ -50,6 +89,26 @@ impl Pages {
         Self::at(start.cast(), len)
     }
 
+    /// Zeros in host memory, exactly `len` bytes in whole pages, which are there already: all threads have touched them.
+    pub fn touched(len: usize) -> io::Result<Self> {
+        let pages = Self::zeros(len)?;
+        // Larger pages of the CPU are faster, where the system has them.
+        pages.advise(0..pages.num_bytes(), Advice::LinuxHugepage);
+        let parts = pages.bytes_mut(0..pages.num_bytes()).chunks_mut(TOUCHED).collect();
+        on_threads(parts, |part: &mut [u8]| part.chunks_mut(PAGE).for_each(|page| page[0] = 0));
+        Ok(pages)
+    }
+
+    /// The same, pinned: a GPU copies from and to them without help of the CPU.
+    pub fn pinned(len: usize) -> Result<Self, PinError> {
+        let pages = Self::touched(len).map_err(|cause| PinError::Memory { bytes: len, cause })?;
+        // SAFETY: the memory is the mapping's, which unpins it before it ends.
+        let pinned = unsafe { cuda::pin(pages.0.start.as_ptr().cast(), pages.0.len) };
+        pinned.map_err(|cause| PinError::Pin { bytes: len, cause: Box::new(cause) })?;
+        pages.0.is_pinned.store(true, Ordering::Relaxed);
+        Ok(pages)
+    }
+
     /// The first `len` bytes of a file. What is written here is written to the file.
     pub(super) fn of_file(file: &File, len: usize) -> io::Result<Self> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
@@ -60,7 +119,7 @@ impl Pages {
 
     fn at(start: *mut u8, len: usize) -> io::Result<Self> {
         let start = NonNull::new(start).ok_or_else(|| io::Error::other("mmap returned address 0"))?;
-        Ok(Self(Arc::new(Mapping { start, len })))
+        Ok(Self(Arc::new(Mapping { start, len, is_pinned: AtomicBool::new(false) })))
     }
 
     /// The number of bytes.
@@ -124,5 +183,21 @@ mod tests {
         pages.bytes_mut(PAGE..PAGE + 2)[1] = 7;
         assert_eq!(pages.clone().bytes_mut(PAGE + 1..PAGE + 2), [7]);
         assert_eq!(Pages::zeros(0).unwrap().num_bytes(), PAGE);
+    }
+
+    #[test]
+    fn touched_pages_are_zeros() {
+        let len = TOUCHED + PAGE + 1;
+        let pages = Pages::touched(len).unwrap();
+        assert_eq!(pages.num_bytes(), TOUCHED + 2 * PAGE);
+        assert!(pages.bytes_mut(0..pages.num_bytes()).iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn without_a_gpu_nothing_is_pinned() {
+        if cuda::open().is_err() {
+            let error = Pages::pinned(PAGE).unwrap_err().to_string();
+            assert!(error.starts_with("cannot pin 4096 bytes of host memory: "), "{error}");
+        }
     }
 }

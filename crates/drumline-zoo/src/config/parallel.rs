@@ -24,13 +24,13 @@ section! {
         "KEEP_GATHERED" keep_gathered: usize = 100_000;
         /// With ZERO 0, data type in which gradients are sent; null: their own
         "REDUCE_IN" reduce_in: Option<ReduceIn> = None;
-        /// Where the optimizer's state lies between steps. none, host: in memory; disk: in files; auto: in memory as far as it fits, the rest in files
+        /// Where the optimizer's state lies between steps. none: where the model trains; host: in host memory; disk: in files, for ranks on a CPU; auto: where the model trains as far as it fits, and the rest in host memory beside a GPU, or in files
         "OFFLOAD" offload: OffloadKind = OffloadKind::None;
-        /// Where each rank's rows of parameters lie with PARALLEL.ZERO 3, in the same words; auto: in files
+        /// Where each rank's rows of parameters lie with PARALLEL.ZERO 3, in the same words, for ranks on a CPU; auto: in files
         "OFFLOAD_PARAMS" offload_params: OffloadKind = OffloadKind::None;
         /// Folder of the files; null: OUT_DIR
         "OFFLOAD_DIR" offload_dir: Option<PathBuf> = None;
-        /// The part of the optimizer's state that is in files with PARALLEL.OFFLOAD disk
+        /// The part of the optimizer's state that is offloaded with PARALLEL.OFFLOAD host or disk
         "OFFLOAD_RATIO" offload_ratio: f64 = 1.0;
     }
 }
@@ -64,7 +64,7 @@ choice! {
         Host = "host",
         /// In files.
         Disk = "disk",
-        /// Where the model trains as far as it fits, and the rest in files.
+        /// Where the model trains as far as it fits, and the rest in host memory beside a GPU, or in files.
         Auto = "auto",
     }
 }
@@ -156,7 +156,7 @@ impl Parallel {
     fn offload(&self, out_dir: &Path) -> Offload {
         let folder = self.offload_dir.as_deref().unwrap_or(out_dir);
         let [optimizer, parameters] = [self.offload, self.offload_params].map(|kind| kind.place(folder));
-        Offload { optimizer, parameters, ratio: self.offload_ratio }
+        Offload { optimizer, parameters, ratio: self.offload_ratio, ..Offload::default() }
     }
 }
 

@@ -1,7 +1,7 @@
 //! From a configuration and what the program brings to an engine.
 
 use drumline_comm::{ProcessGroup, call_site, on_behalf_of};
-use drumline_parallel::{CommHook, Compressed, DdpOptions, EngineOptions};
+use drumline_parallel::{CommHook, Compressed, DdpOptions, EngineOptions, Offload, Place, ShardOptions};
 use drumline_torch::Optimizer;
 use tch::Device;
 use tch::nn::VarStore;
@@ -160,10 +160,10 @@ fn resolve(
 fn check(plan: &DeepSpeedPlan, device: Device) -> std::result::Result<(), LocalFailure> {
     let OffloadPlan { optimizer, parameters, .. } = &plan.offload;
     let is_on_disk = |device: &Option<OffloadDevice>| matches!(device, Some(OffloadDevice::Disk(_)));
-    let is_offloaded = optimizer.is_some() || parameters.is_some();
-    if (device != Device::Cpu && is_offloaded) || is_on_disk(optimizer) || is_on_disk(parameters) {
-        let text = "this engine does not offload optimizer state or parameters; \
-                    try zero_optimization without offload_optimizer and offload_param, or `drumline train --deepspeed`";
+    let has_parameters_elsewhere = device != Device::Cpu && parameters.is_some();
+    if has_parameters_elsewhere || is_on_disk(optimizer) || is_on_disk(parameters) {
+        let text = "this engine does not offload parameters, and optimizer state only to the CPU; \
+                    try zero_optimization without offload_param and \"device\": \"nvme\", or `drumline train --deepspeed`";
         return Err(text.into());
     }
     Ok(())
@@ -238,14 +238,28 @@ fn settings(plan: &DeepSpeedPlan, builder: AcceleratorBuilder) -> AcceleratorBui
     if let Some(folder) = csv.as_ref().and_then(MonitorPlan::folder) {
         builder = builder.tracker(CsvFiles::in_folder(folder));
     }
-    let (zero, reduce_in) = (plan.zero, plan.reduce_in);
-    builder.engine(move || engine_options(zero, reduce_in))
+    let (zero, reduce_in, offload) = (plan.zero, plan.reduce_in, offload(&plan.offload));
+    builder.engine(move || engine_options(zero, reduce_in, offload.clone()))
+}
+
+/// Where the optimizer's state is.
+fn offload(plan: &OffloadPlan) -> Offload {
+    match plan.optimizer {
+        Some(OffloadDevice::Cpu) => {
+            Offload { optimizer: Place::Host, ratio: plan.optimizer_ratio, ..Offload::default() }
+        }
+        Some(OffloadDevice::Disk(_)) | None => Offload::default(),
+    }
 }
 
 /// How ranks train the model together.
-fn engine_options(zero: Option<ZeroPlan>, reduce_in: Option<Compute>) -> Box<dyn EngineOptions> {
+fn engine_options(
+    zero: Option<ZeroPlan>,
+    reduce_in: Option<Compute>,
+    offload: Offload,
+) -> Box<dyn EngineOptions> {
     if let Some(options) = zero.and_then(|zero| zero.shard_options()) {
-        return options.into();
+        return ShardOptions { offload, ..options }.into();
     }
     let hook: Option<Box<dyn CommHook>> = match reduce_in {
         Some(Compute::Fp16) => Some(Box::new(Compressed::half())),

@@ -198,3 +198,74 @@ fn a_saved_state_resumes_to_the_same_bits_and_a_wrong_one_is_an_error() {
     let begun = new(vec![leaf("a", Kind::BFloat16)]).state();
     resumed.load_state(&begun).unwrap();
 }
+
+/// Copies gradients to twins and their values back, as an engine does.
+fn step_twins(optimizer: &mut dyn Optimizer, twins: &[(Named, Tensor)]) {
+    for (named, twin) in twins {
+        set_grad(twin, grad_of(&named.tensor).as_ref()).unwrap();
+        set_grad(&named.tensor, None).unwrap();
+    }
+    optimizer.step().unwrap();
+    for (named, twin) in twins {
+        set_grad(twin, None).unwrap();
+        no_grad(|| named.tensor.shallow_clone().copy_(twin));
+    }
+}
+
+fn grad_of(tensor: &Tensor) -> Option<Tensor> {
+    crate::grad::grad(tensor).unwrap()
+}
+
+#[test]
+fn twins_are_stepped_in_the_place_of_parameters() {
+    let adam = |all: ParameterGroups| AdamW::new(all, AdamOptions { lr: 1e-2, ..AdamOptions::default() });
+    let all = || vec![leaf("a", Kind::BFloat16), leaf("b", Kind::Float), leaf("c", Kind::BFloat16)];
+    let (expected, trained) = (all(), all());
+    let mut plain = MasterWeights::new(expected.clone(), adam).unwrap();
+    let mut optimizer = MasterWeights::new(trained.clone(), adam).unwrap();
+    let held = optimizer.held_bytes();
+    let twin = |named: &Named| no_grad(|| named.tensor.copy()).set_requires_grad(true);
+    let twins: Vec<_> = trained[..2].iter().map(|named| (named.clone(), twin(named))).collect();
+    let of = |named: &Named| twins.iter().find(|(twin, _)| twin.name == named.name);
+    optimizer.step_twins(&mut |named| of(named).map(|(_, twin)| twin.shallow_clone())).unwrap();
+    assert_eq!(held, 24, "two copies of three elements");
+    for (ours, known) in optimizer.parameters().iter().zip(&trained) {
+        assert_eq!(ours.tensor.data_ptr(), known.tensor.data_ptr(), "the program sees the parameters");
+    }
+    for step in 0..4 {
+        for params in [&expected, &trained] {
+            for named in params {
+                let value = no_grad(|| named.tensor.full_like(0.5 + f64::from(step)));
+                set_grad(&named.tensor, Some(&value)).unwrap();
+            }
+        }
+        plain.step().unwrap();
+        step_twins(&mut optimizer, &twins);
+        for (ours, theirs) in trained.iter().zip(&expected) {
+            assert!(ours.tensor.equal(&theirs.tensor), "{} in step {step}", ours.name);
+        }
+        optimizer.zero_grad().unwrap();
+        assert!(trained.iter().all(|named| grad_of(&named.tensor).is_none()));
+    }
+    let states = [&plain as &dyn Optimizer, &optimizer].map(|optimizer| optimizer.state().tensors);
+    assert!(states[0].iter().zip(&states[1]).all(|(one, other)| one.tensor.equal(&other.tensor)));
+    let error = optimizer.step_twins(&mut |named| Some(twin(named))).unwrap_err().to_string();
+    assert!(error.contains("it has made a step"), "{error}");
+}
+
+#[test]
+fn a_limited_step_looks_at_twins_alone() {
+    let (short, long) = (leaf("short", Kind::BFloat16), leaf("long", Kind::Float));
+    let mut optimizer = MasterWeights::new(vec![short.clone(), long.clone()], sgd).unwrap();
+    let twin = no_grad(|| short.tensor.copy()).set_requires_grad(true);
+    optimizer.step_twins(&mut |named| (named.name == "short").then(|| twin.shallow_clone())).unwrap();
+    optimizer.limit_to_twins(true);
+    small_steps(&mut optimizer, 1);
+    assert_eq!(first(&long), 1.0);
+    set_grad(&twin, Some(&no_grad(|| twin.full_like(1e4)))).unwrap();
+    optimizer.step().unwrap();
+    assert!(twin.double_value(&[0]) < 0.1);
+    optimizer.limit_to_twins(false);
+    small_steps(&mut optimizer, 1);
+    assert!(first(&long) < 1.0);
+}

@@ -246,7 +246,10 @@ impl<'a> Mapping<'a> {
         const RATIO: &str = "zero_optimization.offload_optimizer.ratio";
         match &plan.offload.optimizer {
             Some(OffloadDevice::Cpu) if self.is_on_cpu => self.idle(DEVICE, "ranks on a CPU have it there"),
-            Some(OffloadDevice::Cpu) => self.set(DEVICE, KEY, Value::Text("host".into())),
+            Some(OffloadDevice::Cpu) => {
+                self.set(DEVICE, KEY, Value::Text("host".into()));
+                self.set(RATIO, "PARALLEL.OFFLOAD_RATIO", written(&plan.offload.optimizer_ratio));
+            }
             Some(OffloadDevice::Disk(folder)) => {
                 self.set(DEVICE, KEY, Value::Text("disk".into()));
                 self.folder(FOLDER, folder);
@@ -254,7 +257,8 @@ impl<'a> Mapping<'a> {
             }
             None => {}
         }
-        if plan.offload.optimizer == Some(OffloadDevice::Cpu) && plan.offload.optimizer_ratio < 1.0 {
+        let is_idle = self.is_on_cpu && plan.offload.optimizer == Some(OffloadDevice::Cpu);
+        if is_idle && plan.offload.optimizer_ratio < 1.0 {
             self.idle(RATIO, "all of the state is in host memory");
         }
         self.offload_parameters(plan.offload.parameters.as_ref());
