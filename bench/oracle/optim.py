@@ -78,7 +78,7 @@ def run(given, make, options):
     result = {name: torch.stack(steps) for name, steps in after.items()}
     for name, param in params.items():
         for slot, tensor in optimizer.state[param].items():
-            if tensor is not None:
+            if isinstance(tensor, torch.Tensor):
                 result[f"state.{name}.{slot}"] = tensor.clone()
     return result
 

@@ -1,5 +1,5 @@
 //! `drumline-bench optim`: steps of an optimizer alone, on the parameters of a GPT with given gradients: time, bytes of
-//! state, and memory in use. `bench/optim.py` is PyTorch's side.
+//! state, and memory in use; on a CPU, or as a CUDA graph on a GPU. `bench/optim.py` is PyTorch's side.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -10,6 +10,7 @@ use drumline::optim::{
     MasterWeights, Moments, Named, Optimizer, OptimizerState, ParameterGroups, Sgd, SgdOptions, parameters,
     weights_in,
 };
+use drumline_torch::cuda::{self, Graph, Pool, Priority, Stream};
 use drumline_torch::{TorchError, set_grad};
 use drumline_zoo::formula::fill;
 use drumline_zoo::models::gpt::Gpt;
@@ -64,12 +65,56 @@ pub(super) struct OptimArgs {
     /// Threads
     #[arg(long, default_value_t = 2)]
     threads: i32,
+    /// On the first GPU, and there as a CUDA graph
+    #[arg(long)]
+    gpu: bool,
+}
+
+/// Where the steps are made.
+#[derive(Debug, Clone, Copy)]
+enum Place {
+    Host,
+    Gpu,
+}
+
+impl Place {
+    fn of(args: &OptimArgs) -> anyhow::Result<Self> {
+        if args.gpu {
+            cuda::open()?;
+            return Ok(Self::Gpu);
+        }
+        Ok(Self::Host)
+    }
+
+    fn device(self) -> Device {
+        match self {
+            Self::Host => Device::Cpu,
+            Self::Gpu => Device::Cuda(0),
+        }
+    }
+
+    /// The bytes in use.
+    fn memory(self) -> anyhow::Result<f64> {
+        match self {
+            Self::Host => Ok(pss()?),
+            Self::Gpu => Ok(cuda::memory(0)?.allocated as f64),
+        }
+    }
+
+    /// Waits for steps that were started.
+    fn settle(self) -> Result<(), TorchError> {
+        match self {
+            Self::Host => Ok(()),
+            Self::Gpu => cuda::synchronize(0),
+        }
+    }
 }
 
 /// Makes steps, and prints one JSON line.
 pub(super) fn run(args: &OptimArgs) -> anyhow::Result<()> {
     tch::set_num_threads(args.threads);
-    let store = VarStore::new(Device::Cpu);
+    let place = Place::of(args)?;
+    let store = VarStore::new(place.device());
     let _model = Gpt::new(&store.root(), &args.size.options())?;
     fill(&store);
     if args.weights != Weights::F32 {
@@ -84,17 +129,13 @@ pub(super) fn run(args: &OptimArgs) -> anyhow::Result<()> {
         let grad = no_grad(|| (tensor * 1e-3).sin());
         set_grad(tensor, Some(&grad.to_kind(tensor.kind())))?;
     }
-    let before = pss()?;
+    let before = place.memory()?;
     let mut optimizer = make(args, all)?;
-    let mut times = Vec::new();
-    for _ in 0..WARM_UP + args.steps {
-        let began = Instant::now();
-        optimizer.step()?;
-        times.push(began.elapsed().as_secs_f64());
-    }
-    let used = pss()? - before;
-    times.drain(..WARM_UP);
-    times.sort_by(f64::total_cmp);
+    let times = match place {
+        Place::Host => time(args, place, || optimizer.step())?,
+        Place::Gpu => time_graph(args, place, optimizer.as_mut())?,
+    };
+    let used = place.memory()? - before;
     let (step, num) = (times[times.len() / 2], num as f64);
     let state = optimizer.state();
     println!(
@@ -102,14 +143,44 @@ pub(super) fn run(args: &OptimArgs) -> anyhow::Result<()> {
         json!({
             "which": format!("{:?}", args.which),
             "weights": format!("{:?}", args.weights),
+            "device": format!("{:?}", place.device()),
             "parameters": num,
             "state_bytes_per_parameter": state_bytes(&state, args.weights) / num,
-            "pss_bytes_per_parameter": used / num,
+            "used_bytes_per_parameter": used / num,
             "step_ms": step * 1e3,
             "parameters_per_s": num / step,
         })
     );
     Ok(())
+}
+
+/// The seconds of each step, sorted, without the first ones.
+fn time(
+    args: &OptimArgs,
+    place: Place,
+    mut step: impl FnMut() -> Result<(), TorchError>,
+) -> Result<Vec<f64>, TorchError> {
+    let mut times = Vec::new();
+    for _ in 0..WARM_UP + args.steps {
+        let began = Instant::now();
+        step()?;
+        place.settle()?;
+        times.push(began.elapsed().as_secs_f64());
+    }
+    times.drain(..WARM_UP);
+    times.sort_by(f64::total_cmp);
+    Ok(times)
+}
+
+/// The same for a step as a CUDA graph, after an eager one that makes the state.
+fn time_graph(args: &OptimArgs, place: Place, optimizer: &mut dyn Optimizer) -> Result<Vec<f64>, TorchError> {
+    let stream = Stream::new(0, Priority::Normal)?;
+    let _scope = stream.enter()?;
+    optimizer.keep_lr_on_device()?;
+    optimizer.step()?;
+    optimizer.refresh_master_weights()?;
+    let (graph, ()) = Graph::record(Pool::new()?, || optimizer.step())?;
+    time(args, place, || graph.launch())
 }
 
 /// Bytes of the state that the optimizer holds. A split master weight is saved in f32, and takes 2 bytes in memory.

@@ -177,7 +177,8 @@ for_instruction_sets! {
     }
 }
 
-/// One loop over elements, without buffers, so that a processor reads the next ones while it computes.
+/// One loop over elements, without buffers, so that a processor reads the next ones while it computes. Slices are arguments
+/// of their own and not fields: only so the compiler knows that they do not overlap, and uses vectors.
 #[inline(always)]
 fn step_elements<W: Weight<T>, T: Copy, G: Grad, M: Mean>(
     weights: &mut [W],

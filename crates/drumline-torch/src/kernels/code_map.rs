@@ -209,6 +209,17 @@ mod tests {
     }
 
     #[test]
+    fn maps_are_those_of_bitsandbytes() {
+        let file =
+            concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/oracle/golden/peer_optimizers.safetensors");
+        let golden = tch::Tensor::read_safetensors(file).unwrap();
+        for (name, map) in [("map.signed", CodeMap::signed()), ("map.unsigned", CodeMap::unsigned())] {
+            let expected = &golden.iter().find(|(found, _)| found == name).unwrap().1;
+            assert!(tch::Tensor::from_slice(map.values()).equal(expected), "{name}");
+        }
+    }
+
+    #[test]
     fn the_table_finds_the_nearest_number_everywhere() {
         for (map, signs) in [(CodeMap::signed(), &[1.0f32, -1.0][..]), (CodeMap::unsigned(), &[1.0])] {
             let edges = (0..=HIGHEST).flat_map(|upper| [upper << 16, upper << 16 | 0xffff]);

@@ -1,5 +1,5 @@
-//! The optimizers compared with PyTorch 2.11 and with formulas of papers: `bench/oracle/optim.py` and `eight_bit.py` wrote
-//! the expected values.
+//! The optimizers compared with PyTorch 2.11, with `transformers`, with `bitsandbytes` and with formulas of papers:
+//! `optim.py`, `peer_optimizers.py` and `eight_bit.py` of `bench/oracle/` wrote the expected values.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -188,19 +188,31 @@ fn ten_steps_equal_pytorchs() {
     let golden = golden();
     for case in CASES {
         let mut optimizer = make(case, start(&golden));
-        for at in 0..STEPS {
-            step(optimizer.as_mut(), &golden, at, Tensor::copy);
-            for Named { name, tensor } in optimizer.parameters() {
-                let expected = golden[&format!("{case}.{name}")].get(at as i64);
-                let difference = difference(&tensor, &expected);
-                assert!(difference <= 1e-6, "{case}, step {at}, `{name}`: {difference:e}");
-            }
-        }
+        compare_steps(case, optimizer.as_mut(), &golden);
         compare_state(case, &optimizer.state(), &golden);
     }
 }
 
-/// Parameters in f64 have no kernels of ours: Lion, LAMB and Adafactor step them as they step parameters on a GPU.
+fn compare_steps(case: &str, optimizer: &mut dyn Optimizer, golden: &Golden) {
+    for at in 0..STEPS {
+        step(optimizer, golden, at, Tensor::copy);
+        for Named { name, tensor } in optimizer.parameters() {
+            let expected = golden[&format!("{case}.{name}")].get(at as i64);
+            let difference = difference(&tensor, &expected);
+            assert!(difference <= 1e-6, "{case}, step {at}, `{name}`: {difference:e}");
+        }
+    }
+}
+
+#[test]
+fn ten_steps_equal_those_of_other_libraries() {
+    let golden = golden_of("peer_optimizers");
+    for case in ["adafactor_warmup", "adafactor_fixed", "lion", "lion_odd"] {
+        compare_steps(case, make(case, start(&golden)).as_mut(), &golden);
+    }
+}
+
+/// Parameters in f64 have no kernels of ours.
 #[test]
 fn operations_of_libtorch_make_the_same_steps() {
     let golden = golden();

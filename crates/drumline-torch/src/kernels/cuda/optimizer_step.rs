@@ -20,7 +20,12 @@ use crate::fused::{WeightDecay, is_dense};
 use crate::kernels::code_map::{BLOCK, CodeMap, HIGHEST, LOWEST};
 use crate::memory_format::has_layout_of;
 
-static SOURCE: Source = Source::ieee(&[include_str!("optimizer_step.cu")]);
+static SOURCE: Source = Source::ieee(&[
+    include_str!("optimizer_step/elements.cu"),
+    include_str!("optimizer_step/adam.cu"),
+    include_str!("optimizer_step/lion.cu"),
+    include_str!("optimizer_step/lamb.cu"),
+]);
 
 const THREADS: u32 = 256;
 /// Spans of up to 256 elements per block of threads.
