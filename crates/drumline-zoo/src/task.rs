@@ -229,8 +229,8 @@ pub(crate) trait Task: Sized {
     /// The name of the metric that selects the best model, for reports.
     fn best_by(&self) -> String;
 
-    /// Turns dropout off and returns whether it was on. Ranks draw different dropout masks, which a parity check must
-    /// exclude.
+    /// Turns dropout off and returns whether it was on. Where padding is removed, its masks depend on which rank has a
+    /// sample, which a parity check must exclude.
     fn disable_dropout(&mut self) -> bool {
         false
     }

@@ -6,8 +6,8 @@
 //!   all ranks        the batch of this rank                  ─▶ DistTrainer ─▶ losses, gradients, weights ─┘ on rank 0
 //! ```
 //! Both runs start with the same weights and use the real trainer: loss, optimizer, precision and accumulation are
-//! those of the configuration. Dropout is off, because each rank draws its own dropout mask. Nothing is written to
-//! disk.
+//! those of the configuration. Dropout is off: where padding is removed, its masks depend on which rank has a sample.
+//! Nothing is written to disk.
 //!
 //! Three figures are compared. The loss of each step depends on all steps before it. The gradients of the first two
 //! steps are compared because an optimizer such as Adam hides a gradient of the wrong size; two steps, because
@@ -125,7 +125,7 @@ pub(super) fn verify<T: Task>(job: &Job, mut task: T, seed: u64, steps: u64) -> 
     let one = job.agree(parity.whole_batch(parallelism.place(0).num_replicas, &alone))?;
     let all = parity.share(&job.group, &parallelism)?;
     if had_dropout {
-        job.say("note: dropout is off here, as each rank draws its own dropout mask");
+        job.say("note: dropout is off here, as its masks may depend on which rank has a sample");
     }
     job.on_rank_0(|| {
         let ranks = Ranks { count: job.group.size(), batch_size: keys.train.batch_size };

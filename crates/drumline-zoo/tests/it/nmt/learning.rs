@@ -152,7 +152,7 @@ fn the_task_by_rule_is_learned_to_a_bleu_above_90() {
 }
 
 #[test]
-fn ranks_have_different_dropout_masks() {
+fn ranks_have_different_random_numbers() {
     let task = Task::new();
     task.train(2, "training_configs.max_steps 2 model_configs.dropout 0.1");
     let bytes = std::fs::read(task.path("save/latest/rng.safetensors")).unwrap();
