@@ -18,8 +18,8 @@
 //!
 //! - `options`: what a program chooses; `unit`: the tensors of a unit; `mover`: the thread and its buffers
 //! - `reservation`: which units go where, decided by `drumline-plan`, and the space for them
-//! - `beside`, `twins`, `copier`, `completion`: units that the CPU steps, the copies between a GPU and them, and when their
-//!   gradients are complete
+//! - `beside`, `twins`, `host_memory`: units that the CPU steps, and their memory; `copier`, `completion`: the copies between a
+//!   GPU and them, and when gradients are complete
 //!
 //! Parameters in stage 3 are gathered from the file of a rank's rows as from its memory (`shard/weights.rs`): the kernel
 //! reads the rows of the unit that comes after the next one.
@@ -29,6 +29,7 @@
 mod beside;
 mod completion;
 mod copier;
+mod host_memory;
 mod mover;
 mod options;
 mod reservation;

@@ -20,19 +20,18 @@ use std::sync::mpsc::{Receiver, channel};
 
 use drumline_comm::{ProcessGroup, ReduceOp, available_memory};
 use drumline_plan::{OffloadPlan, Room, Tier};
-use drumline_torch::{Named, Optimizer, Pages, cuda, grad};
+use drumline_torch::{Named, Optimizer, cuda, grad};
 use tch::{Device, Tensor};
 
 use super::completion::{Arrival, Completion};
 use super::copier::Copier;
+use super::host_memory::{HostMemory, NUM_SLOTS};
 use super::options::{Offload, Place};
 use super::reservation::{Stepped, Units, stepped_by_unit};
 use super::twins::{TwinUnit, bytes_of};
 use super::{Result, agree};
 use crate::error::ParallelError;
 
-/// One slot is stepped while others are filled.
-const NUM_SLOTS: usize = 3;
 /// One part in so many of a GPU's free memory is left for activations.
 const PART_FOR_ACTIVATIONS: u64 = 4;
 /// One part in so many of the free host memory is left for the program.
@@ -97,14 +96,14 @@ impl Beside {
         };
         let plan = agree(group, plan.map_err(Into::into))?;
         let there = stepped.into_iter().zip(plan.tiers()).filter(|(_, tier)| **tier == Tier::Host);
-        let memory = Memory::new(there.map(|(unit, _)| unit).collect(), units.device);
+        let memory = HostMemory::new(there.map(|(unit, _)| unit).collect(), units.device);
         let memory = agree(group, memory)?;
         let note = memory.note(&plan);
         Self::with(memory, units.device, optimizer, note)
     }
 
-    fn with(memory: Memory, device: Device, optimizer: &mut dyn Optimizer, note: String) -> Result<Self> {
-        let Memory { units, num_slots, .. } = memory;
+    fn with(memory: HostMemory, device: Device, optimizer: &mut dyn Optimizer, note: String) -> Result<Self> {
+        let HostMemory { units, num_slots, .. } = memory;
         let twin = |name: &str| {
             let mut twins = units.iter().flat_map(|unit: &TwinUnit| &unit.twins);
             twins.find(|twin| twin.parameter.name == name).map(|twin| twin.host.shallow_clone())
@@ -255,55 +254,6 @@ impl Beside {
         self.copier.fetch(changed, &[])?.wait()?;
         self.units.iter_mut().for_each(TwinUnit::note_same);
         Ok(())
-    }
-}
-
-/// The twins of units, and the memory that is copied.
-struct Memory {
-    units: Vec<TwinUnit>,
-    num_slots: usize,
-    /// The bytes that GPUs copy from and to.
-    pinned: usize,
-    /// The bytes that the tensors there have.
-    asked: usize,
-}
-
-impl Memory {
-    fn new(units: Vec<Vec<Stepped>>, device: Device) -> Result<Self> {
-        let copied: Vec<usize> = units.iter().map(|unit| bytes_of(unit)).collect();
-        let (all, largest) = (copied.iter().sum::<usize>(), copied.iter().copied().max().unwrap_or(0));
-        if all == 0 {
-            return Ok(Self { units: Vec::new(), num_slots: 0, pinned: 0, asked: 0 });
-        }
-        let pages = |bytes: usize| match device {
-            Device::Cpu => Pages::touched(bytes).map_err(|cause| {
-                let what = "offloaded state";
-                ParallelError::Memory { what, bytes, cause }
-            }),
-            _ => Ok(Pages::pinned(bytes)?),
-        };
-        let weights = pages(all)?;
-        let slots = (0..NUM_SLOTS.min(units.len())).map(|_| pages(largest)).collect::<Result<Vec<_>>>()?;
-        let pinned = weights.num_bytes() + slots.iter().map(Pages::num_bytes).sum::<usize>();
-        let asked = all + slots.len() * largest;
-        let mut start = 0;
-        let twins = units.into_iter().zip(copied).map(|(unit, bytes)| {
-            let twins = TwinUnit::new(unit, &weights, start, &slots);
-            start += bytes;
-            twins
-        });
-        Ok(Self { units: twins.collect::<Result<_>>()?, num_slots: slots.len(), pinned, asked })
-    }
-
-    fn note(&self, plan: &OffloadPlan) -> String {
-        let mb = |bytes: u64| bytes as f64 / 1e6;
-        let row = |tier| (plan.num_units(tier), mb(plan.bytes(tier)));
-        let ((num_there, there), (num_beside, beside)) = (row(Tier::Device), row(Tier::Host));
-        let (pinned, asked) = (mb(self.pinned as u64), mb(self.asked as u64));
-        format!(
-            "where each rank's optimizer state lies:\n  device  {num_there:4} units  {there:9.1} MB\n  host    \
-             {num_beside:4} units  {beside:9.1} MB, and {pinned:.1} MB pinned for {asked:.1} MB of weights and gradients"
-        )
     }
 }
 

@@ -348,12 +348,11 @@ ranks_test!(a_step_that_is_skipped_changes_no_twin, 1, {
     training.run(0..2)?;
     let before = training.bits();
     training.optimizer.zero_grad()?;
-    for engine in [&training.engine] {
-        let loss = engine.forward_with(GradSync::Reduce, || training.model.loss(2, 0) * f64::INFINITY)?;
-        engine.backward(&loss, GradSync::Reduce)?;
-        let norm = engine.grad_norm(&training.optimizer.parameters())?;
-        assert!(!norm.is_finite(), "the program skips the step");
-    }
+    let engine = &training.engine;
+    let loss = engine.forward_with(GradSync::Reduce, || training.model.loss(2, 0) * f64::INFINITY)?;
+    engine.backward(&loss, GradSync::Reduce)?;
+    let norm = engine.grad_norm(&training.optimizer.parameters())?;
+    assert!(!norm.is_finite(), "the program skips the step");
     let same = before.1.iter().zip(&training.bits().1).all(|(one, other)| one.tensor.equal(&other.tensor));
     assert!(same);
     let mut other = Training::new(&group, ShardOptions::new(Stage::Zero1), MASTERS)?;

@@ -1,5 +1,7 @@
 //! The parameters of an optimizer, in batches for one fused call each, with their state tensors.
 
+mod parameter;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -12,13 +14,13 @@ use super::groups::{ParameterGroup, ParameterGroups};
 use super::state::Slot;
 use super::work::{Rate, Work};
 use crate::collectives::TensorCollectives;
-use crate::cuda::is_recorded;
 use crate::error::TorchError;
 use crate::fused::{Lr, grad_with_layout, is_dense};
 use crate::grad::set_grad;
 use crate::kernels::{CheckedStep, MasterStep, Rounded, Rule, gpu_steps};
 use crate::named::Named;
-use crate::recordable::NotRecordable;
+
+pub(super) use parameter::Parameter;
 
 /// The parameters of an optimizer, and its learning rate.
 #[derive(Debug)]
@@ -47,22 +49,6 @@ pub(super) struct Batch {
     lr_tensors: Option<[Tensor; 2]>,
     pub(super) weight_decay: f64,
     pub(super) parameters: Vec<Parameter>,
-}
-
-/// A parameter and its state.
-#[derive(Debug)]
-pub(super) struct Parameter {
-    pub(super) named: Named,
-    /// One tensor for each of the optimizer's slots; empty until the parameter's first step.
-    pub(super) kept: Vec<Tensor>,
-    /// Its index among all parameters, the same on all ranks.
-    pub(super) index: usize,
-    /// The shape of the whole parameter, of which `named` may have some rows.
-    pub(super) whole: Vec<i64>,
-    /// The index of the first of these rows.
-    first_row: i64,
-    /// The parameter, if `named` is its twin.
-    of_twin: Option<Tensor>,
 }
 
 /// The slots that an optimizer keeps for a parameter.
@@ -488,33 +474,6 @@ impl Batch {
     /// The state tensors in `slot` of the parameters that are ready.
     pub(super) fn kept(&self, ready: &[Ready], slot: usize) -> Vec<&Tensor> {
         ready.iter().map(|ready| &self.parameters[ready.place].kept[slot]).collect()
-    }
-}
-
-impl Parameter {
-    /// As the program knows it.
-    fn of_program(&self) -> Named {
-        let Named { name, tensor } = &self.named;
-        Named { name: name.clone(), tensor: self.of_twin.as_ref().unwrap_or(tensor).shallow_clone() }
-    }
-
-    /// The index of its first element in the whole parameter.
-    pub(super) fn first_element(&self) -> u64 {
-        let row_len: i64 = self.whole.iter().skip(1).product();
-        (self.first_row * row_len) as u64
-    }
-
-    fn ready(&self, place: usize) -> Result<Option<Ready>, TorchError> {
-        Ok(gradient_of(&self.named)?.map(|grad| Ready { place, grad }))
-    }
-
-    /// An error if this first step is recorded in a CUDA graph: each launch would reset the state.
-    pub(super) fn check_first_step(&self) -> Result<(), TorchError> {
-        let Named { name, tensor } = &self.named;
-        if is_recorded(tensor.device())? {
-            return Err(NotRecordable::FirstStep { parameter: name.clone() }.into());
-        }
-        Ok(())
     }
 }
 

@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use tch::{Kind, Tensor};
@@ -23,6 +24,8 @@ pub const PAGE: usize = 4096;
 
 /// The bytes that a thread touches at a time.
 const TOUCHED: usize = 16 << 20;
+/// The most bytes with which the rate of memory is measured: more than caches have.
+const MEASURED: usize = 2 << 30;
 
 /// Why memory cannot be pinned.
 #[derive(Debug, thiserror::Error)]
@@ -122,6 +125,21 @@ impl Pages {
         Ok(Self(Arc::new(Mapping { start, len, is_pinned: AtomicBool::new(false) })))
     }
 
+    /// How many bytes all threads together read and write in a second, measured on these pages, whose content changes.
+    pub fn measure(&self) -> f64 {
+        let len = self.0.len.min(MEASURED);
+        let pass = || {
+            let parts = self.bytes_mut(0..len).chunks_mut(TOUCHED).collect();
+            let began = Instant::now();
+            on_threads(parts, |part: &mut [u8]| {
+                part.iter_mut().for_each(|byte| *byte = byte.wrapping_add(1))
+            });
+            began.elapsed().as_secs_f64().max(1e-9)
+        };
+        let fastest = (0..3).map(|_| pass()).fold(f64::INFINITY, f64::min);
+        2.0 * len as f64 / fastest
+    }
+
     /// The number of bytes.
     pub fn num_bytes(&self) -> usize {
         self.0.len
@@ -191,6 +209,7 @@ mod tests {
         let pages = Pages::touched(len).unwrap();
         assert_eq!(pages.num_bytes(), TOUCHED + 2 * PAGE);
         assert!(pages.bytes_mut(0..pages.num_bytes()).iter().all(|byte| *byte == 0));
+        assert!(pages.measure() > 0.0);
     }
 
     #[test]

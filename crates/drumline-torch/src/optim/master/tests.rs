@@ -3,6 +3,7 @@
 use tch::Device;
 
 use super::*;
+use crate::grad::grad;
 use crate::optim::{AdamOptions, AdamW, Sgd, SgdOptions};
 
 fn leaf(name: &str, kind: Kind) -> Named {
@@ -202,7 +203,7 @@ fn a_saved_state_resumes_to_the_same_bits_and_a_wrong_one_is_an_error() {
 /// Copies gradients to twins and their values back, as an engine does.
 fn step_twins(optimizer: &mut dyn Optimizer, twins: &[(Named, Tensor)]) {
     for (named, twin) in twins {
-        set_grad(twin, grad_of(&named.tensor).as_ref()).unwrap();
+        set_grad(twin, grad(&named.tensor).unwrap().as_ref()).unwrap();
         set_grad(&named.tensor, None).unwrap();
     }
     optimizer.step().unwrap();
@@ -210,10 +211,6 @@ fn step_twins(optimizer: &mut dyn Optimizer, twins: &[(Named, Tensor)]) {
         set_grad(twin, None).unwrap();
         no_grad(|| named.tensor.shallow_clone().copy_(twin));
     }
-}
-
-fn grad_of(tensor: &Tensor) -> Option<Tensor> {
-    crate::grad::grad(tensor).unwrap()
 }
 
 #[test]
@@ -245,7 +242,7 @@ fn twins_are_stepped_in_the_place_of_parameters() {
             assert!(ours.tensor.equal(&theirs.tensor), "{} in step {step}", ours.name);
         }
         optimizer.zero_grad().unwrap();
-        assert!(trained.iter().all(|named| grad_of(&named.tensor).is_none()));
+        assert!(trained.iter().all(|named| grad(&named.tensor).unwrap().is_none()));
     }
     let states = [&plain as &dyn Optimizer, &optimizer].map(|optimizer| optimizer.state().tensors);
     assert!(states[0].iter().zip(&states[1]).all(|(one, other)| one.tensor.equal(&other.tensor)));
