@@ -52,7 +52,7 @@ fn masks_are_those_of_a_cpu() {
         // The last of these has no sample for each row, and the one before a size that vectors do not divide.
         for size in [&[4, 16, 64][..], &[4, 1000, 48], &[4, 7, 5], &[6, 32]] {
             let expected = made(operation, size, Kind::Float, Device::Cpu);
-            assert!(expected[0].iter().any(|value| *value == 0.0) || name == "sum_with_dropout");
+            assert!(expected[0].contains(&0.0) || name == "sum_with_dropout");
             assert_eq!(made(operation, size, Kind::Float, GPU), expected, "{name} of {size:?}");
             // 16 bits round the results, but zeros are zeros.
             for kind in [Kind::BFloat16, Kind::Half] {

@@ -192,7 +192,7 @@ fn scaled_steps(rates: &[f64], graphed: bool) -> (Vec<f32>, Vec<f64>) {
             Ok(norm)
         };
         if graphed {
-            drop(step.run(make).unwrap());
+            let _ = step.run(make).unwrap();
         } else {
             drop(make().unwrap());
         }

@@ -44,10 +44,11 @@ impl Block {
     pub(super) fn forward(&self, xs: Residual, next: Option<&LayerNorm>, p: f64) -> Residual {
         let (past, normed) = xs.normed(&self.ln_1);
         let seen = self.attn.seen(&normed, p);
-        let xs = Residual::sum(past, Branch { last: self.attn.c_proj(), inputs: &seen, p }, Some(&self.ln_2));
+        let xs =
+            Residual::sum(&past, Branch { last: self.attn.c_proj(), inputs: &seen, p }, Some(&self.ln_2));
         let (past, normed) = xs.normed(&self.ln_2);
         let hidden = self.c_fc.forward(&normed).gelu("tanh");
-        Residual::sum(past, Branch { last: &self.c_proj, inputs: &hidden, p }, next)
+        Residual::sum(&past, Branch { last: &self.c_proj, inputs: &hidden, p }, next)
     }
 
     /// The norm before attention.
@@ -95,23 +96,23 @@ impl Residual {
     }
 
     /// Adds the output of a sublayer to the stream.
-    fn sum(past: Tensor, branch: Branch<'_>, norm: Option<&LayerNorm>) -> Self {
+    fn sum(past: &Tensor, branch: Branch<'_>, norm: Option<&LayerNorm>) -> Self {
         let Branch { last, inputs, p } = branch;
         let Some(norm) = norm else {
             let branch = last.forward(inputs);
             // A checkpoint ends with this sum, and does not compute it again.
-            return Self::new(product_of(&[&past, &branch], || {
-                drumline_torch::sum_with_dropout(&past, &branch, p)
+            return Self::new(product_of(&[past, &branch], || {
+                drumline_torch::sum_with_dropout(past, &branch, p)
             }));
         };
-        if !expect_ok(sums_with_layer_norm_cuda(&past, norm.layer(), p)) {
-            return Self::new(sum_with_dropout(&past, &last.forward(inputs), p));
+        if !expect_ok(sums_with_layer_norm_cuda(past, norm.layer(), p)) {
+            return Self::new(sum_with_dropout(past, &last.forward(inputs), p));
         }
         let branch = last.product(inputs);
         let end = BranchEnd { branch: &branch, bias: last.bias(), dropout: p };
-        match expect_ok(sum_layer_norm_cuda(&past, end, norm.layer())) {
+        match expect_ok(sum_layer_norm_cuda(past, end, norm.layer())) {
             Some([past, normed]) => Self { past, normed: Some(normed) },
-            None => Self::new(sum_with_dropout(&past, &(branch + last.bias()), p)),
+            None => Self::new(sum_with_dropout(past, &(branch + last.bias()), p)),
         }
     }
 }
