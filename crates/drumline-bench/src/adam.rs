@@ -111,31 +111,32 @@ impl Numbers {
 
     /// What a contender steps.
     fn slices(&mut self, who: Who, step: u64) -> AdamSlices<'_> {
-        let f32_weights = WeightSlices::F32(&mut self.weights);
-        let [exp_avg, exp_avg_sq] = &mut self.moments;
-        let f32_moments = MomentSlices::F32 { exp_avg, exp_avg_sq };
-        let (grads, short_grads) = (GradSlices::F32(&self.grads), GradSlices::Bf16(&self.short_grads));
-        let (weights, grads, moments) = match who {
+        let weights = match who {
             Who::OursBf16 => {
-                let (master, rounded) = (&mut self.weights, &mut self.short_weights);
-                (WeightSlices::Rounded { master, rounded }, short_grads, f32_moments)
+                WeightSlices::Rounded { master: &mut self.weights, rounded: &mut self.short_weights }
             }
-            Who::OursSplit => {
-                let (high, low) = (&mut self.short_weights, &mut self.low);
-                (WeightSlices::Split { high, low }, short_grads, f32_moments)
-            }
+            Who::OursSplit => WeightSlices::Split { high: &mut self.short_weights, low: &mut self.low },
+            _ => WeightSlices::F32(&mut self.weights),
+        };
+        let grads = match who {
+            Who::OursBf16 | Who::OursSplit => GradSlices::Bf16(&self.short_grads),
+            _ => GradSlices::F32(&self.grads),
+        };
+        let moments = match who {
             Who::Bf16Moments => {
                 let [exp_avg, exp_avg_sq] = &mut self.short_moments;
-                let draw = Draw::new(0, "weight", step, 0);
-                (f32_weights, grads, MomentSlices::Bf16 { exp_avg, exp_avg_sq, draw })
+                MomentSlices::Bf16 { exp_avg, exp_avg_sq, draw: Draw::new(0, "weight", step, 0) }
             }
             Who::EightBit => {
                 let ([avg, sq], [avg_absmax, sq_absmax]) = (&mut self.codes, &mut self.absmax);
                 let exp_avg = Codes { codes: avg, absmax: avg_absmax };
                 let exp_avg_sq = Codes { codes: sq, absmax: sq_absmax };
-                (f32_weights, grads, MomentSlices::EightBit { exp_avg, exp_avg_sq, row_len: ROW })
+                MomentSlices::EightBit { exp_avg, exp_avg_sq, row_len: ROW }
             }
-            Who::Loop | Who::Torch | Who::Ours => (f32_weights, grads, f32_moments),
+            _ => {
+                let [exp_avg, exp_avg_sq] = &mut self.moments;
+                MomentSlices::F32 { exp_avg, exp_avg_sq }
+            }
         };
         AdamSlices { weights, grads, moments }
     }
