@@ -90,6 +90,8 @@ struct Constants {
     root_of_correction2: f32,
     eps: f32,
     step_size: f32,
+    /// The random bits of means in bf16.
+    draw: Draw,
 }
 
 impl Constants {
@@ -107,6 +109,7 @@ impl Constants {
             root_of_correction2: correction(beta2).sqrt() as f32,
             eps: eps as f32,
             step_size: (lr / correction(beta1)) as f32,
+            draw: Draw::default(),
         }
     }
 }
@@ -165,16 +168,23 @@ for_instruction_sets! {
         let AdamSlices { weights, grads, moments } = slices;
         match moments {
             MomentSlices::F32 { exp_avg, exp_avg_sq } => with_slices!((weights, grads), |w, twins, g| {
-                step_elements(w, twins, g, exp_avg, exp_avg_sq, with, Draw::default())
+                step_elements(w, twins, g, exp_avg, exp_avg_sq, with)
             }),
             MomentSlices::Bf16 { exp_avg, exp_avg_sq, draw } => with_slices!((weights, grads), |w, twins, g| {
-                step_elements(w, twins, g, exp_avg, exp_avg_sq, with, *draw)
+                step_elements(w, twins, g, exp_avg, exp_avg_sq, Constants { draw: *draw, ..with })
             }),
             MomentSlices::EightBit { exp_avg, exp_avg_sq, row_len } => with_slices!((weights, grads), |w, twins, g| {
-                step_blocks(w, twins, g, exp_avg, exp_avg_sq, *row_len, with)
+                step_blocks(w, twins, g, Blocks { means: exp_avg, squares: exp_avg_sq, row_len: *row_len }, with)
             }),
         }
     }
+}
+
+/// Means in 8 bits.
+struct Blocks<'a, 'b> {
+    means: &'a mut Codes<'b>,
+    squares: &'a mut Codes<'b>,
+    row_len: usize,
 }
 
 /// One loop over elements, without buffers, so that a processor reads the next ones while it computes. Slices are arguments
@@ -187,7 +197,6 @@ fn step_elements<W: Weight<T>, T: Copy, G: Grad, M: Mean>(
     means: &mut [M],
     squares: &mut [M],
     with: Constants,
-    draw: Draw,
 ) {
     let num = grads.len();
     let (weights, twins) = (&mut weights[..num], &mut twins[..num]);
@@ -196,7 +205,7 @@ fn step_elements<W: Weight<T>, T: Copy, G: Grad, M: Mean>(
         let (w, g) = (weights[at].number(twins[at]), grads[at].number());
         let (w, m, v) = step(w, g, means[at].number(), squares[at].number(), &with);
         (weights[at], twins[at]) = W::of(w);
-        let random = if M::IS_ROUNDED { draw.bits(at) } else { 0 };
+        let random = if M::IS_ROUNDED { with.draw.bits(at) } else { 0 };
         (means[at], squares[at]) = (M::of(m, random), M::of(v, random >> 16));
     }
 }
@@ -207,11 +216,10 @@ fn step_blocks<W: Weight<T>, T: Copy, G: Grad>(
     weights: &mut [W],
     twins: &mut [T],
     grads: &[G],
-    means: &mut Codes<'_>,
-    squares: &mut Codes<'_>,
-    row_len: usize,
+    blocks: Blocks<'_, '_>,
     with: Constants,
 ) {
+    let Blocks { means, squares, row_len } = blocks;
     let (mut m, mut v) = (Chunk::new(), Chunk::new());
     let (mut at, mut block) = (0, 0);
     let (signed, unsigned) = (CodeMap::signed(), CodeMap::unsigned());
@@ -221,7 +229,7 @@ fn step_blocks<W: Weight<T>, T: Copy, G: Grad>(
         squares.load(unsigned, at, block, len, &mut v.0);
         let end = at + len;
         let (w, t, g) = (&mut weights[at..end], &mut twins[at..end], &grads[at..end]);
-        step_elements(w, t, g, &mut m.0[..len], &mut v.0[..len], with, Draw::default());
+        step_elements(w, t, g, &mut m.0[..len], &mut v.0[..len], with);
         m.0[len..].fill(0.0);
         v.0[len..].fill(0.0);
         means.store(signed, at, block, &m.0, len);

@@ -316,6 +316,9 @@ impl Optimizer for Adafactor {
         copies: &[CopiedParameter<'_>],
         tensors: StepTensors<'_>,
     ) -> Result<bool, TorchError> {
+        if work::must_cast(copies, tensors) {
+            return Ok(false);
+        }
         let work = self.trained.work(copies, &slots)?;
         let can_step = |work: &Work| {
             work.weights.device().is_cuda() || work.is_on_host() && work.weights.is_contiguous()

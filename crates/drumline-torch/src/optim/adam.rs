@@ -217,7 +217,8 @@ impl<const DECOUPLED: bool> Optimizer for AdamFamily<DECOUPLED> {
         tensors: StepTensors<'_>,
     ) -> Result<bool, TorchError> {
         let is_libtorchs = self.is_libtorchs();
-        if self.options.amsgrad || is_libtorchs && tensors.grad_scale.is_some() {
+        let must_cast = is_libtorchs && tensors.grad_scale.is_some() || work::must_cast(copies, tensors);
+        if self.options.amsgrad || must_cast {
             return Ok(false);
         }
         let slots = self.slots();

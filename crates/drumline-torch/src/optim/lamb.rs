@@ -290,6 +290,9 @@ impl Optimizer for Lamb {
         copies: &[CopiedParameter<'_>],
         tensors: StepTensors<'_>,
     ) -> Result<bool, TorchError> {
+        if work::must_cast(copies, tensors) {
+            return Ok(false);
+        }
         let work = self.trained.work(copies, &|_| SLOTS)?;
         let work = work.filter(|work| work::has_copies(work, Work::has_kernel));
         work.map_or(Ok(false), |work| self.step_work(work, tensors).map(|()| true))

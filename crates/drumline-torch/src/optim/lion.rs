@@ -72,7 +72,7 @@ impl Lion {
         for group in by_rate(&on_gpu) {
             let rates = gpu_rates(&group, work::grad_factor(maximize), tensors.found_inf);
             let all: Vec<_> = group.iter().map(|work| work.gpu_elements(0)).collect();
-            lion_on_gpu(&all, &rates, betas)?;
+            lion_on_gpu(&all, &rates, [betas.0, betas.1])?;
         }
         let mut jobs = Vec::new();
         for work in &mut host {
@@ -116,6 +116,9 @@ impl Optimizer for Lion {
         copies: &[CopiedParameter<'_>],
         tensors: StepTensors<'_>,
     ) -> Result<bool, TorchError> {
+        if work::must_cast(copies, tensors) {
+            return Ok(false);
+        }
         let work = self.trained.work(copies, &|_| SLOTS)?;
         let work = work.filter(|work| work::has_copies(work, Work::has_kernel));
         work.map_or(Ok(false), |work| self.step_work(work, tensors).map(|()| true))

@@ -168,7 +168,7 @@ impl Work {
         }
         no_grad(|| weights.f_copy_(new))?;
         if let Twin::Rounded(rounded) = &self.twin {
-            let _ = no_grad(|| rounded.f_detach()?.f_copy_(new))?;
+            no_grad(|| rounded.f_detach()?.f_copy_(new))?;
         }
         Ok(())
     }
@@ -286,6 +286,11 @@ pub(super) fn gpu_rates<'a>(
 /// 1, or −1 to maximize.
 pub(super) fn grad_factor(maximize: bool) -> f32 {
     if maximize { -1.0 } else { 1.0 }
+}
+
+/// Whether gradients must be cast to f32 before they are divided by their scale: in f16 small ones would become zero.
+pub(super) fn must_cast(copies: &[CopiedParameter<'_>], tensors: StepTensors<'_>) -> bool {
+    tensors.grad_scale.is_some() && copies.iter().any(|copied| copied.grad.kind() == Kind::Half)
 }
 
 /// Whether there are copies of 16-bit parameters, and all of them can be stepped in one pass.

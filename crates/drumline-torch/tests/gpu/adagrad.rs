@@ -17,7 +17,8 @@ const OPTIONS: AdagradOptions = AdagradOptions {
 /// The weights after five steps, of which one is skipped.
 fn trained(device: Device) -> Tensor {
     let start = Tensor::arange(24, (Kind::Float, Device::Cpu)).view([4, 6]) / 24.0;
-    let leaf = start.to_device(device).set_requires_grad(true);
+    // A tensor of its own: the gradients come from the values that it had.
+    let leaf = start.copy().to_device(device).set_requires_grad(true);
     let named = Named { name: "w".into(), tensor: leaf.shallow_clone() };
     let mut optimizer = Adagrad::new(vec![named], OPTIONS).unwrap();
     for step in 0..5i64 {

@@ -110,6 +110,13 @@ impl Optimizer for Any {
     fn load_state(&mut self, state: &drumline_torch::OptimizerState) -> Result<(), TorchError> {
         self.0.load_state(state)
     }
+    fn load_state_of(
+        &mut self,
+        state: &drumline_torch::OptimizerState,
+        wanted: &dyn Fn(&str) -> bool,
+    ) -> Result<(), TorchError> {
+        self.0.load_state_of(state, wanted)
+    }
 }
 
 /// Parameters and state after some steps. `found_inf` skips the first and another one; one divides its gradients, so

@@ -202,9 +202,9 @@ pub(crate) fn adam_on_gpu(
 pub(crate) fn lion_on_gpu(
     all: &[GpuElements<'_>],
     rates: &GpuRates<'_>,
-    betas: (f64, f64),
+    betas: [f64; 2],
 ) -> Result<(), TorchError> {
-    let numbers = [betas.0, betas.1, rates.weight_decay].map(Argument::from);
+    let numbers = [betas[0], betas[1], rates.weight_decay].map(Argument::from);
     let arguments = [&rates.begin()[..], &numbers, &[rates.grad_factor.into()]].concat();
     launches(all)?.iter().try_for_each(|launch| launch.blocks("lion_step", &arguments))
 }
