@@ -13,7 +13,13 @@
 //! Not here: tensors, processes, clocks.
 
 mod action;
+mod lower;
 mod program;
+mod schedule;
+mod stage_map;
 
 pub use action::{Action, Compute, Message, NoSuchAction, Way, Work};
-pub use program::{Program, StageMap};
+pub use lower::{LowerError, lower};
+pub use program::{Place, Program, Unplaced};
+pub use schedule::{NoSuchSchedule, PipelineSize, Schedule, ScheduleError};
+pub use stage_map::StageMap;
