@@ -17,9 +17,13 @@ mod lower;
 mod program;
 mod schedule;
 mod stage_map;
+mod tensors;
+mod verify;
 
 pub use action::{Action, Compute, Message, NoSuchAction, Way, Work};
 pub use lower::{LowerError, lower};
 pub use program::{Place, Program, Unplaced};
 pub use schedule::{NoSuchSchedule, PipelineSize, Schedule, ScheduleError};
 pub use stage_map::StageMap;
+pub use tensors::{Tensor, TensorKind};
+pub use verify::{Deadlock, MessageRule, Missing, Verified, VerifyError, Wait, progress, verify};

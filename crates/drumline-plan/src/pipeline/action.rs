@@ -126,9 +126,9 @@ impl Action {
     }
 
     /// The stages of it, with the micro-batch where it is of one: one of them, or two that overlap.
-    pub fn parts(&self) -> impl Iterator<Item = (usize, Option<usize>)> {
+    pub fn parts(self) -> impl Iterator<Item = (usize, Option<usize>)> {
         let of = |work: Work| (work.stage, Some(work.micro_batch));
-        let (first, second) = match *self {
+        let (first, second) = match self {
             Self::Compute(work) => (of(work), None),
             Self::Overlap(first, second) => (of(first), Some(of(second))),
             Self::Send(message) | Self::Receive(message) => {
@@ -171,8 +171,8 @@ impl Action {
     }
 
     /// The computations of it: none, one, or two that overlap.
-    pub fn works(&self) -> impl Iterator<Item = Work> {
-        let (first, second) = match *self {
+    pub fn works(self) -> impl Iterator<Item = Work> {
+        let (first, second) = match self {
             Self::Compute(work) => (Some(work), None),
             Self::Overlap(first, second) => (Some(first), Some(second)),
             _ => (None, None),
