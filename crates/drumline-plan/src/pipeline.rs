@@ -13,17 +13,23 @@
 //! Not here: tensors, processes, clocks.
 
 mod action;
+mod idle;
 mod lower;
+mod memory;
 mod program;
 mod schedule;
+mod simulate;
 mod stage_map;
 mod tensors;
 mod verify;
 
 pub use action::{Action, Compute, Message, NoSuchAction, Way, Work};
+pub use idle::{Idle, IdleCause};
 pub use lower::{LowerError, lower};
+pub use memory::{RankPeak, StageBytes};
 pub use program::{Place, Program, Unplaced};
 pub use schedule::{NoSuchSchedule, PipelineSize, Schedule, ScheduleError};
+pub use simulate::{Span, StageTimes, Timeline, Times};
 pub use stage_map::StageMap;
 pub use tensors::{Tensor, TensorKind};
 pub use verify::{Deadlock, MessageRule, Missing, Verified, VerifyError, Wait, progress, verify};

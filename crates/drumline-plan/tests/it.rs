@@ -1,0 +1,6 @@
+//! Plans of pipelines against PyTorch's, against a table of times, and against random damage.
+#![allow(clippy::unwrap_used)]
+
+mod it {
+    mod golden;
+}
