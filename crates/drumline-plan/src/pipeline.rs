@@ -13,6 +13,7 @@
 //! Not here: tensors, processes, clocks.
 
 mod action;
+mod csv;
 mod idle;
 mod lower;
 mod memory;
@@ -24,6 +25,7 @@ mod tensors;
 mod verify;
 
 pub use action::{Action, Compute, Message, NoSuchAction, Way, Work};
+pub use csv::{CsvError, CsvForm};
 pub use idle::{Idle, IdleCause};
 pub use lower::{LowerError, lower};
 pub use memory::{RankPeak, StageBytes};

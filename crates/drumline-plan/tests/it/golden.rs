@@ -106,7 +106,7 @@ fn eight_ranks_and_thirty_two_micro_batches() {
 fn fewer_micro_batches_than_ranks() {
     let rows = [
         row(Interleaved, 2, [15.0, 40.0], [3.0, 2.0]),
-        row(ZeroBubbleV, 2, [13.0, 30.8], [2.0, 2.0]),
+        row(ZeroBubbleV, 2, [13.0, 30.8], [2.0, 3.0]),
         row(ZeroBubble1P, 4, [10.75, 16.3], [3.0, 3.0]),
     ];
     rows.iter().for_each(|row| row.check(4, 3));
