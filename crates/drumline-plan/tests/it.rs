@@ -3,4 +3,5 @@
 
 mod it {
     mod golden;
+    mod torch_lists;
 }
