@@ -14,6 +14,7 @@
 
 mod action;
 mod csv;
+mod grid;
 mod idle;
 mod lower;
 mod memory;
@@ -26,6 +27,7 @@ mod verify;
 
 pub use action::{Action, Compute, Message, NoSuchAction, Way, Work};
 pub use csv::{CsvError, CsvForm};
+pub use grid::{Grid, Slot};
 pub use idle::{Idle, IdleCause};
 pub use lower::{LowerError, lower};
 pub use memory::{RankPeak, StageBytes};

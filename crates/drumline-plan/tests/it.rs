@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod it {
+    mod corruptions;
+    mod executor;
     mod golden;
     mod torch_lists;
 }

@@ -109,10 +109,16 @@ impl fmt::Display for IdleCause {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{PipelineSize, Schedule, StageTimes, Times, verify};
+    use super::super::{PipelineSize, Schedule, StageMap, StageTimes, Times, verify};
     use super::*;
 
     const UNIT: StageTimes = StageTimes { forward: 1.0, input: 1.0, weight: 1.0 };
+
+    /// Unit times of ranks whose stages are equal.
+    fn times(size: PipelineSize, hop: f64) -> Times {
+        let stages = StageMap::Loop { ranks: size.ranks, chunks: size.chunks };
+        Times::equal(UNIT, &stages, hop)
+    }
 
     fn timeline(schedule: Schedule, size: PipelineSize, times: &Times) -> Timeline {
         verify(&schedule.program(size).unwrap()).unwrap().simulate(times)
@@ -121,7 +127,7 @@ mod tests {
     #[test]
     fn gpipe_fills_and_drains() {
         let size = PipelineSize { ranks: 4, chunks: 1, micro_batches: 8 };
-        let timeline = timeline(Schedule::GPipe, size, &Times::equal(UNIT, 4, 1, 0.0));
+        let timeline = timeline(Schedule::GPipe, size, &times(size, 0.0));
         for rank in 0..4 {
             let idle = timeline.idle(rank);
             let fill = rank as f64;
@@ -133,7 +139,7 @@ mod tests {
     #[test]
     fn each_cause_occurs_where_it_is_made() {
         let size = PipelineSize { ranks: 2, chunks: 1, micro_batches: 4 };
-        let even = Times::equal(UNIT, 2, 1, 0.0);
+        let even = times(size, 0.0);
         let of = |schedule, times: &Times, rank, cause| timeline(schedule, size, times).idle(rank).of(cause);
         assert_eq!(of(Schedule::OneFOneB, &even, 0, IdleCause::Hop), 0.0, "control");
         assert_eq!(of(Schedule::OneFOneB, &even, 0, IdleCause::Imbalance), 0.0, "control");
@@ -153,7 +159,7 @@ mod tests {
     fn causes_add_up_to_what_is_not_busy() {
         for schedule in Schedule::ALL {
             let size = PipelineSize { ranks: 4, chunks: schedule.default_chunks(), micro_batches: 8 };
-            let mut times = Times::equal(UNIT, 4, size.chunks, 0.125);
+            let mut times = times(size, 0.125);
             times.stages[1].input = 1.75;
             let timeline = timeline(schedule, size, &times);
             for rank in 0..4 {

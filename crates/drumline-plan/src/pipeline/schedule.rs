@@ -135,6 +135,11 @@ impl Schedule {
         }
     }
 
+    /// Other names that are understood, PyTorch's class among them, in small letters.
+    pub fn other_names(self) -> impl Iterator<Item = &'static str> {
+        OTHER_NAMES.into_iter().filter(move |(_, schedule)| *schedule == self).map(|(name, _)| name)
+    }
+
     /// How many stages a rank has if nothing else is asked for.
     pub fn default_chunks(self) -> usize {
         match self {

@@ -9,6 +9,7 @@
 
 use super::action::{Action, Compute, Message, Work};
 use super::program::Program;
+use super::stage_map::StageMap;
 use super::verify::Verified;
 
 /// How long the computations of a stage take for a micro-batch.
@@ -66,12 +67,14 @@ impl StageTimes {
 }
 
 impl Times {
-    /// Times of equal stages, if each of `ranks` ranks needs `rank` for all of its `chunks` stages together.
-    pub fn equal(rank: StageTimes, ranks: usize, chunks: usize, hop: f64) -> Self {
-        let part = |time: f64| time / chunks as f64;
-        let stage =
-            StageTimes { forward: part(rank.forward), input: part(rank.input), weight: part(rank.weight) };
-        Self { stages: vec![stage; ranks * chunks], hop }
+    /// Times of equal stages: `rank` is what a rank needs for all of its stages together.
+    pub fn equal(rank: StageTimes, stages: &StageMap, hop: f64) -> Self {
+        let stage = |stage| {
+            let shared = stages.stages_of(stages.rank_of(stage)).len() as f64;
+            let StageTimes { forward, input, weight } = rank;
+            StageTimes { forward: forward / shared, input: input / shared, weight: weight / shared }
+        };
+        Self { stages: (0..stages.num_stages()).map(stage).collect(), hop }
     }
 }
 
@@ -183,7 +186,6 @@ impl<'a> Clock<'a> {
 #[cfg(test)]
 mod tests {
     use super::super::schedule::tests_support::read;
-    use super::super::stage_map::StageMap;
     use super::super::verify;
     use super::*;
 

@@ -66,6 +66,9 @@ pub enum VerifyError {
         /// The last computation that adds to the gradients.
         last: Action,
     },
+    /// A reduction in a program without backwards.
+    #[error("{0} reduces gradients, but nothing computes any; try without it")]
+    NothingToReduce(Place),
     /// Parameters that are used while they are freed, gathered twice, or freed without having been gathered.
     #[error("{place}, but the parameters of stage {stage} are {} there; try {} before it", if *is_gathered { "already" } else { "not" },
         if *is_gathered { Action::Reshard(*stage) } else { Action::Unshard(*stage) })]
@@ -118,9 +121,9 @@ pub struct Missing {
 #[derive(Debug, Clone, Copy)]
 pub struct Verified<'a>(pub(super) &'a Program);
 
-impl Verified<'_> {
+impl<'a> Verified<'a> {
     /// The program.
-    pub fn program(&self) -> &Program {
+    pub fn program(&self) -> &'a Program {
         self.0
     }
 }
@@ -220,6 +223,12 @@ mod tests {
                 1,
                 1,
                 "action 1 of rank 0 (0REDUCE_GRAD) is before the last backward of the stage, 0B0; try it afterwards",
+            ),
+            (
+                &["0F0 0REDUCE_GRAD"],
+                1,
+                1,
+                "action 1 of rank 0 (0REDUCE_GRAD) reduces gradients, but nothing computes any; try without it",
             ),
             (&["0F0 1F0 1B0 0B0 0REDUCE_GRAD"], 2, 1, "rank 0 never does 1REDUCE_GRAD"),
             (

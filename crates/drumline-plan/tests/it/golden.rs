@@ -43,7 +43,7 @@ impl Row {
             format!("{} ({}) of {ranks} ranks, {micro_batches} micro-batches", self.schedule, self.chunks);
         let program = self.schedule.program(size).unwrap();
         let verified = verify(&program).unwrap();
-        let run = |rank, hop| verified.simulate(&Times::equal(rank, ranks, self.chunks, hop));
+        let run = |rank, hop| verified.simulate(&Times::equal(rank, &program.stages, hop));
         let unit = run(UNIT, 0.0);
         assert!((unit.makespan - self.makespan).abs() < 1e-9, "{name}: {}", unit.makespan);
         assert_eq!(percent(&unit), self.idle, "{name}");
@@ -116,7 +116,7 @@ fn fewer_micro_batches_than_ranks() {
 fn naive_model_parallelism_uses_one_rank_at_a_time() {
     for ranks in 1..9 {
         let program = GPipe.program(PipelineSize { ranks, chunks: 1, micro_batches: 1 }).unwrap();
-        let timeline = verify(&program).unwrap().simulate(&Times::equal(UNIT, ranks, 1, 0.0));
+        let timeline = verify(&program).unwrap().simulate(&Times::equal(UNIT, &program.stages, 0.0));
         assert_eq!(timeline.makespan, 3.0 * ranks as f64);
         assert!((1.0 - timeline.idle_share() - 1.0 / ranks as f64).abs() < 1e-12);
     }
@@ -129,7 +129,7 @@ fn closed_forms_hold_for_all_sizes() {
         let [p, micro_batches] = [ranks, m].map(|number| number as f64);
         let makespan = |schedule: Schedule, chunks| {
             let program = schedule.program(PipelineSize { ranks, chunks, micro_batches: m }).unwrap();
-            verify(&program).unwrap().simulate(&Times::equal(UNIT, ranks, chunks, 0.0)).makespan
+            verify(&program).unwrap().simulate(&Times::equal(UNIT, &program.stages, 0.0)).makespan
         };
         let bubble = |chunks: usize| 3.0 * micro_batches + 3.0 * (p - 1.0) / chunks as f64;
         for chunks in 1..5 {

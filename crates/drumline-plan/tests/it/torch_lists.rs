@@ -57,6 +57,6 @@ fn a_file_of_pytorch_is_read_verified_and_simulated() {
 /// The makespan and the idle share in percent.
 fn run(program: &Program, [input, weight]: [f64; 2], hop: f64) -> (f64, f64) {
     let rank = StageTimes { forward: 1.0, input, weight };
-    let timeline = verify(program).unwrap().simulate(&Times::equal(rank, 4, 2, hop));
+    let timeline = verify(program).unwrap().simulate(&Times::equal(rank, &program.stages, hop));
     ((timeline.makespan * 1e6).round() / 1e6, (timeline.idle_share() * 1000.0).round() / 10.0)
 }

@@ -23,6 +23,9 @@ pub(super) fn check(program: &Program) -> Result<(), VerifyError> {
             }
         }
     }
+    if let Some(place) = reductions.iter().flatten().next().filter(|_| program.is_forward_only()) {
+        return Err(VerifyError::NothingToReduce(*place));
+    }
     let missing =
         reductions.iter().position(Option::is_none).filter(|_| reductions.iter().any(Option::is_some));
     let never =
