@@ -5,5 +5,7 @@ mod it {
     mod corruptions;
     mod executor;
     mod golden;
+    mod large;
+    mod searched;
     mod torch_lists;
 }
