@@ -17,21 +17,24 @@ use report::Report;
 
 const EXAMPLES: &str = "\
 Examples:
-  drumline schedule show --schedule gpipe --micro-batches 1         naive model parallelism: one rank works at a time
-  drumline schedule show --schedule gpipe                           4 ranks, 8 micro-batches: the bubble shrinks
-  drumline schedule show --schedule 1f1b                            the same bubble, half of the activations
+  drumline schedule show --schedule gpipe --micro-batches 1    naive: one rank works at a time
+  drumline schedule show --schedule gpipe                      8 micro-batches: a shorter bubble
+  drumline schedule show --schedule 1f1b                       the same, half of the activations
   drumline schedule show --schedule interleaved --chunks 4 --hop 0.1
   drumline schedule show --schedule zbv --svg zbv.svg --csv zbv.csv
-  drumline schedule show --from zbv.csv                             a file of ours or of torch.distributed.pipelining
+  drumline schedule show --from zbv.csv                        a file of ours or of PyTorch
 
-How to read the grid: a row is a rank, a column a unit of time. F0 is the forward of micro-batch 0 and B0 its backward; I0 and W0 are
-its halves, the gradient of the input and the gradients of the weights. 2F0 is the forward of stage 2, where ranks have several
-stages. A line continues a computation, and a dot is idle time.
+How to read the grid: a row is a rank, a column a unit of time. F0 is the forward of micro-batch 0,
+B0 its backward. I0 and W0 are the halves of a backward: the gradient of the input, and the
+gradients of the weights. Where ranks have several stages, 2F0 is the forward of stage 2. A line
+continues a computation, a dot is idle time.
 
-Times are those of one micro-batch on one rank, for all of its stages together, in any unit. A backward takes the time of both halves.
-The peak of activations is in micro-batches, too: 1 is what all stages of a rank keep for one micro-batch between forward and backward.
-Every program is verified before it is shown: order, messages, memory, and that no rank waits forever. docs/pipelines.md explains each
-schedule.";
+Times are those of one micro-batch on one rank, for all of its stages together, in any unit. A
+backward takes as long as both halves. The peak of activations is in micro-batches: 1 is what all
+stages of a rank keep for one micro-batch between forward and backward.
+
+Each program is verified before it is shown: order, messages, memory, and that no rank waits
+forever. docs/pipelines.md explains the schedules.";
 
 /// Look at schedules of pipeline parallelism
 #[derive(Debug, clap::Args)]

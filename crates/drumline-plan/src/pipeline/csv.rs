@@ -5,7 +5,7 @@
 //!   ,1F0,1B0,1F1,1B1
 //! ```
 //! PyTorch writes two forms. A file with computations only gets its messages, and its reductions of gradients, from [`lower`]. A
-//! file with any message is taken as it is. Which rank holds which stage is found out from the cells.
+//! file with any message stays unchanged. Which rank holds which stage is found out from the cells.
 
 use super::action::{Action, NoSuchAction};
 use super::lower::{LowerError, lower};

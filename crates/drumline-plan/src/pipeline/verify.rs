@@ -88,7 +88,7 @@ pub enum VerifyError {
         /// The stage.
         stage: usize,
     },
-    /// The first message of which one rank has another one in its place.
+    /// The first message where two ranks list different ones.
     #[error(
         "ranks {} and {} list their messages in different orders: where the one has {}, the other has {}; try the \
          program without its messages, which are then listed in one order",

@@ -47,6 +47,19 @@ fn it_is_shorter_than_named_schedules_in_the_same_memory() {
 }
 
 #[test]
+fn with_any_memory_it_is_no_longer_than_the_best_named_schedule() {
+    for num_micro_batches in [4, 8] {
+        let found = search(num_micro_batches, u64::MAX).run().unwrap();
+        let (schedule, named) = found.best_named.unwrap();
+        println!(
+            "{num_micro_batches} micro-batches, any memory: {:.2}, {schedule} {named:.2}",
+            found.makespan
+        );
+        assert!(found.makespan <= named, "{} of {named} ({schedule})", found.makespan);
+    }
+}
+
+#[test]
 fn the_seed_decides() {
     let run = |seed| Search { seed, changes: 300, ..search(5, 300) }.run().unwrap();
     assert_eq!(run(7).program.fingerprint(), run(7).program.fingerprint());
