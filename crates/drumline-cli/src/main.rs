@@ -15,6 +15,7 @@ mod plot;
 mod run;
 mod runs;
 mod sbatch;
+mod schedule;
 mod suggestions;
 mod trace;
 mod train;
@@ -50,6 +51,7 @@ enum Command {
     Watch(watch::WatchArgs),
     Plot(plot::PlotArgs),
     Trace(trace::TraceArgs),
+    Schedule(schedule::ScheduleArgs),
     Bench(bench::BenchArgs),
     Doctor(doctor::DoctorArgs),
     Key(key::KeyArgs),
@@ -118,6 +120,7 @@ fn main() -> ExitCode {
         Command::Runs(args) => runs::runs(&args),
         Command::Plot(args) => plot::plot(&args),
         Command::Trace(args) => trace::trace(args),
+        Command::Schedule(args) => schedule::schedule(args),
         Command::Completions(args) => completions::completions(&args, Cli::whole_command()),
         Command::Bench(args) => bench::run(&args),
         Command::Watch(args) => watch::watch(args),

@@ -24,6 +24,7 @@ mod it {
     mod restarts;
     mod run_args;
     mod sbatch;
+    mod schedule;
     mod signals;
     mod slurm;
     mod started;

@@ -7,7 +7,7 @@
 //! - [`Stage`], [`Placements`], [`Placement`]: which states are divided among ranks
 //! - [`UnitLayout`]: the flat memory of parameters that are gathered and freed together, and each rank's part of it
 //! - [`StateBytes`], [`StepTraffic`]: what a plan costs
-//! - [`pipeline`]: what each rank of a pipeline does, in which order
+//! - [`pipeline`]: what each rank of a pipeline does, the proof that it can, and how long it takes
 //! - [`OffloadPlan`]: which units' state is on the device, in host memory or on disk
 //!
 //! Not here: carrying a plan out (`drumline-parallel`).
@@ -25,6 +25,13 @@ mod unit;
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 mod readme {}
+
+/// The examples of the guide are tested, too.
+#[cfg(doctest)]
+mod guides {
+    #[doc = include_str!("../../../docs/pipelines.md")]
+    mod pipelines {}
+}
 
 pub use memory::{StateBytes, StateSizes};
 pub use offload::{NoRoom, OffloadPlan, Room, Tier};

@@ -125,14 +125,70 @@ impl Action {
         }
     }
 
+    /// The stages of it, with the micro-batch where it is of one: one of them, or two that overlap.
+    pub fn parts(self) -> impl Iterator<Item = (usize, Option<usize>)> {
+        let of = |work: Work| (work.stage, Some(work.micro_batch));
+        let (first, second) = match self {
+            Self::Compute(work) => (of(work), None),
+            Self::Overlap(first, second) => (of(first), Some(of(second))),
+            Self::Send(message) | Self::Receive(message) => {
+                ((message.stage, Some(message.micro_batch)), None)
+            }
+            Self::Unshard(stage) | Self::Reshard(stage) | Self::ReduceGrad(stage) => ((stage, None), None),
+        };
+        [first].into_iter().chain(second)
+    }
+
+    /// The stage at the other end of a message: the one that receives what this sends, or sends what this receives. `None` for
+    /// what is no message, and before the first stage.
+    pub fn peer_stage(&self) -> Option<usize> {
+        match *self {
+            Self::Send(Message { way: Way::Forward, stage, .. })
+            | Self::Receive(Message { way: Way::Backward, stage, .. }) => Some(stage + 1),
+            Self::Send(Message { way: Way::Backward, stage, .. })
+            | Self::Receive(Message { way: Way::Forward, stage, .. }) => stage.checked_sub(1),
+            _ => None,
+        }
+    }
+
+    /// A message as its sender names it, which is the same at both ends: a tag. `None` where there is no peer.
+    pub fn sent(&self) -> Option<Message> {
+        match *self {
+            Self::Send(message) => self.peer_stage().map(|_| message),
+            Self::Receive(message) => Some(Message { stage: self.peer_stage()?, ..message }),
+            _ => None,
+        }
+    }
+
+    /// The other end of a message: the receive of a send, the send of a receive.
+    pub fn mirrored(&self) -> Option<Self> {
+        let stage = self.peer_stage()?;
+        match *self {
+            Self::Send(message) => Some(Self::Receive(Message { stage, ..message })),
+            Self::Receive(message) => Some(Self::Send(Message { stage, ..message })),
+            _ => None,
+        }
+    }
+
     /// The computations of it: none, one, or two that overlap.
-    pub fn works(&self) -> impl Iterator<Item = Work> {
-        let (first, second) = match *self {
+    pub fn works(self) -> impl Iterator<Item = Work> {
+        let (first, second) = match self {
             Self::Compute(work) => (Some(work), None),
             Self::Overlap(first, second) => (Some(first), Some(second)),
             _ => (None, None),
         };
         first.into_iter().chain(second)
+    }
+}
+
+/// As its sender names it.
+impl fmt::Display for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let what = match self.way {
+            Way::Forward => "activations",
+            Way::Backward => "gradients",
+        };
+        write!(f, "the {what} that stage {} sends for micro-batch {}", self.stage, self.micro_batch)
     }
 }
 
@@ -227,6 +283,26 @@ mod tests {
         ];
         for text in texts {
             assert_eq!(text.parse::<Action>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn both_ends_of_a_message_have_one_name() {
+        let ends = [("3SEND_F1", "4RECV_F1"), ("4SEND_B1", "3RECV_B1")];
+        for [send, receive] in
+            ends.map(|(send, receive)| [send, receive].map(|text| text.parse::<Action>().unwrap()))
+        {
+            assert_eq!((send.mirrored(), receive.mirrored()), (Some(receive), Some(send)));
+            assert_eq!(
+                (send.peer_stage(), receive.peer_stage()),
+                (Some(receive.stage()), Some(send.stage()))
+            );
+            let Action::Send(message) = send else { unreachable!("{send} is a send") };
+            assert_eq!((send.sent(), receive.sent()), (Some(message), Some(message)));
+        }
+        for nobody in ["0SEND_B0", "0RECV_F0", "2F0", "1UNSHARD"].map(|text| text.parse::<Action>().unwrap())
+        {
+            assert_eq!((nobody.sent(), nobody.mirrored(), nobody.peer_stage()), (None, None, None));
         }
     }
 

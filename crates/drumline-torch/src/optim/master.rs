@@ -190,7 +190,8 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
             if !self.inner.step_copies(&copies, tensors)? {
                 return Err(TorchError::Unsupported {
                     operation: "step split master weights",
-                    reason: "gradients are not in bf16 like their parameters, or others are not in f32; try MasterKind::Copy",
+                    reason: "gradients are not in bf16 like their parameters, or others are not in f32, or Adafactor has \
+                             weights in channels last on a CPU; try MasterKind::Copy",
                 });
             }
         } else if !self.inner.step_copies(&copies, tensors)? {

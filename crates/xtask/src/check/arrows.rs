@@ -22,7 +22,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("drumline-bench", &["drumline", "drumline-observe", "drumline-text", "drumline-torch", "drumline-zoo"]),
-    ("drumline-cli", &["drumline-launch", "drumline-comm", "drumline-observe", "drumline-rendezvous"]),
+    (
+        "drumline-cli",
+        &["drumline-launch", "drumline-comm", "drumline-observe", "drumline-plan", "drumline-rendezvous"],
+    ),
     ("drumline-comm", &["drumline-rendezvous"]),
     (
         "drumline-examples",
