@@ -59,7 +59,7 @@ pub use ddp::{AllReduce, CommHook, Ddp, DdpOptions, DivideBy, GradBucket, Uneven
 pub use distributed_optimizer::{DistributedOptimizer, Divide, broadcast_optimizer_state};
 pub use engine::{
     Alone, Clip, Cut, Engine, EngineOptions, EngineSetup, Forwards, GradSync, ModelParallel, ModelParts,
-    Part, Placed, Whole,
+    Part, Placed, PlacedBox, Stack, Whole,
 };
 pub use error::{NotRecordable, ParallelError};
 pub use hooks::{Compressed, PostLocalSgd, PowerSgd, PowerSgdOptions, Traffic, subgroup};
