@@ -63,6 +63,11 @@ mod norms;
 mod recording;
 #[path = "gpu/shard.rs"]
 mod shard;
+#[path = "gpu/tensor.rs"]
+mod tensor;
+#[allow(dead_code)]
+#[path = "it/tensor_model.rs"]
+mod tensor_model;
 
 use std::time::Duration;
 
