@@ -30,9 +30,9 @@ use tch::{Device, Tensor};
 pub use alone::Alone;
 pub use clip::Clip;
 pub(crate) use model_parts::copy_into;
-pub use model_parts::{ModelParallel, ModelParts, Part};
+pub use model_parts::{ModelParallel, ModelParts, Part, Stack};
 pub(crate) use moving::{Moved, move_to};
-pub use placed::{Placed, Whole};
+pub use placed::{Placed, PlacedBox, Whole};
 
 use crate::agreement::Agreed;
 use crate::ddp::DdpOptions;

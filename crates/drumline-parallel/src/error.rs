@@ -286,8 +286,10 @@ pub enum NotRecordable {
     /// The order of buckets is not final yet.
     #[error("the first two steps show in which order gradients become ready")]
     OrderNotKnown,
-    /// The model is cut along `pp` or `tp`.
-    #[error("ranks have different parts of the model, which communicate in forward and backward")]
+    /// The model is cut along `pp` or `tp`, or its texts along `cp`.
+    #[error(
+        "ranks have different parts of the model or of its texts, and communicate in forward and backward"
+    )]
     ModelIsCut,
     /// The CPU makes a part of the step.
     #[error("the optimizer's state is in host memory")]

@@ -4,6 +4,8 @@
 //! - [`Ddp`]: one process per replica; gradients are averaged while backward still runs
 //! - [`ShardOptions`]: ZeRO, in which ranks divide optimizer state, gradients and parameters among them
 //! - [`ModelParallel`]: ranks have parts of the model, along `pp` and `tp`, or of the same samples, along `cp`
+//! - [`tensor`]: layers of which each rank of `tp` has a part, and activations that are cut along the sequence
+//! - [`context`]: ring attention, for texts of which each rank of `cp` has some places
 //! - [`Offload`]: the optimizer's state in files, for models that are larger than memory
 //! - [`DistributedOptimizer`]: gradients are reduced in `step`, after any number of backwards
 //! - [`DataParallel`]: one process with a thread for each device
@@ -21,6 +23,7 @@
 mod agreement;
 mod arena;
 mod averaging;
+pub mod context;
 mod data_parallel;
 mod ddp;
 mod distributed_optimizer;
@@ -42,6 +45,7 @@ mod shard;
 mod sync_batch_norm;
 mod sync_group;
 mod synced;
+pub mod tensor;
 
 /// Compiles the examples of the README and of the guide.
 #[cfg(doctest)]
@@ -50,6 +54,8 @@ mod guides {
     mod readme {}
     #[doc = include_str!("../../../docs/ddp-hooks.md")]
     mod ddp_hooks {}
+    #[doc = include_str!("../../../docs/tensor-parallel.md")]
+    mod tensor_parallel {}
 }
 
 pub use agreement::{Agreed, Brought, Count};
@@ -59,7 +65,7 @@ pub use ddp::{AllReduce, CommHook, Ddp, DdpOptions, DivideBy, GradBucket, Uneven
 pub use distributed_optimizer::{DistributedOptimizer, Divide, broadcast_optimizer_state};
 pub use engine::{
     Alone, Clip, Cut, Engine, EngineOptions, EngineSetup, Forwards, GradSync, ModelParallel, ModelParts,
-    Part, Placed, Whole,
+    Part, Placed, PlacedBox, Stack, Whole,
 };
 pub use error::{NotRecordable, ParallelError};
 pub use hooks::{Compressed, PostLocalSgd, PowerSgd, PowerSgdOptions, Traffic, subgroup};

@@ -316,7 +316,8 @@ fn placed_rows(weights: &[Weights], params: &[Named], is_saved_here: bool) -> Ve
         if let Some(first) = offsets.first_mut() {
             *first = rows.first as i64;
         }
-        Placed { name: name.clone(), tensor: rows.tensor.shallow_clone(), whole, offsets, is_saved_here }
+        let (name, boxes) = (name.clone(), Vec::new());
+        Placed { name, tensor: rows.tensor.shallow_clone(), whole, offsets, is_saved_here, boxes }
     });
     placed.collect()
 }

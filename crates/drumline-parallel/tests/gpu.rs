@@ -65,6 +65,11 @@ mod offload;
 mod recording;
 #[path = "gpu/shard.rs"]
 mod shard;
+#[path = "gpu/tensor.rs"]
+mod tensor;
+#[allow(dead_code)]
+#[path = "it/tensor_model.rs"]
+mod tensor_model;
 
 use std::time::Duration;
 

@@ -5,6 +5,8 @@
 mod averaging;
 #[path = "it/checkpointing.rs"]
 mod checkpointing;
+#[path = "it/context.rs"]
+mod context;
 #[path = "it/data_parallel.rs"]
 mod data_parallel;
 #[path = "it/ddp.rs"]
@@ -43,5 +45,13 @@ mod shard_nodes;
 mod shard_optimizers;
 #[path = "it/shard_windows.rs"]
 mod shard_windows;
+#[path = "it/tensor.rs"]
+mod tensor;
+#[path = "it/tensor_conversions.rs"]
+mod tensor_conversions;
+#[path = "it/tensor_cross_entropy.rs"]
+mod tensor_cross_entropy;
+#[path = "it/tensor_model.rs"]
+mod tensor_model;
 #[path = "it/uneven.rs"]
 mod uneven;

@@ -45,7 +45,7 @@ impl Engine for DdpEngine {
     }
 
     fn is_lockstep(&self) -> bool {
-        self.synced.is_lockstep() || self.parts.is_cut()
+        self.synced.is_lockstep() || self.parts.waits(&self.mesh)
     }
 
     fn parameters(&self) -> Vec<Named> {
@@ -94,7 +94,7 @@ impl Engine for DdpEngine {
     }
 
     fn is_recordable(&self) -> std::result::Result<(), NotRecordable> {
-        self.parts.is_recordable()?;
+        self.parts.is_recordable(&self.mesh)?;
         self.synced.is_recordable()
     }
 

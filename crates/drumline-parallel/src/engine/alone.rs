@@ -76,7 +76,7 @@ impl Engine for Alone {
     }
 
     fn is_lockstep(&self) -> bool {
-        self.parts.is_cut()
+        self.parts.waits(&self.mesh)
     }
 
     fn parameters(&self) -> Vec<Named> {
@@ -148,7 +148,7 @@ impl Engine for Alone {
     }
 
     fn is_recordable(&self) -> std::result::Result<(), NotRecordable> {
-        self.parts.is_recordable()?;
+        self.parts.is_recordable(&self.mesh)?;
         self.place.borrow().is_recordable()
     }
 

@@ -14,13 +14,15 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use drumline_comm::{Axis, Mesh, MeshShape, ReduceOp, ShapeError};
-use drumline_torch::{Named, TensorCollectives, buffers, parameters};
+use drumline_torch::{Named, TensorCollectives, buffers, bytes, parameters};
 use serde::{Deserialize, Serialize};
 use tch::nn::VarStore;
 use tch::{Device, Kind, Tensor};
 
+use super::placed::{PlacedBox, narrowed};
 use super::{Engine, EngineOptions, EngineSetup, Placed, Result, Whole};
 use crate::error::{NotRecordable, ParallelError};
 use crate::kinds::{kind_name, kind_of};
@@ -32,6 +34,46 @@ pub struct Part {
     pub whole: Whole,
     /// The offset of the part along each dim.
     pub offsets: Vec<i64>,
+    /// If the whole is several tensors one after the other: the variable has the same part of each.
+    pub stack: Option<Stack>,
+}
+
+/// A tensor that is several tensors of equal size, one after the other along a dim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stack {
+    /// The dim.
+    pub dim: usize,
+    /// The number of tensors.
+    pub count: i64,
+}
+
+/// The boxes of a variable of this size that is this part.
+fn boxes(size: &[i64], part: &Part) -> Vec<PlacedBox> {
+    let one = PlacedBox { offsets: part.offsets.clone(), ..PlacedBox::whole(size) };
+    let Some(Stack { dim, count }) = part.stack.filter(|stack| stack.count > 1) else { return vec![one] };
+    let (whole, own) = (part.whole.size[dim] / count, size[dim] / count);
+    let nth = |nth: i64| {
+        let mut boxed = one.clone();
+        boxed.at[dim] = nth * own;
+        boxed.offsets[dim] += nth * whole;
+        boxed.size[dim] = own;
+        boxed
+    };
+    (0..count).map(nth).collect()
+}
+
+impl Part {
+    /// This part of the whole tensor, for a variable of this size.
+    pub fn of(&self, whole: &Tensor, size: &[i64]) -> Result<Tensor> {
+        let boxes = boxes(size, self);
+        let narrowed = boxes.iter().map(|boxed| narrowed(whole, &boxed.offsets, &boxed.size));
+        let narrowed = narrowed.collect::<Result<Vec<_>>>()?;
+        match (&narrowed[..], self.stack) {
+            ([one], _) | ([one, ..], None) => Ok(one.shallow_clone()),
+            (all, Some(stack)) => Ok(Tensor::f_cat(all, stack.dim as i64)?),
+            ([], None) => Err(ParallelError::Internal { what: "a part has no box" }),
+        }
+    }
 }
 
 /// The options of an engine for a model that is cut along `pp` and `tp`, or whose samples are cut along `cp`. Ranks with the
@@ -77,8 +119,8 @@ pub struct ModelParts(Option<Parts>);
 
 #[derive(Debug, Clone)]
 struct Parts {
-    /// The offsets of this rank's parts, and zeros for what it has whole.
-    own: HashMap<String, Vec<i64>>,
+    /// The boxes of this rank's variables.
+    own: HashMap<String, Vec<PlacedBox>>,
     /// Tensors of this rank that another rank has as well, which counts and saves them.
     of_others: HashSet<String>,
     /// Those of all ranks.
@@ -109,7 +151,7 @@ impl Known {
                 ));
             }
         }
-        let covered: i64 = parts.iter().map(|part| part.size.iter().product::<i64>()).sum();
+        let covered: i64 = parts.iter().map(Told::numel).sum();
         match parts.first().filter(|_| covered != size.iter().product::<i64>()) {
             Some(first) => {
                 let got = parts.iter().map(Told::to_string).collect::<Vec<_>>().join(", ");
@@ -126,55 +168,62 @@ impl Known {
 struct Told {
     name: String,
     whole: Vec<i64>,
-    offsets: Vec<i64>,
-    size: Vec<i64>,
+    boxes: Vec<PlacedBox>,
     kind: String,
+    /// A hash of the values; `None` if they come from another rank later.
+    values: Option<u64>,
 }
 
 impl Told {
-    fn of(named: &Named, parts: &HashMap<String, Part>) -> Self {
+    fn of(named: &Named, parts: &HashMap<String, Part>, has_values: bool) -> Result<Self> {
         let (name, size) = (named.name.clone(), named.tensor.size());
-        let (whole, offsets) = match parts.get(&name) {
-            Some(Part { whole, offsets }) => (whole.size.clone(), offsets.clone()),
-            None => (size.clone(), vec![0; size.len()]),
+        let (whole, boxes) = match parts.get(&name) {
+            Some(part) => (part.whole.size.clone(), boxes(&size, part)),
+            None => (size.clone(), vec![PlacedBox::whole(&size)]),
         };
-        Self { name, whole, offsets, size, kind: kind_name(named.tensor.kind()) }
+        let values = has_values.then(|| hash(&named.tensor)).transpose()?;
+        Ok(Self { name, whole, boxes, kind: kind_name(named.tensor.kind()), values })
+    }
+
+    /// An error if two ranks that have the same part have other values of it: then these are parts, too.
+    fn check_alike(&self, other: &Self) -> Result {
+        if self.values == other.values {
+            return Ok(());
+        }
+        let what = format!("`{}` on two ranks along pp or tp", self.name);
+        let expected = "the same values, or parts; try the same seed on all ranks, and ModelParallel::parts";
+        Err(ParallelError::value(what, format!("{self}, with different values"), expected))
     }
 
     fn is_same(&self, other: &Self) -> bool {
-        self.name == other.name && self.offsets == other.offsets && self.size == other.size
+        self.name == other.name && self.boxes == other.boxes
     }
 
     /// An error if this is no part of the whole tensor.
     fn check(&self) -> Result {
-        let Self { name, whole, offsets, size, .. } = self;
-        let is_within = offsets.len() == whole.len()
-            && size.len() == whole.len()
-            && offsets
-                .iter()
-                .zip(size)
-                .zip(whole)
-                .all(|((offset, size), whole)| *offset >= 0 && offset + size <= *whole);
-        if is_within {
+        let Self { name, whole, boxes, .. } = self;
+        if boxes.iter().all(|boxed| boxed.is_of(whole)) {
             return Ok(());
         }
         let expected = format!("inside of the whole, which has size {whole:?}");
         Err(ParallelError::value(format!("a part of `{name}`"), self, expected))
     }
 
+    fn numel(&self) -> i64 {
+        self.boxes.iter().map(|boxed| boxed.size.iter().product::<i64>()).sum()
+    }
+
     /// The number of elements that two parts share.
     fn shared(&self, other: &Self) -> i64 {
-        let dims = self.offsets.iter().zip(&self.size).zip(other.offsets.iter().zip(&other.size));
-        dims.map(|((offset, size), (other, len))| {
-            ((offset + size).min(other + len) - offset.max(other)).max(0)
-        })
-        .product()
+        let pairs = self.boxes.iter().flat_map(|own| other.boxes.iter().map(move |other| own.shared(other)));
+        pairs.sum()
     }
 }
 
 impl fmt::Display for Told {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} at {:?}", self.size, self.offsets)
+        let boxes = self.boxes.iter().map(|boxed| format!("{:?} at {:?}", boxed.size, boxed.offsets));
+        f.write_str(&boxes.collect::<Vec<_>>().join(" and "))
     }
 }
 
@@ -189,7 +238,9 @@ impl ModelParts {
         }
         let own: HashMap<_, _> = parts.iter().map(|part| (part.whole.name.clone(), part.clone())).collect();
         let named = parameters(store).into_iter().chain(buffers(store));
-        let told: Vec<_> = named.map(|named| Told::of(&named, &own)).collect();
+        // Engines give all replicas the values of the first.
+        let has_values = mesh.losses().rank() == 0;
+        let told = named.map(|named| Told::of(&named, &own, has_values)).collect::<Result<Vec<_>>>()?;
         let all = group.all_gather_object(&told)?;
         let mut tensors: BTreeMap<String, Known> = BTreeMap::new();
         for told in all.iter().flatten() {
@@ -207,15 +258,16 @@ impl ModelParts {
                 );
                 return Err(ParallelError::value(what, got, "the same on all ranks"));
             }
-            if !known.parts.iter().any(|part| part.is_same(told)) {
-                known.parts.push(told.clone());
+            match known.parts.iter().find(|part| part.is_same(told)) {
+                Some(part) => part.check_alike(told)?,
+                None => known.parts.push(told.clone()),
             }
         }
         tensors.values().try_for_each(Known::check)?;
         let before: Vec<_> = all[..group.rank()].iter().flatten().collect();
         let of_others = told.iter().filter(|told| before.iter().any(|other| other.is_same(told)));
         let of_others = of_others.map(|told| told.name.clone()).collect();
-        let own = told.into_iter().map(|told| (told.name, told.offsets)).collect();
+        let own = told.into_iter().map(|told| (told.name, told.boxes)).collect();
         Ok(Self(Some(Parts { own, of_others, tensors })))
     }
 
@@ -224,17 +276,23 @@ impl ModelParts {
         self.0.is_some()
     }
 
+    /// Whether ranks wait for one another in forward and backward: they have different parts of the model, or of texts.
+    pub(crate) fn waits(&self, mesh: &Mesh) -> bool {
+        self.is_cut() || mesh.axis(Axis::Cp).size() > 1
+    }
+
     /// An error if a step cannot be recorded as a CUDA graph.
-    pub(crate) fn is_recordable(&self) -> std::result::Result<(), NotRecordable> {
-        if self.is_cut() { Err(NotRecordable::ModelIsCut) } else { Ok(()) }
+    pub(crate) fn is_recordable(&self, mesh: &Mesh) -> std::result::Result<(), NotRecordable> {
+        if self.waits(mesh) { Err(NotRecordable::ModelIsCut) } else { Ok(()) }
     }
 
     /// Ends the groups of ranks that wait for this one in forward and backward.
     pub(crate) fn abort(&self, mesh: &Mesh, cause: &str) {
-        if self.is_cut() {
-            for group in [mesh.axis(Axis::Pp), mesh.axis(Axis::Tp), mesh.model()] {
-                group.abort(cause);
-            }
+        if !self.waits(mesh) {
+            return;
+        }
+        for group in [mesh.axis(Axis::Pp), mesh.axis(Axis::Cp), mesh.axis(Axis::Tp), mesh.model()] {
+            group.abort(cause);
         }
     }
 
@@ -247,8 +305,17 @@ impl ModelParts {
             else {
                 return Placed { is_saved_here, ..placed };
             };
-            let offsets = placed.offsets.iter().zip(own).map(|(in_part, part)| in_part + part).collect();
-            Placed { whole: known.size.clone(), offsets, is_saved_here, ..placed }
+            let mut held: Vec<_> = own.iter().filter_map(|boxed| boxed.within(&placed)).collect();
+            let offsets = match &held[..] {
+                [one] => one.offsets.clone(),
+                _ => {
+                    placed.offsets.iter().zip(&own[0].offsets).map(|(in_part, part)| in_part + part).collect()
+                }
+            };
+            if held.len() < 2 {
+                held.clear();
+            }
+            Placed { whole: known.size.clone(), offsets, is_saved_here, boxes: held, ..placed }
         };
         state.into_iter().map(in_whole).collect()
     }
@@ -306,10 +373,12 @@ impl ModelParts {
         let _no_grad = tch::no_grad_guard();
         let whole = Tensor::f_zeros(size, (*kind, Device::Cpu))?;
         let mut device = Device::Cpu;
-        if let Some(offsets) = parts.own.get(name) {
+        if let Some(boxes) = parts.own.get(name) {
             let own = part()?;
             device = own.device();
-            copy_into(&whole, offsets, &own)?;
+            for PlacedBox { at, offsets, size } in boxes {
+                copy_into(&whole, offsets, &narrowed(&own, at, size)?)?;
+            }
         }
         // As bytes, of which all ranks that have one have the same: a sum of floats would not keep a negative zero.
         let mut bytes = whole.f_view([-1])?.f_view_dtype(Kind::Uint8)?;
@@ -318,11 +387,18 @@ impl ModelParts {
     }
 }
 
+/// A hash of a tensor's values.
+fn hash(tensor: &Tensor) -> Result<u64> {
+    let host = tensor.f_detach()?.f_to_device(Device::Cpu)?.f_contiguous()?;
+    let mut hasher = DefaultHasher::new();
+    bytes(&host)?.hash(&mut hasher);
+    Ok(hasher.finish())
+}
+
 /// Copies a part to its place in the whole tensor.
 pub(crate) fn copy_into(whole: &Tensor, offsets: &[i64], part: &Tensor) -> Result {
-    let mut place = whole.shallow_clone();
-    for (dim, (offset, len)) in offsets.iter().zip(part.size()).enumerate() {
-        place = place.f_narrow(dim as i64, *offset, len)?;
-    }
-    Ok(place.f_copy_(part)?)
+    Ok(narrowed(whole, offsets, &part.size())?.f_copy_(part)?)
 }
+
+#[cfg(test)]
+mod tests;

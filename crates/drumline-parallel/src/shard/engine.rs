@@ -164,7 +164,7 @@ impl Engine for Sharded {
     }
 
     fn is_lockstep(&self) -> bool {
-        self.gatherer.is_some() || self.parts.is_cut() || self.synced.is_lockstep()
+        self.gatherer.is_some() || self.parts.waits(&self.mesh) || self.synced.is_lockstep()
     }
 
     fn parameters(&self) -> Vec<Named> {
@@ -380,7 +380,7 @@ impl Engine for Sharded {
     }
 
     fn is_recordable(&self) -> std::result::Result<(), NotRecordable> {
-        self.parts.is_recordable()?;
+        self.parts.is_recordable(&self.mesh)?;
         self.place.borrow().is_recordable()?;
         self.synced.is_recordable()?;
         self.gatherer.as_ref().map_or(Ok(()), Gatherer::is_recordable)

@@ -245,6 +245,10 @@ fn add(
     }
     for placed in held {
         let Some(tensor) = tensors.get_mut(&name_of(&placed.name)) else { continue };
+        if !placed.boxes.is_empty() {
+            let cause = "a rank has several parts of it, which one file cannot hold".to_owned();
+            return Err(CheckpointError::Tensor { name: placed.name.clone(), cause });
+        }
         let [offsets, whole] = [&placed.offsets, &placed.whole].map(|sizes| to_usize(sizes));
         let region = Region::new(&offsets, &shape_of(&placed.tensor), &whole);
         let region = region

@@ -134,6 +134,7 @@ fn layout(rank: usize, num_ranks: usize) -> StateLayout {
             whole: shape.iter().map(|size| *size as i64).collect(),
             offsets: region.offsets().iter().map(|offset| *offset as i64).collect(),
             is_saved_here: cut.is_some() || rank == 0,
+            boxes: Vec::new(),
         }
     });
     StateLayout::new(&model.clone().map(whole).collect::<Vec<_>>(), &held.collect::<Vec<_>>()).unwrap()

@@ -134,6 +134,7 @@ fn divided_state(rank: usize, step: u64) -> RunState {
         whole: whole.size(),
         offsets: vec![from, 0],
         is_saved_here: true,
+        boxes: Vec::new(),
     };
     let layout = StateLayout::new(&[placed.of_whole()], &[placed]).unwrap();
     let mut state = RunState::new(vec![Named { name: "w".into(), tensor: own }]).unwrap();

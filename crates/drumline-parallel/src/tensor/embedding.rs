@@ -1,0 +1,68 @@
+//! An embedding of which each rank has some of the rows, and the positions of a text beside it.
+//!
+//! ```text
+//!   vocabulary of 10 on 2 ranks   rank 0: rows 0 to 4    tokens 3 7 ─▶ row 3, zeros ─┐ Partial
+//!                                 rank 1: rows 5 to 9                  zeros, row 7 ─┘
+//! ```
+
+use std::ops::Range;
+
+use tch::nn::{Init, Path};
+use tch::{Kind, Tensor};
+
+use super::ranks::TensorParallel;
+use super::value::{Features, Partial, Replicated, Sharded, TpTensor};
+use super::variable::{Keeps, Variable};
+use crate::error::ParallelError;
+
+type Result<T> = std::result::Result<T, ParallelError>;
+
+/// An embedding whose vocabulary is cut, which may also be the weight of the logits.
+#[derive(Debug)]
+pub struct VocabEmbedding {
+    weight: Tensor,
+    vocab: i64,
+    tp: TensorParallel,
+}
+
+impl VocabEmbedding {
+    /// Creates this rank's rows of the table, which has `size` features for each token.
+    pub fn new(tp: &TensorParallel, path: &Path<'_>, [vocab, size]: [i64; 2], init: Init) -> Result<Self> {
+        let weight = Variable { name: "weight", size: &[vocab, size], keeps: Keeps::Along(0) };
+        Ok(Self { weight: tp.variable(path, weight, init)?, vocab, tp: tp.clone() })
+    }
+
+    /// The table of which `weight` has this rank's rows, of `vocab`.
+    pub fn of(weight: &Tensor, vocab: i64, tp: &TensorParallel) -> Self {
+        Self { weight: weight.shallow_clone(), vocab, tp: tp.clone() }
+    }
+
+    /// The rows of tokens, which all ranks have. A token that another rank has contributes zeros here.
+    pub fn forward(&self, tokens: &Tensor) -> Result<TpTensor<Partial>> {
+        Ok(TpTensor::partial(rows_of(&self.weight, tokens, self.range())?, &self.tp))
+    }
+
+    /// Logits by the same table: the products of states with its rows, which are the classes.
+    pub fn logits(&self, states: &TpTensor<Replicated>) -> Result<TpTensor<Sharded<Features>>> {
+        let own = states.local.f_linear::<&Tensor>(&self.weight, None)?;
+        TpTensor::sharded(own, self.vocab, &self.tp)
+    }
+
+    fn range(&self) -> Range<i64> {
+        self.tp.cut(self.vocab).range(self.tp.rank())
+    }
+}
+
+/// The rows of tokens in this range, and zeros for all others.
+fn rows_of(weight: &Tensor, tokens: &Tensor, range: Range<i64>) -> Result<Tensor> {
+    let own = tokens.f_ge(range.start)?.f_logical_and(&tokens.f_lt(range.end)?)?;
+    if range.is_empty() {
+        // A rank without rows has no row to read.
+        let size = [&tokens.size()[..], &weight.size()[1..]].concat();
+        let zeros = Tensor::f_zeros(&size[..], (weight.kind(), weight.device()))?;
+        return Ok(zeros.f_add(&weight.f_sum(weight.kind())?)?);
+    }
+    let within = tokens.f_sub_scalar(range.start)?.f_mul(&own.f_to_kind(Kind::Int64)?)?;
+    let rows = Tensor::f_embedding(weight, &within, -1, false, false)?;
+    Ok(rows.f_mul(&own.f_unsqueeze(-1)?.f_to_kind(weight.kind())?)?)
+}
