@@ -241,7 +241,7 @@ pub(super) fn run(args: &OffloadArgs) -> anyhow::Result<()> {
     }
     let step_ms = timed(args.steps, || step(&mut trained))?;
     let memory = cuda::memory(0)?;
-    let compute_ms = timed(args.steps.min(5), || Ok(drop(trained.compute(false)?)))?;
+    let compute_ms = timed(args.steps.min(5), || Ok(trained.compute(false).map(drop)?))?;
     let update_ms = timed(args.steps.min(5), || Ok(trained.update()?))?;
     let on_host = bytes_on_host(&note) / BYTES_OF_STATE;
     let adam_ms = on_host * BYTES_OF_ADAM / rate * 1e3;

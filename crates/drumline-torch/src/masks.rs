@@ -190,8 +190,8 @@ impl Position {
         })
     }
 
-    /// The samples of a tensor of this size, each of which has the same number of rows. If they cannot be told apart, all rows
-    /// count as one.
+    /// The samples of a tensor of this size, each of which has the same number of rows. If the numbers do not divide, all
+    /// rows count as one.
     fn samples_of(&self, size: &[i64]) -> StepSamples {
         let count = self.samples.count;
         match size.first() {

@@ -128,8 +128,8 @@ pub trait Optimizer: Send {
 
     /// Sets the decay rates of both running means, for schedules that cycle the momentum. Returns false if the optimizer
     /// has none; then nothing changes. A captured graph keeps those with which it was recorded.
-    fn set_betas(&mut self, betas: (f64, f64)) -> bool {
-        let _ = betas;
+    fn set_betas(&mut self, beta1: f64, beta2: f64) -> bool {
+        let _ = (beta1, beta2);
         false
     }
 

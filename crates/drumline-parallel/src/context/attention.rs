@@ -151,7 +151,7 @@ impl Round {
             let see = || -> Result<()> {
                 let Some((pairs, block)) = self.block(&both, owner)? else { return Ok(()) };
                 let asking = queries.f_narrow(2, pairs.first_query, queries.size()[2] - pairs.first_query)?;
-                Ok(seen.from(pairs.first_query)?.join(block.seen(&asking)?)?)
+                Ok(seen.from(pairs.first_query)?.join(&block.seen(&asking)?)?)
             };
             match self.ring().filter(|_| hop + 1 < hops) {
                 Some(ring) => {
@@ -176,14 +176,14 @@ impl Round {
         let grad = grads.remove(0).map_or_else(|| out.f_zeros_like(), Ok)?.f_contiguous()?;
         let kinds = [&queries, &keys, &values].map(Tensor::kind);
         let both = Tensor::f_stack(&[keys, values], 0)?;
-        let sums = self.pulled(Queries { queries, out, lse, grad }, both)?;
+        let sums = self.pulled(&Queries { queries, out, lse, grad }, both)?;
         let of_each = [sums.queries, sums.here.f_get(0)?, sums.here.f_get(1)?];
         let of_each = of_each.into_iter().zip(kinds).map(|(sum, kind)| Ok(Some(sum.f_to_kind(kind)?)));
         of_each.collect()
     }
 
     /// The gradients of this rank's queries, keys and values.
-    fn pulled(&self, of: Queries, mut both: Tensor) -> Result<Sums> {
+    fn pulled(&self, of: &Queries, mut both: Tensor) -> Result<Sums> {
         let mut sums = Sums::zeros(&of.queries, &both)?;
         // The sums for the keys before, which leave now.
         let mut leaving: Option<Tensor> = None;

@@ -82,7 +82,7 @@ impl Seen {
     }
 
     /// Adds what the queries see in another block.
-    pub(super) fn join(&mut self, other: Self) -> Result<()> {
+    pub(super) fn join(&mut self, other: &Self) -> Result<()> {
         let lse = self.lse.f_logaddexp(&other.lse)?;
         let factor = |of: &Tensor| of.f_sub(&lse)?.f_exp()?.f_unsqueeze(3);
         let added = other.out.f_mul(&factor(&other.lse)?)?;
@@ -218,7 +218,7 @@ mod tests {
         };
         let mut seen = Seen::nothing(&queries).unwrap();
         for (first, len) in [(0, 2), (2, 6), (8, 1)] {
-            seen.join(block(first, len).seen(&queries).unwrap()).unwrap();
+            seen.join(&block(first, len).seen(&queries).unwrap()).unwrap();
         }
         let all = block(0, 9).seen(&queries).unwrap();
         close(&seen.out, &all.out);

@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_is_read_as_it_is_written() {
+    fn what_is_read_is_what_was_written() {
         for schedule in Schedule::ALL {
             for (ranks, micro_batches) in [(1, 1), (2, 3), (3, 3), (4, 8)] {
                 let size = PipelineSize { ranks, chunks: schedule.default_chunks(), micro_batches };

@@ -255,8 +255,8 @@ impl<const DECOUPLED: bool> Optimizer for AdamFamily<DECOUPLED> {
 
     methods_of_trained!();
 
-    fn set_betas(&mut self, betas: (f64, f64)) -> bool {
-        self.options.betas = betas;
+    fn set_betas(&mut self, beta1: f64, beta2: f64) -> bool {
+        self.options.betas = (beta1, beta2);
         true
     }
 

@@ -46,8 +46,8 @@ impl<O: Optimizer + ?Sized> Optimizer for Box<O> {
         (**self).set_lr(lr);
     }
 
-    fn set_betas(&mut self, betas: (f64, f64)) -> bool {
-        (**self).set_betas(betas)
+    fn set_betas(&mut self, beta1: f64, beta2: f64) -> bool {
+        (**self).set_betas(beta1, beta2)
     }
 
     fn parameters(&self) -> Vec<Named> {

@@ -310,8 +310,8 @@ impl Optimizer for Lamb {
 
     methods_of_trained!();
 
-    fn set_betas(&mut self, betas: (f64, f64)) -> bool {
-        self.options.betas = betas;
+    fn set_betas(&mut self, beta1: f64, beta2: f64) -> bool {
+        self.options.betas = (beta1, beta2);
         true
     }
 

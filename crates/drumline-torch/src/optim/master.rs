@@ -250,8 +250,8 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
         self.inner.set_lr(lr);
     }
 
-    fn set_betas(&mut self, betas: (f64, f64)) -> bool {
-        self.inner.set_betas(betas)
+    fn set_betas(&mut self, beta1: f64, beta2: f64) -> bool {
+        self.inner.set_betas(beta1, beta2)
     }
 
     fn replace_parameters(

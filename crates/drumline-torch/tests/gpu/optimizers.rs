@@ -183,7 +183,9 @@ fn steps_with_sums_are_near_those_on_a_cpu() {
     let _gpu = gpu();
     for (name, make) in with_sums() {
         // On a CPU, Adafactor's kernel does not take split weights in channels last, of which there are some.
-        for weights in ALL_WEIGHTS.into_iter().filter(|weights| name != "adafactor" || *weights != Weights::Split) {
+        for weights in
+            ALL_WEIGHTS.into_iter().filter(|weights| name != "adafactor" || *weights != Weights::Split)
+        {
             let expected = trained(weights, Device::Cpu, make);
             let found = trained(weights, GPU, make);
             assert_eq!(found.len(), expected.len());

@@ -155,7 +155,7 @@ impl<M: 'static> DeepSpeedEngine<M> {
         if let Some(schedule) = &mut steps.schedule {
             schedule.step();
         }
-        Ok(steps.optimizer.zero_grad()?)
+        steps.optimizer.zero_grad()
     }
 
     /// Trains one step: takes its micro-batches from `batches`, and runs forward, backward and `step` of each. `loss`

@@ -33,6 +33,14 @@ use crate::checkpoint::{CheckpointError, StateLayout, is_divided};
 use crate::comm::shared_failure::guarded;
 use crate::schedule::Schedule;
 
+/// What is known of a micro-batch before its forward.
+#[derive(Debug, Clone, Copy)]
+struct MicroBatch {
+    sync: GradSync,
+    /// As in [`Learner::enter_masks`].
+    seen: usize,
+}
+
 pub(super) struct Learner<'a, M: Model<B> + ?Sized, B: Batch> {
     pub(super) model: &'a M,
     /// Where the model trains.
@@ -135,7 +143,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Learner<'_, M, B> {
             let sync = GradSync::of(done, most);
             self.engine.begin_micro_batch();
             let samples = batch.num_samples();
-            let Some(loss) = self.loss_of(context, batch, (sync, seen))? else { break };
+            let Some(loss) = self.loss_of(context, batch, MicroBatch { sync, seen })? else { break };
             let begin = Instant::now();
             self.backward(&(&loss * factor), sync)?;
             context.tracer.span("backward", Track::Compute, begin);
@@ -159,22 +167,21 @@ impl<M: Model<B> + ?Sized, B: Batch> Learner<'_, M, B> {
         }
     }
 
-    /// The sum of a batch's losses, ready for backward; `None` after a failure, which is kept. `seen` as in
-    /// [`enter_masks`](Self::enter_masks).
+    /// The sum of a batch's losses, ready for backward; `None` after a failure, which is kept.
     fn loss_of(
         &mut self,
         context: &mut Context<'_>,
         batch: B,
-        (sync, seen): (GradSync, usize),
+        micro_batch: MicroBatch,
     ) -> Result<Option<Tensor>, TrainerError> {
         context.call(Hook::BatchBegin);
         let made = guarded(|| {
             let batch = batch.to_device(self.device())?;
             let _autocast = self.autocast()?;
-            let _masks = self.enter_masks(seen, &batch);
+            let _masks = self.enter_masks(micro_batch.seen, &batch);
             let begin = Instant::now();
             let forward = || self.model.forward_batch(&batch, Mode::Train);
-            let output = self.engine.forward_with(sync, forward)??;
+            let output = self.engine.forward_with(micro_batch.sync, forward)??;
             context.tracer.span("forward", Track::Compute, begin);
             Ok((output, batch))
         });

@@ -112,9 +112,9 @@ impl<M: Model<B> + ?Sized, B: Batch> Step<'_, '_, M, B> {
         let Some(schedule) = &self.learner.schedule else { return };
         let state = &mut self.context.state;
         let (lr, betas) = (schedule.lr(state.at()), schedule.betas(state.at()));
-        if let Some(betas) = betas {
+        if let Some((beta1, beta2)) = betas {
             // A graph of the optimizer's step would keep those of its recording.
-            state.is_optimizer_changed |= state.optimizer.set_betas(betas);
+            state.is_optimizer_changed |= state.optimizer.set_betas(beta1, beta2);
         }
         if lr.is_finite() {
             state.set_lr(lr);

@@ -19,7 +19,7 @@ fn rows_of_a_stacked_part_lie_in_several_places_of_the_whole() {
         let shape = MeshShape::default().with(Axis::Tp, 2);
         let (mesh, rank) = (Mesh::new(&group, shape)?, group.rank() as i64);
         let store = VarStore::new(Device::Cpu);
-        store.root().zeros("w", &[4, 3]);
+        let _ = store.root().zeros("w", &[4, 3]);
         let meet = |parts: &[Part]| {
             ModelParts::meet(&store, &mesh, parts)
                 .map_err(|error| CommError::Init { cause: error.to_string() })
@@ -45,7 +45,7 @@ fn parts_that_overlap_or_leave_gaps_are_refused() {
         let said = LocalGroup::run(2, |group| {
             let mesh = Mesh::new(&group, MeshShape::default().with(Axis::Tp, 2))?;
             let store = VarStore::new(Device::Cpu);
-            store.root().zeros("w", &[2]);
+            let _ = store.root().zeros("w", &[2]);
             let whole = Whole { name: "w".into(), size: vec![4] };
             let part = Part { whole, offsets: vec![offsets[group.rank()]], stack: None };
             Ok(ModelParts::meet(&store, &mesh, &[part]).map(drop).map_err(|error| error.to_string()))

@@ -188,7 +188,7 @@ ranks_test!(wrong_settings_are_errors_on_all_ranks, 2, {
     assert!(said.contains("/no/such/ds_config.json"), "{said}");
 });
 
-/// The lines that rank 0 writes, and the folder in which it does.
+// The lines that rank 0 writes, and the folder in which it does.
 ranks_test!(figures_go_to_csv_files_and_event_files, 2, {
     let group = ProcessGroup::from_env()?;
     let folder = group.broadcast_object(Some(&tempfile::tempdir()?.keep()), 0)?;
