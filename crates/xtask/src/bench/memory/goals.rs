@@ -1,6 +1,6 @@
 //! The goals: memory within 5 % of its formula, and Adam as fast as memory allows.
 
-use super::contest::{ADAMW, ADAMW_BF16, Case, Figures, IN_MEMORY, Memory, TEXTS, TORCH, Word, units};
+use super::contest::{Case, Figures, IN_MEMORY, Memory, TEXTS, TORCH, Word, units};
 use crate::bench::contest::{TallyOf, Unit};
 use crate::bench::need::Need;
 use crate::bench::report::{self, row};
@@ -112,7 +112,7 @@ fn speed(unit: Unit<Case, Word>, what: &str, need: Need, ratio: Option<Spread>) 
 
 #[cfg(test)]
 mod tests {
-    use super::super::contest::{CASES, DRUMLINE, STATE_IN_FILES};
+    use super::super::contest::{ADAMW, ADAMW_BF16, CASES, DRUMLINE, STATE_IN_FILES};
     use super::*;
     use crate::bench::tally::{Tally, Turn};
 
