@@ -80,7 +80,7 @@ fn weights_are_those_of_deepspeeds_own_converter() {
 #[test]
 fn without_zero_weights_are_those_that_were_saved() {
     let out = tempfile::tempdir().unwrap();
-    for (case, kind) in [("stage0_fp32", Kind::Float), ("stage0_fp16", Kind::Half)] {
+    for case in ["stage0_fp32", "stage0_fp16"] {
         let found = DeepSpeedCheckpoint::open(&golden().join(case), None).unwrap();
         assert_eq!((found.stage(), found.num_ranks()), (0, 1));
         let file = out.path().join("model.safetensors");
@@ -90,7 +90,7 @@ fn without_zero_weights_are_those_that_were_saved() {
         for (name, weight) in &expected {
             assert_eq!(&written[name].to_kind(Kind::Float), weight, "{case}: {name}");
         }
-        assert_eq!(written["hidden.weight"].kind(), kind, "{case}");
+        assert_eq!(written["hidden.weight"].kind(), Kind::Float, "{case}");
         let refused = found.import(out.path()).unwrap_err().to_string();
         assert!(refused.contains("without ZeRO there are no files of optimizers"), "{refused}");
     }
