@@ -6,7 +6,7 @@ const DS: &str = r#"{
     "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": 2,
     "gradient_clipping": "auto", "steps_per_print": 1,
     "optimizer": {"type": "Adam", "params": {"lr": 0.01, "adam_w_mode": false, "betas": [0.8, 0.99], "amsgrad": true}},
-    "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4, "warmup_max_lr": "auto"}},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 20, "warmup_max_lr": "auto"}},
     "zero_optimization": {"stage": 1}, // a comment
     "csv_monitor": {"enabled": true, "output_path": "DIR/csv", "job_name": "job"},
     "tensorboard": {"enabled": true, "output_path": "elsewhere"},
@@ -56,7 +56,7 @@ fn a_file_trains_as_the_same_keys_do() {
                      optimizer_configs.optimizer_params.betas [0.8,0.99] \
                      optimizer_configs.optimizer_params.amsgrad true PARALLEL.ZERO 1 \
                      optimizer_configs.scheduler \
-                     {type:WarmupLR,params:{warmup_num_steps:4,warmup_max_lr:0.01}}";
+                     {type:WarmupLR,params:{warmup_num_steps:20,warmup_max_lr:0.01}}";
     ours.passes(2, &format!("train --cfg DIR/nmt.yaml training_configs.disp_freq 1 {KEYS} {optimizer}"));
     let ours = [column(&ours.events(), "step", "loss"), column(&ours.events(), "step", "lr")];
     assert_eq!(ours[0].len(), 6);
