@@ -237,6 +237,8 @@ mod tests {
                 "0F0,0B0\n1F0,,1X0",
                 "line 2, column 3: `1X0` is no action of a pipeline; try one like 2F0, 2B0, ",
             ),
+            ("0F0,0F1…", "line 1, column 2: `0F1…` is no action of a pipeline; try one like"),
+            ("“0F0”,“0B0”", "line 1, column 1: `“0F0”` is no action of a pipeline; try one like"),
             ("0F0,0B0,1F0\n1F0,1B0", "line 2, column 1: 1F0 is of stage 1, which rank 0 has in line 1"),
             (
                 "0F0,0B0\n2F0,2B0",
