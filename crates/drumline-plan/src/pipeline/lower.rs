@@ -10,6 +10,8 @@
 //!
 //! The gradients of a stage are reduced over its replicas after its last backward, unless the rows already say where.
 
+use std::collections::BTreeSet;
+
 use super::action::{Action, Compute, Message, Work};
 use super::program::{Place, Program, Unplaced};
 
@@ -62,21 +64,19 @@ pub fn lower(program: &Program) -> Result<Program, LowerError> {
     let mut rows = vec![Vec::new(); given.len()];
     let mut next = vec![0; given.len()];
     let mut listed = Listed::new(program);
-    let mut is_moving = true;
-    while is_moving {
-        is_moving = false;
-        for rank in 0..given.len() {
-            let Some(&action) = given[rank].get(next[rank]) else { continue };
-            if action.works().any(|work| listed.missing(work).is_some()) {
-                continue;
-            }
-            is_moving = true;
-            next[rank] += 1;
-            rows[rank].push(action);
-            for message in action.works().filter_map(|work| program.gives(work)) {
-                list(program, message, &mut rows);
-                *listed.slot(message) = true;
-            }
+    let mut turns = Turns::new(given.len());
+    while let Some(rank) = turns.next() {
+        let Some(&action) = given[rank].get(next[rank]) else { continue };
+        if action.works().any(|work| listed.missing(work).is_some()) {
+            continue;
+        }
+        next[rank] += 1;
+        rows[rank].push(action);
+        turns.wake(rank);
+        for message in action.works().filter_map(|work| program.gives(work)) {
+            list(program, message, &mut rows);
+            *listed.slot(message) = true;
+            turns.wake(program.stages.rank_of(message.stage));
         }
     }
     let waiting = (0..given.len()).find_map(|rank| {
@@ -86,6 +86,33 @@ pub fn lower(program: &Program) -> Result<Program, LowerError> {
         Some(LowerError::Stuck { place: Place { rank, position: next[rank], action }, needs })
     });
     waiting.map_or_else(|| Ok(Program { rows, ..program.clone() }), Err)
+}
+
+/// Whose turn it is: rank 0, rank 1, … and again, without those that wait.
+struct Turns {
+    now: BTreeSet<usize>,
+    after: BTreeSet<usize>,
+    last: usize,
+}
+
+impl Turns {
+    fn new(ranks: usize) -> Self {
+        Self { now: (0..ranks).collect(), after: BTreeSet::new(), last: 0 }
+    }
+
+    fn next(&mut self) -> Option<usize> {
+        if self.now.is_empty() {
+            std::mem::swap(&mut self.now, &mut self.after);
+        }
+        self.last = self.now.pop_first()?;
+        Some(self.last)
+    }
+
+    /// A rank may be able to continue.
+    fn wake(&mut self, rank: usize) {
+        let turn = if rank > self.last { &mut self.now } else { &mut self.after };
+        turn.insert(rank);
+    }
 }
 
 /// Lists both ends of what a stage gets, if its rank does not have it.
