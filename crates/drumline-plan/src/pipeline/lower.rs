@@ -10,7 +10,7 @@
 //!
 //! The gradients of a stage are reduced over its replicas after its last backward, unless the rows already say where.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::action::{Action, Compute, Message, Work};
 use super::program::{Place, Program, Unplaced};
@@ -60,7 +60,9 @@ impl<'a> Listed<'a> {
 /// The rows of a program with all messages, and with the reduction of gradients. Messages that its rows have are listed again.
 pub fn lower(program: &Program) -> Result<Program, LowerError> {
     program.check_placed()?;
-    let given: Vec<_> = with_reductions(program);
+    let without = |row: &Vec<Action>| row.iter().filter(|action| action.sent().is_none()).copied().collect();
+    let rows = program.rows.iter().map(without).collect();
+    let given = with_reductions(Program { rows, ..program.clone() }).rows;
     let mut rows = vec![Vec::new(); given.len()];
     let mut next = vec![0; given.len()];
     let mut listed = Listed::new(program);
@@ -126,25 +128,36 @@ fn list(program: &Program, at: Message, rows: &mut [Vec<Action>]) {
     }
 }
 
-/// The rows without messages, and with a reduction after the last backward of each stage.
-fn with_reductions(program: &Program) -> Vec<Vec<Action>> {
+/// The program with a reduction after the last backward of each stage, and after the messages that follow it, unless it has
+/// any reduction.
+pub(super) fn with_reductions(program: Program) -> Program {
     let is_reduction = |action: &Action| matches!(action, Action::ReduceGrad(_));
-    let has_reductions = program.rows.iter().flatten().any(is_reduction);
-    let mut done = vec![0; program.stages.num_stages()];
-    let mut row = |row: &Vec<Action>| {
-        let mut with = Vec::with_capacity(3 * row.len());
-        for action in row.iter().filter(|action| action.sent().is_none()) {
-            with.push(*action);
-            let last = |work: Work| matches!(work.compute, Compute::Backward | Compute::Weight);
-            for work in action.works().filter(|work| last(*work)) {
-                done[work.stage] += 1;
-                let is_last = done[work.stage] == program.num_micro_batches && !has_reductions;
-                with.extend(is_last.then_some(Action::ReduceGrad(work.stage)));
-            }
+    if program.rows.iter().flatten().any(is_reduction) {
+        return program;
+    }
+    let rows = program.rows.iter().map(|row| with_reductions_of(row)).collect();
+    Program { rows, ..program }
+}
+
+fn with_reductions_of(row: &[Action]) -> Vec<Action> {
+    let adds = |work: &Work| matches!(work.compute, Compute::Backward | Compute::Weight);
+    let mut last = BTreeMap::new();
+    for (position, action) in row.iter().enumerate() {
+        last.extend(action.works().filter(adds).map(|work| (work.stage, position)));
+    }
+    let mut with = Vec::with_capacity(row.len() + last.len());
+    let mut complete: Vec<usize> = Vec::new();
+    for (position, action) in row.iter().enumerate() {
+        if action.sent().is_none() {
+            with.extend(complete.drain(..).map(Action::ReduceGrad));
         }
-        with
-    };
-    program.rows.iter().map(&mut row).collect()
+        with.push(*action);
+        let stages = action.works().filter(adds).map(|work| work.stage);
+        complete.extend(stages.filter(|stage| last.get(stage) == Some(&position)));
+        complete.dedup();
+    }
+    with.extend(complete.into_iter().map(Action::ReduceGrad));
+    with
 }
 
 #[cfg(test)]
@@ -185,11 +198,12 @@ mod tests {
         );
         assert_eq!(
             error(&["0F0 1B0", "1F0 0B0"], 1),
-            "action 1 of rank 0 (1B0) is of stage 1, which rank 1 holds"
+            "action 1 of rank 0 (1B0) is of stage 1, which rank 1 holds; try it in the row of that rank"
         );
         assert_eq!(
             error(&["0F0 0F1", "1F0"], 1),
-            "action 1 of rank 0 (0F1) is outside the program, which has 2 stages and 1 micro-batches"
+            "action 1 of rank 0 (0F1) is outside the program, which has 2 stages and 1 micro-batches; try smaller \
+             numbers, which begin at 0"
         );
     }
 }
