@@ -13,7 +13,7 @@ use crate::config::setting::{Setting, choice};
 use crate::config::table::{Table, public_table, sections};
 use crate::config::{
     ConfigError, DeviceKind, Fp16, Optim, OptimizerName, Parallel, PrecisionKind, Run, SharedKeys,
-    TaskConfig, Test, Train, Value, check_scheduler,
+    TaskConfig, Test, Train, Value, check_amsgrad_of, check_scheduler,
 };
 use crate::models::Checkpointing;
 
@@ -373,6 +373,10 @@ impl Table for NmtConfig {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
+        if self.optimizer_params.amsgrad {
+            let key = "optimizer_configs.optimizer_params.amsgrad";
+            check_amsgrad_of(self.optimizer.optimizer, key, "optimizer_configs.optimizer")?;
+        }
         self.check_files()?;
         self.fp16.check("run_configs.precision", self.run.precision)?;
         self.parallel.check()?;
@@ -542,5 +546,26 @@ impl NmtConfig {
                 invalid("optimizer_configs.optimizer_params.betas", "expected two numbers; try [0.9, 0.999]")
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amsgrad_of_an_optimizer_without_it_is_refused() {
+        let refused = |optimizer| {
+            let mut config = NmtConfig::default();
+            config.optimizer.optimizer = optimizer;
+            config.optimizer_params.amsgrad = true;
+            let text = config.check().unwrap_err().to_string();
+            text.contains("amsgrad").then_some(text)
+        };
+        let expected = "optimizer_configs.optimizer_params.amsgrad is true, and sgd has none; try \
+                        optimizer_configs.optimizer adamw";
+        // The default names no files, which is checked after it.
+        assert_eq!(refused(OptimizerName::Sgd).as_deref(), Some(expected));
+        assert_eq!(refused(OptimizerName::Adam), None);
     }
 }
