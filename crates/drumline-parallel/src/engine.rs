@@ -13,6 +13,7 @@
 
 mod alone;
 mod clip;
+mod ending;
 mod model_parts;
 mod moving;
 mod placed;
@@ -29,6 +30,7 @@ use tch::{Device, Tensor};
 
 pub use alone::Alone;
 pub use clip::Clip;
+pub(crate) use ending::Ending;
 pub(crate) use model_parts::copy_into;
 pub use model_parts::{ModelParallel, ModelParts, Part, Stack};
 pub(crate) use moving::{Moved, move_to};
@@ -118,23 +120,31 @@ pub trait Engine {
     /// need.
     fn begin_evaluation(&self, forwards: Forwards) -> Result {
         let _ = forwards;
+        self.parts().begin_evaluation();
         self.sync_buffers()
     }
 
     /// Asks for the end of an evaluation before all its forwards. If the rank may not just stop, all ranks get
     /// [`EvaluationCut`](ParallelError::EvaluationCut) from their next forward.
     fn cut_evaluation(&self) -> Cut {
-        Cut::Now
+        self.parts().cut_evaluation(self.mesh())
     }
 
     /// Ends an evaluation. A rank that has failed says why: others may be waiting for it.
     fn end_evaluation(&self, failure: Option<&str>) -> Result {
-        let _ = failure;
+        if let Some(cause) = failure {
+            self.parts().abort(self.mesh(), cause);
+        }
         Ok(())
     }
 
-    /// Runs a forward of an evaluation. Ranks may make different numbers of them, so that each rank calls it by itself.
+    /// Runs a forward of an evaluation. Ranks may make different numbers of them, so that each rank calls it by itself;
+    /// only ranks with parts of one model, or of the same samples, make the same number.
+    #[track_caller]
     fn evaluate(&self, body: &mut dyn FnMut()) -> Result {
+        if self.parts().ends_evaluation(self.mesh())? {
+            return Err(ParallelError::EvaluationCut);
+        }
         body();
         Ok(())
     }

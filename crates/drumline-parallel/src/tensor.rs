@@ -39,6 +39,7 @@ mod linear;
 mod ranks;
 mod value;
 mod variable;
+mod within;
 
 pub use attention::{AttentionShape, SelfAttention};
 pub use cross_entropy::{VocabLabels, vocab_cross_entropy};

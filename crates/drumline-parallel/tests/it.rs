@@ -51,6 +51,8 @@ mod tensor;
 mod tensor_conversions;
 #[path = "it/tensor_cross_entropy.rs"]
 mod tensor_cross_entropy;
+#[path = "it/tensor_evaluation.rs"]
+mod tensor_evaluation;
 #[path = "it/tensor_model.rs"]
 mod tensor_model;
 #[path = "it/uneven.rs"]

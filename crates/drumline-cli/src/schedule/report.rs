@@ -65,11 +65,11 @@ impl<'a> Report<'a> {
 
     /// The grid; on a terminal in colours, and cut into lines that fit.
     fn grid(&self, terminal: &Term) -> String {
-        let grid = Grid::new(&self.timeline);
-        let columns = grid.rows.first().map_or(0, Vec::len);
+        let columns = Grid::num_columns(&self.timeline);
         if columns > MOST_COLUMNS {
             return format!("(a grid of {columns} columns is not shown; try --svg FILE)\n");
         }
+        let grid = Grid::new(&self.timeline);
         if !terminal.is_term() {
             return grid.to_string();
         }

@@ -105,6 +105,18 @@ fn what_cannot_be_is_an_error() {
             "error: a pipeline of 0 ranks with 1 stages each and 8 micro-batches; try",
         ),
         (
+            "--schedule 1f1b --micro-batches 18446744073709551615",
+            1,
+            "error: a pipeline of 4 ranks with 1 stages each and 18446744073709551615 micro-batches is too large, with",
+        ),
+        ("--schedule zbv --ranks 9223372036854775807", 1, "error: a pipeline of 9223372036854775807 ranks"),
+        (
+            "--schedule bfs --chunks 1000000000000",
+            1,
+            "error: a pipeline of 4 ranks with 1000000000000 stages",
+        ),
+        ("--schedule interleaved --ranks 2 --micro-batches 7", 1, "error: the schedule interleaved divides"),
+        (
             "--from bad.csv",
             1,
             "error: bad.csv: line 2, column 3: `1X0` is no action of a pipeline; try one like",

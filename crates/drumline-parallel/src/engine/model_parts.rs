@@ -16,14 +16,15 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use drumline_comm::{Axis, Mesh, MeshShape, ReduceOp, ShapeError};
+use drumline_comm::{Axis, Mesh, MeshShape, ReduceOp, ShapeError, call_site};
 use drumline_torch::{Named, TensorCollectives, buffers, bytes, parameters};
 use serde::{Deserialize, Serialize};
 use tch::nn::VarStore;
 use tch::{Device, Kind, Tensor};
 
+use super::ending::Ending;
 use super::placed::{PlacedBox, narrowed};
-use super::{Engine, EngineOptions, EngineSetup, Placed, Result, Whole};
+use super::{Cut, Engine, EngineOptions, EngineSetup, Placed, Result, Whole};
 use crate::error::{NotRecordable, ParallelError};
 use crate::kinds::{kind_name, kind_of};
 
@@ -115,7 +116,10 @@ impl EngineOptions for ModelParallel {
 
 /// Which part of the model this rank has, and which the other ranks have. By default, each rank has all of it.
 #[derive(Debug, Clone, Default)]
-pub struct ModelParts(Option<Parts>);
+pub struct ModelParts {
+    parts: Option<Parts>,
+    ending: Ending,
+}
 
 #[derive(Debug, Clone)]
 struct Parts {
@@ -147,7 +151,8 @@ impl Known {
                 return Err(ParallelError::value(
                     name(part),
                     got,
-                    "the same as another, or none of its elements",
+                    "the same as another, or none of its elements; try `TensorParallel::parts` as \
+                     ModelParallel::parts",
                 ));
             }
         }
@@ -155,7 +160,10 @@ impl Known {
         match parts.first().filter(|_| covered != size.iter().product::<i64>()) {
             Some(first) => {
                 let got = parts.iter().map(Told::to_string).collect::<Vec<_>>().join(", ");
-                let expected = format!("parts that cover the whole, which has size {size:?}");
+                let expected = format!(
+                    "parts that cover the whole, which has size {size:?}; try `TensorParallel::parts` as \
+                     ModelParallel::parts"
+                );
                 Err(ParallelError::value(format!("`{}` on all ranks", first.name), got, expected))
             }
             None => Ok(()),
@@ -205,7 +213,8 @@ impl Told {
         if boxes.iter().all(|boxed| boxed.is_of(whole)) {
             return Ok(());
         }
-        let expected = format!("inside of the whole, which has size {whole:?}");
+        let expected =
+            format!("inside of the whole, which has size {whole:?}; try other offsets of this part");
         Err(ParallelError::value(format!("a part of `{name}`"), self, expected))
     }
 
@@ -256,7 +265,9 @@ impl ModelParts {
                     format!("the size of `{}`", told.name),
                     format!("{:?} and {:?}", known.size, told.whole),
                 );
-                return Err(ParallelError::value(what, got, "the same on all ranks"));
+                let expected = "the same on all ranks; try the same configuration on all ranks, and the whole size in \
+                                each part";
+                return Err(ParallelError::value(what, got, expected));
             }
             match known.parts.iter().find(|part| part.is_same(told)) {
                 Some(part) => part.check_alike(told)?,
@@ -268,12 +279,12 @@ impl ModelParts {
         let of_others = told.iter().filter(|told| before.iter().any(|other| other.is_same(told)));
         let of_others = of_others.map(|told| told.name.clone()).collect();
         let own = told.into_iter().map(|told| (told.name, told.boxes)).collect();
-        Ok(Self(Some(Parts { own, of_others, tensors })))
+        Ok(Self { parts: Some(Parts { own, of_others, tensors }), ending: Ending::default() })
     }
 
     /// Whether ranks have different parts.
     pub fn is_cut(&self) -> bool {
-        self.0.is_some()
+        self.parts.is_some()
     }
 
     /// Whether ranks wait for one another in forward and backward: they have different parts of the model, or of texts.
@@ -296,9 +307,33 @@ impl ModelParts {
         }
     }
 
+    /// Begins an evaluation, whose end no rank has asked for.
+    pub(crate) fn begin_evaluation(&self) {
+        self.ending.clear();
+    }
+
+    /// Asks for the end of an evaluation. Ranks that wait for one another end together, before their next forward.
+    pub(crate) fn cut_evaluation(&self, mesh: &Mesh) -> Cut {
+        if !self.waits(mesh) {
+            return Cut::Now;
+        }
+        self.ending.ask();
+        Cut::AfterForward
+    }
+
+    /// Whether one of the ranks that wait for one another asks for the end. They all call it before each forward.
+    #[track_caller]
+    pub(crate) fn ends_evaluation(&self, mesh: &Mesh) -> Result<bool> {
+        if !self.waits(mesh) {
+            return Ok(false);
+        }
+        let groups = [mesh.axis(Axis::Cp), mesh.model()];
+        self.ending.agree(groups.into_iter().filter(|group| group.size() > 1), call_site())
+    }
+
     /// The places in the whole model of what an engine holds of this rank's part.
     pub(crate) fn placed(&self, state: Vec<Placed>) -> Vec<Placed> {
-        let Some(parts) = &self.0 else { return state };
+        let Some(parts) = &self.parts else { return state };
         let in_whole = |placed: Placed| {
             let is_saved_here = placed.is_saved_here && !parts.of_others.contains(&placed.name);
             let (Some(own), Some(known)) = (parts.own.get(&placed.name), parts.tensors.get(&placed.name))
@@ -322,7 +357,7 @@ impl ModelParts {
 
     /// All tensors of the model; `own` are those of this rank's part.
     pub(crate) fn tensors(&self, own: impl FnOnce() -> Vec<Whole>) -> Vec<Whole> {
-        let Some(parts) = &self.0 else { return own() };
+        let Some(parts) = &self.parts else { return own() };
         parts
             .tensors
             .iter()
@@ -333,7 +368,7 @@ impl ModelParts {
     /// Those of these parameters that no other part counts.
     pub(crate) fn counted(&self, parameters: &[Named]) -> Vec<Named> {
         let is_counted =
-            |named: &&Named| self.0.as_ref().is_none_or(|parts| !parts.of_others.contains(&named.name));
+            |named: &&Named| self.parts.as_ref().is_none_or(|parts| !parts.of_others.contains(&named.name));
         parameters.iter().filter(is_counted).cloned().collect()
     }
 
@@ -367,7 +402,7 @@ impl ModelParts {
         name: &str,
         part: impl FnOnce() -> Result<Tensor>,
     ) -> Result<Tensor> {
-        let Some(parts) = &self.0 else { return part() };
+        let Some(parts) = &self.parts else { return part() };
         let Known { size, kind, .. } =
             parts.tensors.get(name).ok_or_else(|| ParallelError::no_tensor(name))?;
         let _no_grad = tch::no_grad_guard();

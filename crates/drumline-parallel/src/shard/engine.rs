@@ -135,6 +135,11 @@ impl Sharded {
         }
     }
 
+    /// What gathers parameters in an evaluation whose forwards all ranks make together.
+    fn counted(&self) -> Option<&Gatherer> {
+        self.gatherer.as_ref().filter(|gatherer| gatherer.is_counted())
+    }
+
     /// Runs a forward or backward, in which parameters are gathered when they are used.
     #[track_caller]
     fn gathering<R>(&self, body: impl FnOnce() -> Result<R>) -> Result<R> {
@@ -230,27 +235,30 @@ impl Engine for Sharded {
 
     #[track_caller]
     fn begin_evaluation(&self, forwards: Forwards) -> Result {
+        self.parts.begin_evaluation();
         self.synced.sync_buffers()?;
         self.gatherer.as_ref().map_or(Ok(()), |gatherer| gatherer.begin_evaluation(forwards))
     }
 
     fn cut_evaluation(&self) -> Cut {
-        match self.gatherer.as_ref().filter(|gatherer| gatherer.is_counted()) {
+        let of_parts = self.parts.cut_evaluation(&self.mesh);
+        match self.counted() {
             Some(gatherer) => {
                 gatherer.cut();
                 Cut::AfterForward
             }
-            None => Cut::Now,
+            None => of_parts,
         }
     }
 
     #[track_caller]
     fn end_evaluation(&self, failure: Option<&str>) -> Result {
-        let Some(gatherer) = &self.gatherer else { return Ok(()) };
-        if let Some(cause) = failure.filter(|_| gatherer.is_counted()) {
+        if let Some(cause) = failure {
             // Other ranks wait for this one in their forwards.
-            self.abort(cause);
+            self.parts.abort(&self.mesh, cause);
+            self.counted().inspect(|_| self.abort(cause));
         }
+        let Some(gatherer) = &self.gatherer else { return Ok(()) };
         let ends = if failure.is_some() { Evaluated::Failed } else { Evaluated::All };
         let ended = gatherer.end_evaluation(call_site(), ends);
         ended.inspect_err(|error| self.abort(&error.to_string()))
@@ -258,6 +266,11 @@ impl Engine for Sharded {
 
     #[track_caller]
     fn evaluate(&self, body: &mut dyn FnMut()) -> Result {
+        if self.parts.ends_evaluation(&self.mesh)? {
+            // Those that gather parameters with this rank make this forward, and end after it.
+            let Some(gatherer) = self.counted() else { return Err(ParallelError::EvaluationCut) };
+            gatherer.cut();
+        }
         match &self.gatherer {
             Some(gatherer) => gatherer.evaluate(call_site(), body),
             None => {

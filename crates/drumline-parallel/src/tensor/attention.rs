@@ -26,6 +26,9 @@ impl AttentionShape {
     /// The number of heads on each of several ranks. An error unless they divide the heads.
     pub fn heads_of_rank(heads: i64, num_ranks: usize) -> Result<i64> {
         let num_ranks = num_ranks as i64;
+        if heads < 1 {
+            return Err(ParallelError::value("the number of attention heads", heads, "1 or more; try 1"));
+        }
         if heads % num_ranks == 0 {
             return Ok(heads / num_ranks);
         }

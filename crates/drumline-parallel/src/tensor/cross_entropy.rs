@@ -17,6 +17,7 @@ use tch::{Kind, Tensor};
 
 use super::ranks::{Site, TensorParallel};
 use super::value::{Features, Invariant, Sharded, TpTensor};
+use super::within::Within;
 use crate::error::ParallelError;
 
 /// The target classes of rows, which all ranks have.
@@ -133,7 +134,9 @@ impl Rows {
             return Err(ParallelError::value("the size of logits and targets", got, expected));
         }
         let counts = classes.f_ne(ignored.unwrap_or(i64::MIN))?;
-        check(classes, &counts, num_classes)?;
+        // A wrong target that is not found, on a GPU, has the loss of none.
+        let advice = "; try labels of these classes, or `ignored`";
+        Within { what: "a target class", len: num_classes, advice }.check(classes, Some(&counts))?;
         let (columns_here, end) = (end - start, end.min(num_classes));
         let is_here = classes.f_ge(start)?.f_logical_and(&classes.f_lt(end)?)?.f_logical_and(&counts)?;
         let columns = classes.f_sub_scalar(start)?.f_mul(&is_here.f_to_kind(Kind::Int64)?)?.f_unsqueeze(1)?;
@@ -196,25 +199,11 @@ impl Rows {
             let less = self.is_here.f_mul_scalar(self.smoothing - 1.0)?.f_unsqueeze(1)?;
             grad = grad.f_scatter_add_(1, &self.columns, &less)?;
         }
-        let scale = self.counts.f_mul(&by_sum.f_to_kind(self.kind)?)?.f_unsqueeze(1)?;
-        let grad = grad.f_mul_(&scale)?;
+        // Not by a product with 0: a row without a finite logit has probabilities that are NaN.
+        let ignored = self.counts.f_eq(0)?.f_unsqueeze(1)?;
+        let grad = grad.f_mul_(&by_sum.f_to_kind(self.kind)?)?.f_masked_fill_(&ignored, 0.0)?;
         // Padding has no gradient.
         let padding = self.columns_here - self.valid;
         Ok(if padding > 0 { grad.f_constant_pad_nd([0, padding])? } else { grad })
     }
-}
-
-/// An error, the same on all ranks, for a target that is no class. On a GPU it would cost a wait, and a wrong target has
-/// the loss of none.
-fn check(classes: &Tensor, counts: &Tensor, num_classes: i64) -> Result<(), ParallelError> {
-    if classes.device().is_cuda() || classes.numel() == 0 {
-        return Ok(());
-    }
-    let is_class = classes.f_ge(0)?.f_logical_and(&classes.f_lt(num_classes)?)?;
-    let wrong = is_class.f_logical_not()?.f_logical_and(counts)?;
-    if wrong.f_any()?.f_int64_value(&[])? == 0 {
-        return Ok(());
-    }
-    let first = classes.f_masked_select(&wrong)?.f_int64_value(&[0])?;
-    Err(ParallelError::value("a target class", first, format!("0 to {}", num_classes - 1)))
 }

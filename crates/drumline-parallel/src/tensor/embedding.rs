@@ -13,6 +13,7 @@ use tch::{Kind, Tensor};
 use super::ranks::TensorParallel;
 use super::value::{Features, Partial, Replicated, Sharded, TpTensor};
 use super::variable::{Keeps, Variable};
+use super::within::Within;
 use crate::error::ParallelError;
 
 type Result<T> = std::result::Result<T, ParallelError>;
@@ -39,6 +40,9 @@ impl VocabEmbedding {
 
     /// The rows of tokens, which all ranks have. A token that another rank has contributes zeros here.
     pub fn forward(&self, tokens: &Tensor) -> Result<TpTensor<Partial>> {
+        // No rank has the row of such a token, which would be zeros, silently.
+        let advice = "; try texts of the vocabulary that the model was made for";
+        Within { what: "a token", len: self.vocab, advice }.check(tokens, None)?;
         Ok(TpTensor::partial(rows_of(&self.weight, tokens, self.range())?, &self.tp))
     }
 

@@ -75,6 +75,10 @@ impl TensorParallel {
             Keeps::Stacked(dim, count) => (dim, count),
             Keeps::Whole => return Ok(None),
         };
+        if count < 1 {
+            let what = format!("the number of stacked tensors of `{name}`");
+            return Err(ParallelError::value(what, count, "1 or more; try 1"));
+        }
         if !self.is_cut() {
             return Ok(None);
         }

@@ -5,10 +5,10 @@ use drumline_comm::{GroupOptions, LocalGroup, ProcessGroup};
 use drumline_parallel::context::{ContextParallel, Heads, Mask, ring_attention};
 use drumline_torch::saved_size;
 use rank_test::ranks_test;
-use std::time::Duration;
+use std::time::Instant;
 use tch::{Device, Kind, Tensor};
 
-use super::tensor::{as_comm, on_ranks};
+use super::tensor::{TIMEOUT, WELL_BEFORE, as_comm, on_ranks};
 
 /// `[2, 3, places, 8]`.
 fn values(places: i64, kind: Kind, seed: f64) -> Tensor {
@@ -117,7 +117,7 @@ fn heads_of_another_length_are_an_error() {
 
 #[test]
 fn a_rank_that_leaves_the_ring_is_named_by_the_others() {
-    let options = GroupOptions { timeout: Duration::from_secs(60), ..Default::default() };
+    let options = GroupOptions { timeout: TIMEOUT, ..Default::default() };
     let run = |leaves: bool| {
         LocalGroup::outcomes(3, &options, |group| {
             if leaves && group.rank() == 2 {
@@ -127,7 +127,9 @@ fn a_rank_that_leaves_the_ring_is_named_by_the_others() {
             made.map(drop).map_err(|error| as_comm(format!("{error:#}")))
         })
     };
+    let started = Instant::now();
     let errors: Vec<_> = run(true).into_iter().map(|outcome| outcome.unwrap_err().to_string()).collect();
-    assert!(errors[..2].iter().any(|error| error.contains("rank 2")), "{errors:?}");
+    assert!(started.elapsed() < WELL_BEFORE, "nobody waits for the timeout: {errors:?}");
+    assert!(errors[..2].iter().all(|error| error.contains("rank 2")), "{errors:?}");
     assert!(run(false).into_iter().all(|outcome| outcome.is_ok()), "control");
 }

@@ -2,12 +2,14 @@
 
 use anyhow::{Context, Result};
 use drumline_comm::{CommError, GroupOptions, LocalGroup, Mesh, ProcessGroup};
-use drumline_parallel::tensor::{AttentionShape, SelfAttention, TensorParallel};
+use drumline_parallel::tensor::{
+    AttentionShape, ColumnLinear, LinearShape, SelfAttention, TensorParallel, VocabEmbedding,
+};
 use drumline_parallel::{EngineOptions, EngineSetup, ModelParallel};
 use drumline_torch::{Named, parameters};
 use rank_test::ranks_test;
 use serde_json::Value;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tch::nn::{Init, VarStore};
 use tch::{Device, Kind, Tensor};
 
@@ -19,6 +21,10 @@ pub(crate) fn on_ranks<R: Send>(ranks: usize, body: impl Fn(ProcessGroup) -> Res
     let body = |group| body(group).map_err(|error| as_comm(format!("{error:#}")));
     LocalGroup::run_with(ranks, &options, body).unwrap()
 }
+
+/// Where a test of faults ends, which would take the whole timeout of its group if a rank waited for another.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
+pub(crate) const WELL_BEFORE: Duration = Duration::from_secs(100);
 
 /// An error of a rank as one of its group.
 pub(crate) fn as_comm(cause: impl Into<String>) -> CommError {
@@ -137,6 +143,43 @@ fn heads_that_ranks_do_not_divide_are_an_error() {
 }
 
 #[test]
+fn nothing_of_something_is_an_error_and_not_a_panic() {
+    for ranks in [1, 2] {
+        on_ranks(ranks, |group| {
+            let (tp, store) = (TensorParallel::new(&group), VarStore::new(Device::Cpu));
+            for heads in [0, -2] {
+                let shape = AttentionShape { features: 16, heads, causal: true };
+                let made = SelfAttention::new(&tp, &store.root(), shape, Init::Const(0.0));
+                let expected = format!("the number of attention heads is {heads}; expected 1 or more; try 1");
+                assert_eq!(made.unwrap_err().to_string(), expected);
+            }
+            let shape = LinearShape { stacked: 0, ..LinearShape::new(8, 8) };
+            let error = ColumnLinear::new(&tp, &store.root(), shape).unwrap_err().to_string();
+            assert_eq!(error, "the number of stacked tensors of `weight` is 0; expected 1 or more; try 1");
+            Ok(())
+        });
+    }
+}
+
+#[test]
+fn a_token_that_no_rank_has_is_an_error_on_all_ranks() {
+    for ranks in [1, 3] {
+        on_ranks(ranks, |group| {
+            let (tp, store) = (TensorParallel::new(&group), VarStore::new(Device::Cpu));
+            let table = VocabEmbedding::new(&tp, &store.root(), [10, 4], Init::Const(1.0))?;
+            for token in [10, -1] {
+                let error =
+                    table.forward(&Tensor::from_slice(&[3i64, token])).map(drop).unwrap_err().to_string();
+                let expected = format!("a token is {token}; expected 0 to 9; try texts of the vocabulary");
+                assert!(error.starts_with(&expected), "{error}");
+            }
+            assert!(table.forward(&Tensor::from_slice(&[0i64, 9])).is_ok(), "control");
+            Ok(())
+        });
+    }
+}
+
+#[test]
 fn ranks_with_different_texts_get_the_error_of_a_mismatch() {
     let options = GroupOptions { timeout: Duration::from_secs(60), ..Default::default() };
     let run = |places: [i64; 2]| {
@@ -159,9 +202,9 @@ fn ranks_with_different_texts_get_the_error_of_a_mismatch() {
 
 #[test]
 fn a_rank_that_leaves_before_backward_is_named_by_the_others() {
-    let options = GroupOptions { timeout: Duration::from_secs(60), ..Default::default() };
+    let options = GroupOptions { timeout: TIMEOUT, ..Default::default() };
     let run = |leaves: bool| {
-        LocalGroup::outcomes(2, &options, |group| {
+        LocalGroup::outcomes(3, &options, |group| {
             let (tp, store) = (TensorParallel::new(&group), VarStore::new(Device::Cpu));
             let model = Model::new(&store, &tp).unwrap();
             let (tokens, targets) = batch(0);
@@ -172,8 +215,12 @@ fn a_rank_that_leaves_before_backward_is_named_by_the_others() {
             loss.f_backward().map_err(|error| as_comm(error.to_string()))
         })
     };
-    let error = run(true).remove(0).unwrap_err().to_string();
-    assert!(error.contains("backward failed") && error.contains("rank 1"), "{error}");
+    let started = Instant::now();
+    let errors: Vec<_> = run(true).into_iter().map(|outcome| outcome.unwrap_err().to_string()).collect();
+    assert!(started.elapsed() < WELL_BEFORE, "nobody waits for the timeout: {errors:?}");
+    for error in [&errors[0], &errors[2]] {
+        assert!(error.contains("backward failed") && error.contains("rank 1"), "{errors:?}");
+    }
     assert!(run(false).into_iter().all(|outcome| outcome.is_ok()), "control");
 }
 

@@ -78,11 +78,16 @@ fn minus_infinity_and_ignored_rows_leave_no_nan() {
         let tp = TensorParallel::new(&group);
         let whole = logits(5, Kind::Double);
         let _ = whole.narrow(1, 0, 3).fill_(f64::NEG_INFINITY);
+        // An ignored row without any finite logit, and one with logits that are not numbers.
+        let _ = whole.get(3).fill_(f64::NEG_INFINITY);
+        let _ = whole.get(4).fill_(f64::NAN);
         let classes = Tensor::from_slice(&[3i64, 4, 3, -1, -1, 4]);
         let labels = VocabLabels { classes: &classes, num_classes: None, ignored: Some(-1), smoothing: 0.0 };
         let (loss, grad) = ours(&tp, &whole, labels)?;
+        let counted = Tensor::from_slice(&[0i64, 1, 2, 5]);
+        let (rows, of_rows) = (whole.index_select(0, &counted), classes.index_select(0, &counted));
         let theirs =
-            whole.cross_entropy_loss::<Tensor>(&classes, None, Reduction::Sum, -1, 0.0).double_value(&[]);
+            rows.cross_entropy_loss::<Tensor>(&of_rows, None, Reduction::Sum, -1, 0.0).double_value(&[]);
         assert!((loss.double_value(&[]) - theirs).abs() < 1e-12);
         assert!(
             grad.isfinite().all().int64_value(&[]) == 1
@@ -102,7 +107,7 @@ fn a_wrong_target_is_an_error_on_all_ranks() {
         let classes = Tensor::from_slice(&[0i64, 1, 2, 3, 4, 5]);
         let labels = VocabLabels { classes: &classes, num_classes: Some(5), ignored: None, smoothing: 0.0 };
         let error = ours(&tp, &logits(6, Kind::Float), labels).unwrap_err().to_string();
-        assert_eq!(error, "a target class is 5; expected 0 to 4");
+        assert_eq!(error, "a target class is 5; expected 0 to 4; try labels of these classes, or `ignored`");
         Ok(())
     });
 }

@@ -219,8 +219,7 @@ impl fmt::Display for Action {
 /// A number, then one of these words, then a number or nothing.
 fn parts(text: &str) -> Option<(usize, &str, Option<usize>)> {
     let (stage, rest) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
-    let (word, micro_batch) =
-        rest.split_at(rest.rfind(|c: char| !c.is_ascii_digit()).map_or(0, |last| last + 1));
+    let (word, micro_batch) = rest.split_at(rest.trim_end_matches(|c: char| c.is_ascii_digit()).len());
     let micro_batch = (!micro_batch.is_empty()).then(|| micro_batch.parse()).transpose().ok()?;
     Some((stage.parse().ok()?, word, micro_batch))
 }
@@ -319,6 +318,11 @@ mod tests {
             "(0F7)OVERLAP_F_B",
             "-1F0",
             "1F99999999999999999999",
+            "0F0…",
+            "“0F0”",
+            "0é",
+            "0é0",
+            "٠F٠",
         ] {
             let error = text.parse::<Action>().unwrap_err();
             assert!(error.to_string().starts_with(&format!("`{text}` is no action")), "{error}");

@@ -5,10 +5,10 @@
 //!   ,1F0,1B0,1F1,1B1
 //! ```
 //! PyTorch writes two forms. A file with computations only gets its messages, and its reductions of gradients, from [`lower`]. A
-//! file with any message stays unchanged. Which rank holds which stage is found out from the cells.
+//! file with any message keeps its order; if it has no reduction, it gets those, too. Which rank holds which stage is found out from the cells.
 
 use super::action::{Action, NoSuchAction};
-use super::lower::{LowerError, lower};
+use super::lower::{LowerError, lower, with_reductions};
 use super::program::Program;
 use super::stage_map::StageMap;
 
@@ -28,7 +28,11 @@ pub enum CsvError {
         cause: NoSuchAction,
     },
     /// A stage on two ranks.
-    #[error("line {line}, column {column}: {action} is of stage {stage}, which rank {holder} has in line {}", holder + 1)]
+    #[error(
+        "line {line}, column {column}: {action} is of stage {stage}, which rank {holder} has in line {0}; try all of the \
+         stage in line {0}",
+        holder + 1
+    )]
     TwoRanks {
         /// The line, from 1.
         line: usize,
@@ -109,7 +113,8 @@ impl Program {
             rows: rows.into_iter().map(|row| row.into_iter().map(|cell| cell.action).collect()).collect(),
         };
         let is_message = |action: &Action| matches!(action, Action::Send(_) | Action::Receive(_));
-        if program.rows.iter().flatten().any(is_message) { Ok(program) } else { Ok(lower(&program)?) }
+        let has_messages = program.rows.iter().flatten().any(is_message);
+        if has_messages { Ok(with_reductions(program)) } else { Ok(lower(&program)?) }
     }
 
     /// The program in PyTorch's CSV.
@@ -231,13 +236,46 @@ mod tests {
     }
 
     #[test]
+    fn gradients_are_reduced_if_a_file_with_messages_does_not_say_so() {
+        let is_reduction = |action: &Action| matches!(action, Action::ReduceGrad(_));
+        for schedule in Schedule::ALL {
+            let size = PipelineSize { ranks: 3, chunks: schedule.default_chunks(), micro_batches: 3 };
+            let program = schedule.program(size).unwrap();
+            let mut without = program.clone();
+            without.rows.iter_mut().for_each(|row| row.retain(|action| !is_reduction(action)));
+            let read = Program::from_csv(&without.to_csv(CsvForm::All)).unwrap();
+            verify(&read).unwrap();
+            for (rank, row) in read.rows.iter().enumerate() {
+                let mut stages: Vec<_> = row.iter().filter(|a| is_reduction(a)).map(Action::stage).collect();
+                stages.sort_unstable();
+                assert_eq!(stages, program.stages.stages_of(rank), "{schedule}");
+                let others = row.iter().filter(|action| !is_reduction(action));
+                assert!(others.eq(&without.rows[rank]), "{schedule}: the order is the file's");
+            }
+            // Evaluation has none, and a program that says where keeps its own.
+            let forward = program.forward_only();
+            assert_eq!(Program::from_csv(&forward.to_csv(CsvForm::All)).unwrap().rows, forward.rows);
+        }
+        let text = "0F0,0SEND_F0,0RECV_B0,(0F1;0B0)OVERLAP_F_B,0SEND_F1,0RECV_B1,0B1\n\
+                    1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1\n";
+        let rows = Program::from_csv(text).unwrap().to_csv(CsvForm::All);
+        let [first, second] = text.trim_end().split_once('\n').map(|(a, b)| [a, b]).unwrap();
+        assert_eq!(rows, format!("{first},0REDUCE_GRAD\n{second},1REDUCE_GRAD\n"));
+    }
+
+    #[test]
     fn errors_name_line_and_column() {
         for (text, expected) in [
             (
                 "0F0,0B0\n1F0,,1X0",
                 "line 2, column 3: `1X0` is no action of a pipeline; try one like 2F0, 2B0, ",
             ),
-            ("0F0,0B0,1F0\n1F0,1B0", "line 2, column 1: 1F0 is of stage 1, which rank 0 has in line 1"),
+            ("0F0,0F1…", "line 1, column 2: `0F1…` is no action of a pipeline; try one like"),
+            ("“0F0”,“0B0”", "line 1, column 1: `“0F0”` is no action of a pipeline; try one like"),
+            (
+                "0F0,0B0,1F0\n1F0,1B0",
+                "line 2, column 1: 1F0 is of stage 1, which rank 0 has in line 1; try all of the stage in line 1",
+            ),
             (
                 "0F0,0B0\n2F0,2B0",
                 "no line has stage 1, and there are stages up to 2; try a line for each rank",

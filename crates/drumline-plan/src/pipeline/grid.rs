@@ -10,7 +10,7 @@
 use std::fmt;
 
 use super::action::Work;
-use super::simulate::Timeline;
+use super::simulate::{Span, Timeline};
 
 /// What a rank does in a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +32,8 @@ pub struct Grid {
     pub rows: Vec<Vec<Slot>>,
     /// Whether stages are written: where ranks have several.
     pub has_chunks: bool,
+    /// The characters of a column, with the space after it.
+    width: usize,
 }
 
 /// As many columns as a grid has for each computation of the busiest rank, at most.
@@ -41,8 +43,8 @@ impl Grid {
     /// Draws a timeline.
     pub fn new(timeline: &Timeline) -> Self {
         let step = step(timeline);
-        let column = |time: f64| if step > 0.0 { (time / step).round() as usize } else { 0 };
-        let row = |spans: &Vec<super::simulate::Span>| {
+        let column = |time| column(step, time);
+        let row = |spans: &Vec<Span>| {
             let mut row = Vec::new();
             for span in spans {
                 let start = column(span.start).max(row.len());
@@ -55,10 +57,25 @@ impl Grid {
         let mut rows: Vec<_> = timeline.ranks.iter().map(row).collect();
         let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
         rows.iter_mut().for_each(|row| row.resize(longest, Slot::Idle));
-        let stages = |spans: &Vec<super::simulate::Span>| {
-            spans.iter().any(|span| span.work.stage != spans[0].work.stage)
+        let stages = |spans: &Vec<Span>| spans.iter().any(|span| span.work.stage != spans[0].work.stage);
+        let grid = Self { step, rows, has_chunks: timeline.ranks.iter().any(stages), width: 0 };
+        let labels = grid.rows.iter().flatten().map(|slot| match slot {
+            Slot::Begin(work) => grid.label(*work).len(),
+            _ => 1,
+        });
+        let width = labels.max().unwrap_or(1) + 1;
+        Self { width, ..grid }
+    }
+
+    /// The columns that the grid of a timeline has, without drawing it.
+    pub fn num_columns(timeline: &Timeline) -> usize {
+        let step = step(timeline);
+        let length = |spans: &Vec<Span>| {
+            spans.iter().fold(0, |length: usize, span| {
+                column(step, span.end).max(column(step, span.start).max(length) + 1)
+            })
         };
-        Self { step, rows, has_chunks: timeline.ranks.iter().any(stages) }
+        timeline.ranks.iter().map(length).max().unwrap_or(0)
     }
 
     /// What is written where a computation begins: `F0`, or with its stage `2F0` where ranks have several.
@@ -72,11 +89,7 @@ impl Grid {
 
     /// The characters of a column, with the space after it.
     pub fn width(&self) -> usize {
-        let labels = self.rows.iter().flatten().map(|slot| match slot {
-            Slot::Begin(work) => self.label(*work).len(),
-            _ => 1,
-        });
-        labels.max().unwrap_or(1) + 1
+        self.width
     }
 
     /// The text of a column of a rank, as wide as [`width`](Self::width).
@@ -92,6 +105,11 @@ impl Grid {
         let missing = self.width() - text.chars().count();
         text + &fill.repeat(missing)
     }
+}
+
+/// The column in which a time is.
+fn column(step: f64, time: f64) -> usize {
+    if step > 0.0 { (time / step).round() as usize } else { 0 }
 }
 
 /// The shortest computation, unless the grid would be very long.
@@ -155,10 +173,12 @@ rank 1  ·   1F0 2F0 ·   ·   2I0 2W0 1I0 1W0 ·
             StageTimes { forward: 0.001, input: 5.0, weight: 0.0 },
             StageTimes { forward: 0.0, input: 0.0, weight: 0.0 },
         ] {
-            let grid = grid(Schedule::ZeroBubble1P, size, rank);
+            let program = Schedule::ZeroBubble1P.program(size).unwrap();
+            let timeline = verify(&program).unwrap().simulate(&Times::equal(rank, &program.stages, 0.0));
+            let (grid, num_columns) = (Grid::new(&timeline), Grid::num_columns(&timeline));
             for row in &grid.rows {
                 let begun = row.iter().filter(|slot| matches!(slot, Slot::Begin(_))).count();
-                assert_eq!((begun, row.len()), (15, grid.rows[0].len()));
+                assert_eq!((begun, row.len()), (15, num_columns));
             }
             assert!(grid.rows[0].len() <= 16 * 15 + 15, "{}", grid.rows[0].len());
         }

@@ -10,6 +10,8 @@
 //!
 //! The gradients of a stage are reduced over its replicas after its last backward, unless the rows already say where.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use super::action::{Action, Compute, Message, Work};
 use super::program::{Place, Program, Unplaced};
 
@@ -58,25 +60,25 @@ impl<'a> Listed<'a> {
 /// The rows of a program with all messages, and with the reduction of gradients. Messages that its rows have are listed again.
 pub fn lower(program: &Program) -> Result<Program, LowerError> {
     program.check_placed()?;
-    let given: Vec<_> = with_reductions(program);
+    let without = |row: &Vec<Action>| row.iter().filter(|action| action.sent().is_none()).copied().collect();
+    let rows = program.rows.iter().map(without).collect();
+    let given = with_reductions(Program { rows, ..program.clone() }).rows;
     let mut rows = vec![Vec::new(); given.len()];
     let mut next = vec![0; given.len()];
     let mut listed = Listed::new(program);
-    let mut is_moving = true;
-    while is_moving {
-        is_moving = false;
-        for rank in 0..given.len() {
-            let Some(&action) = given[rank].get(next[rank]) else { continue };
-            if action.works().any(|work| listed.missing(work).is_some()) {
-                continue;
-            }
-            is_moving = true;
-            next[rank] += 1;
-            rows[rank].push(action);
-            for message in action.works().filter_map(|work| program.gives(work)) {
-                list(program, message, &mut rows);
-                *listed.slot(message) = true;
-            }
+    let mut turns = Turns::new(given.len());
+    while let Some(rank) = turns.next() {
+        let Some(&action) = given[rank].get(next[rank]) else { continue };
+        if action.works().any(|work| listed.missing(work).is_some()) {
+            continue;
+        }
+        next[rank] += 1;
+        rows[rank].push(action);
+        turns.wake(rank);
+        for message in action.works().filter_map(|work| program.gives(work)) {
+            list(program, message, &mut rows);
+            *listed.slot(message) = true;
+            turns.wake(program.stages.rank_of(message.stage));
         }
     }
     let waiting = (0..given.len()).find_map(|rank| {
@@ -86,6 +88,33 @@ pub fn lower(program: &Program) -> Result<Program, LowerError> {
         Some(LowerError::Stuck { place: Place { rank, position: next[rank], action }, needs })
     });
     waiting.map_or_else(|| Ok(Program { rows, ..program.clone() }), Err)
+}
+
+/// Whose turn it is: rank 0, rank 1, … and again, without those that wait.
+struct Turns {
+    now: BTreeSet<usize>,
+    after: BTreeSet<usize>,
+    last: usize,
+}
+
+impl Turns {
+    fn new(ranks: usize) -> Self {
+        Self { now: (0..ranks).collect(), after: BTreeSet::new(), last: 0 }
+    }
+
+    fn next(&mut self) -> Option<usize> {
+        if self.now.is_empty() {
+            std::mem::swap(&mut self.now, &mut self.after);
+        }
+        self.last = self.now.pop_first()?;
+        Some(self.last)
+    }
+
+    /// A rank may be able to continue.
+    fn wake(&mut self, rank: usize) {
+        let turn = if rank > self.last { &mut self.now } else { &mut self.after };
+        turn.insert(rank);
+    }
 }
 
 /// Lists both ends of what a stage gets, if its rank does not have it.
@@ -99,25 +128,36 @@ fn list(program: &Program, at: Message, rows: &mut [Vec<Action>]) {
     }
 }
 
-/// The rows without messages, and with a reduction after the last backward of each stage.
-fn with_reductions(program: &Program) -> Vec<Vec<Action>> {
+/// The program with a reduction after the last backward of each stage, and after the messages that follow it, unless it has
+/// any reduction.
+pub(super) fn with_reductions(program: Program) -> Program {
     let is_reduction = |action: &Action| matches!(action, Action::ReduceGrad(_));
-    let has_reductions = program.rows.iter().flatten().any(is_reduction);
-    let mut done = vec![0; program.stages.num_stages()];
-    let mut row = |row: &Vec<Action>| {
-        let mut with = Vec::with_capacity(3 * row.len());
-        for action in row.iter().filter(|action| action.sent().is_none()) {
-            with.push(*action);
-            let last = |work: Work| matches!(work.compute, Compute::Backward | Compute::Weight);
-            for work in action.works().filter(|work| last(*work)) {
-                done[work.stage] += 1;
-                let is_last = done[work.stage] == program.num_micro_batches && !has_reductions;
-                with.extend(is_last.then_some(Action::ReduceGrad(work.stage)));
-            }
+    if program.rows.iter().flatten().any(is_reduction) {
+        return program;
+    }
+    let rows = program.rows.iter().map(|row| with_reductions_of(row)).collect();
+    Program { rows, ..program }
+}
+
+fn with_reductions_of(row: &[Action]) -> Vec<Action> {
+    let adds = |work: &Work| matches!(work.compute, Compute::Backward | Compute::Weight);
+    let mut last = BTreeMap::new();
+    for (position, action) in row.iter().enumerate() {
+        last.extend(action.works().filter(adds).map(|work| (work.stage, position)));
+    }
+    let mut with = Vec::with_capacity(row.len() + last.len());
+    let mut complete: Vec<usize> = Vec::new();
+    for (position, action) in row.iter().enumerate() {
+        if action.sent().is_none() {
+            with.extend(complete.drain(..).map(Action::ReduceGrad));
         }
-        with
-    };
-    program.rows.iter().map(&mut row).collect()
+        with.push(*action);
+        let stages = action.works().filter(adds).map(|work| work.stage);
+        complete.extend(stages.filter(|stage| last.get(stage) == Some(&position)));
+        complete.dedup();
+    }
+    with.extend(complete.into_iter().map(Action::ReduceGrad));
+    with
 }
 
 #[cfg(test)]
@@ -158,11 +198,12 @@ mod tests {
         );
         assert_eq!(
             error(&["0F0 1B0", "1F0 0B0"], 1),
-            "action 1 of rank 0 (1B0) is of stage 1, which rank 1 holds"
+            "action 1 of rank 0 (1B0) is of stage 1, which rank 1 holds; try it in the row of that rank"
         );
         assert_eq!(
             error(&["0F0 0F1", "1F0"], 1),
-            "action 1 of rank 0 (0F1) is outside the program, which has 2 stages and 1 micro-batches"
+            "action 1 of rank 0 (0F1) is outside the program, which has 2 stages and 1 micro-batches; try smaller \
+             numbers, which begin at 0"
         );
     }
 }

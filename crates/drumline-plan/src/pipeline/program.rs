@@ -35,7 +35,10 @@ pub struct Place {
 #[non_exhaustive]
 pub enum Unplaced {
     /// A stage or a micro-batch that does not exist.
-    #[error("{place} is outside the program, which has {stages} stages and {micro_batches} micro-batches")]
+    #[error(
+        "{place} is outside the program, which has {stages} stages and {micro_batches} micro-batches; try smaller numbers, \
+         which begin at 0"
+    )]
     Outside {
         /// The action.
         place: Place,
@@ -45,7 +48,7 @@ pub enum Unplaced {
         micro_batches: usize,
     },
     /// Another rank holds the stage.
-    #[error("{place} is of stage {stage}, which rank {holder} holds")]
+    #[error("{place} is of stage {stage}, which rank {holder} holds; try it in the row of that rank")]
     OtherRank {
         /// The action.
         place: Place,
@@ -55,7 +58,7 @@ pub enum Unplaced {
         holder: usize,
     },
     /// More or fewer rows than ranks.
-    #[error("{rows} rows for {ranks} ranks")]
+    #[error("{rows} rows for {ranks} ranks; try a row for each rank")]
     Rows {
         /// The rows of the program.
         rows: usize,

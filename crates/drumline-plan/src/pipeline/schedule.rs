@@ -61,6 +61,13 @@ pub enum ScheduleError {
         .0.ranks, .0.chunks, .0.micro_batches
     )]
     Empty(PipelineSize),
+    /// More than fits into the memory of a computer.
+    #[error(
+        "a pipeline of {} ranks with {} stages each and {} micro-batches is too large, with more than {} forwards; \
+         try fewer micro-batches, or fewer ranks",
+        .0.ranks, .0.chunks, .0.micro_batches, MOST_FORWARDS
+    )]
+    TooLarge(PipelineSize),
     /// A schedule with a fixed number of stages a rank.
     #[error(
         "the schedule {schedule} has {expected} {} a rank, not {chunks}; try {}",
@@ -79,7 +86,7 @@ pub enum ScheduleError {
     #[error(
         "the schedule {schedule} divides the micro-batches into {rounds} equal rounds, and {micro_batches} cannot be; \
          try {} or {}",
-        micro_batches / rounds * rounds, micro_batches.next_multiple_of(*rounds)
+        micro_batches / ranks * ranks, micro_batches.next_multiple_of(*ranks)
     )]
     Rounds {
         /// The schedule.
@@ -88,8 +95,13 @@ pub enum ScheduleError {
         micro_batches: usize,
         /// As many rounds as ranks fit into the micro-batches.
         rounds: usize,
+        /// The ranks.
+        ranks: usize,
     },
 }
+
+/// As many forwards as a program has at most, those of all ranks together. Its actions take some GB then.
+const MOST_FORWARDS: usize = 1 << 22;
 
 /// A text that names no schedule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -182,10 +194,16 @@ impl Schedule {
         if let Some(expected) = fixed.filter(|expected| *expected != chunks) {
             return Err(ScheduleError::Chunks { schedule: self, chunks, expected });
         }
+        // ZB-V's rows are made for a full pipeline. What is of missing micro-batches is left out of them.
+        let filled = if self == Self::ZeroBubbleV { micro_batches.max(ranks) } else { micro_batches };
+        let forwards = ranks.checked_mul(chunks).and_then(|stages| stages.checked_mul(filled));
+        if forwards.is_none_or(|forwards| forwards > MOST_FORWARDS) {
+            return Err(ScheduleError::TooLarge(size));
+        }
         let rounds = size.rounds();
         let divides = matches!(self, Self::Interleaved | Self::ZeroBubble1P) && chunks > 1;
         if divides && !micro_batches.is_multiple_of(rounds) {
-            return Err(ScheduleError::Rounds { schedule: self, micro_batches, rounds });
+            return Err(ScheduleError::Rounds { schedule: self, micro_batches, rounds, ranks });
         }
         Ok(())
     }
@@ -265,12 +283,46 @@ mod tests {
         );
         assert_eq!(
             error(Schedule::Interleaved, size(4, 2, 9)),
-            "the schedule interleaved divides the micro-batches into 2 equal rounds, and 9 cannot be; try 8 or 10"
+            "the schedule interleaved divides the micro-batches into 2 equal rounds, and 9 cannot be; try 8 or 12"
         );
         assert_eq!(
             error(Schedule::BreadthFirst, size(4, 0, 9)),
             "a pipeline of 4 ranks with 0 stages each and 9 micro-batches; try at least 1 of each"
         );
+    }
+
+    #[test]
+    fn what_an_error_suggests_is_possible() {
+        for (ranks, micro_batches) in (1..9).flat_map(|ranks| (1..60).map(move |m| (ranks, m))) {
+            for schedule in [Schedule::Interleaved, Schedule::ZeroBubble1P] {
+                let program = |micro_batches| schedule.program(size(ranks, 2, micro_batches));
+                let Err(error) = program(micro_batches) else { continue };
+                let text = error.to_string();
+                let (_, suggested) = text.rsplit_once("; try ").unwrap();
+                let numbers: Vec<usize> = suggested.split(" or ").map(|text| text.parse().unwrap()).collect();
+                assert!(numbers[0] < micro_batches && micro_batches < numbers[1], "{text}");
+                assert!(numbers.iter().all(|number| program(*number).is_ok()), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_size_that_no_memory_holds_is_an_error() {
+        let most = usize::MAX;
+        for (ranks, chunks, micro_batches) in
+            [(4, 1, most), (most, 1, 1), (1, most, 1), (most, most, most), (1 << 12, 1, (1 << 10) + 1)]
+        {
+            for schedule in Schedule::ALL {
+                let chunks = if chunks == 1 { schedule.default_chunks() } else { chunks };
+                let size = size(ranks, chunks, micro_batches);
+                let error = match schedule.program(size) {
+                    Err(ScheduleError::Chunks { .. }) => continue,
+                    other => other.unwrap_err(),
+                };
+                assert_eq!(error, ScheduleError::TooLarge(size), "{schedule}");
+                assert!(error.to_string().ends_with("; try fewer micro-batches, or fewer ranks"), "{error}");
+            }
+        }
     }
 
     #[test]

@@ -69,8 +69,9 @@ impl StageTimes {
 impl Times {
     /// Times of equal stages: `rank` is what a rank needs for all of its stages together.
     pub fn equal(rank: StageTimes, stages: &StageMap, hop: f64) -> Self {
+        let each = stages.stages_each();
         let stage = |stage| {
-            let shared = stages.stages_of(stages.rank_of(stage)).len() as f64;
+            let shared = each[stages.rank_of(stage)] as f64;
             let StageTimes { forward, input, weight } = rank;
             StageTimes { forward: forward / shared, input: input / shared, weight: weight / shared }
         };

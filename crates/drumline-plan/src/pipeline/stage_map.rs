@@ -29,9 +29,10 @@ pub enum StageMap {
 impl StageMap {
     /// The map with these ranks of stages 0, 1, …; `None` if there is no stage, or if a rank has none.
     pub fn from_ranks(rank_of: Vec<usize>) -> Option<Self> {
-        let ranks = rank_of.iter().max()? + 1;
-        let has_a_stage = |rank: usize| rank_of.contains(&rank);
-        if ranks > rank_of.len() || !(0..ranks).all(has_a_stage) {
+        let ranks = rank_of.iter().max()?.checked_add(1).filter(|ranks| *ranks <= rank_of.len())?;
+        let mut has_a_stage = vec![false; ranks];
+        rank_of.iter().for_each(|rank| has_a_stage[*rank] = true);
+        if has_a_stage.contains(&false) {
             return None;
         }
         let regular = [Self::Loop { ranks, chunks: rank_of.len() / ranks }, Self::V { ranks }];
@@ -64,10 +65,15 @@ impl StageMap {
         match self {
             Self::Loop { chunks, .. } => *chunks,
             Self::V { .. } => 2,
-            Self::Listed(_) => {
-                (0..self.num_ranks()).map(|rank| self.stages_of(rank).len()).max().unwrap_or(0)
-            }
+            Self::Listed(_) => self.stages_each().into_iter().max().unwrap_or(0),
         }
+    }
+
+    /// How many stages each rank has.
+    pub(super) fn stages_each(&self) -> Vec<usize> {
+        let mut each = vec![0; self.num_ranks()];
+        (0..self.num_stages()).for_each(|stage| each[self.rank_of(stage)] += 1);
+        each
     }
 
     /// The rank that holds a stage.
@@ -82,13 +88,20 @@ impl StageMap {
 
     /// The stages of a rank, in the order of the model.
     pub fn stages_of(&self, rank: usize) -> Vec<usize> {
-        (0..self.num_stages()).filter(|&stage| self.rank_of(stage) == rank).collect()
+        match self {
+            Self::Loop { ranks, .. } if rank < *ranks => (rank..self.num_stages()).step_by(*ranks).collect(),
+            Self::V { ranks } if rank < *ranks => vec![rank, 2 * ranks - 1 - rank],
+            Self::Loop { .. } | Self::V { .. } => Vec::new(),
+            Self::Listed(rank_of) => (0..rank_of.len()).filter(|&stage| rank_of[stage] == rank).collect(),
+        }
     }
 
     /// Which of its rank's stages this is: 0 for the first.
     pub fn chunk_of(&self, stage: usize) -> usize {
-        let rank = self.rank_of(stage);
-        (0..stage).filter(|&before| self.rank_of(before) == rank).count()
+        match self {
+            Self::Loop { ranks, .. } | Self::V { ranks } => stage / ranks,
+            Self::Listed(rank_of) => (0..stage).filter(|&before| rank_of[before] == rank_of[stage]).count(),
+        }
     }
 }
 
@@ -110,9 +123,11 @@ mod tests {
             let mut all: Vec<usize> = (0..map.num_ranks()).flat_map(|rank| map.stages_of(rank)).collect();
             all.sort_unstable();
             assert!(all.into_iter().eq(0..map.num_stages()), "{map:?}");
+            assert!(map.stages_of(map.num_ranks()).is_empty(), "{map:?}");
             for rank in 0..map.num_ranks() {
                 let chunks = map.stages_of(rank).into_iter().map(|stage| map.chunk_of(stage));
                 assert!(chunks.eq(0..map.stages_of(rank).len()), "{map:?}");
+                assert_eq!(map.stages_each()[rank], map.stages_of(rank).len(), "{map:?}");
             }
         }
     }

@@ -41,7 +41,7 @@ pub enum VerifyError {
     #[error(transparent)]
     Missing(Box<Missing>),
     /// An action that is missing in a row.
-    #[error("rank {rank} never does {action}")]
+    #[error("rank {rank} never does {action}; try to add it to the row of this rank")]
     Never {
         /// The rank.
         rank: usize,
@@ -49,7 +49,7 @@ pub enum VerifyError {
         action: Action,
     },
     /// A tensor that nobody takes.
-    #[error("rank {rank} never frees {tensor}: it has no {taker}")]
+    #[error("rank {rank} never frees {tensor}: it has no {taker}; try to add it to the row of this rank")]
     NeverFreed {
         /// The rank.
         rank: usize,
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn what_is_missing_in_a_row_is_named() {
         for (rows, chunks, micro_batches, expected) in [
-            (&["0F0 0B0"][..], 1, 2, "rank 0 never does 0F1"),
+            (&["0F0 0B0"][..], 1, 2, "rank 0 never does 0F1; try to add it to the row of this rank"),
             (
                 &["0B0 0F0"],
                 1,
@@ -192,13 +192,13 @@ mod tests {
                 &["0F0 0F1 0B0"],
                 1,
                 2,
-                "rank 0 never frees the saved activations of stage 0 for micro-batch 1: it has no 0B1",
+                "rank 0 never frees the saved activations of stage 0 for micro-batch 1: it has no 0B1; try to add it to the row of this rank",
             ),
             (
                 &["0F0 0I0"],
                 1,
                 1,
-                "rank 0 never frees the inputs of the weight gradients of stage 0 for micro-batch 0: it has no 0W0",
+                "rank 0 never frees the inputs of the weight gradients of stage 0 for micro-batch 0: it has no 0W0; try to add it to the row of this rank",
             ),
             (
                 &["1F0 0F0 1B0 0B0"],
@@ -230,7 +230,12 @@ mod tests {
                 1,
                 "action 1 of rank 0 (0REDUCE_GRAD) reduces gradients, but nothing computes any; try without it",
             ),
-            (&["0F0 1F0 1B0 0B0 0REDUCE_GRAD"], 2, 1, "rank 0 never does 1REDUCE_GRAD"),
+            (
+                &["0F0 1F0 1B0 0B0 0REDUCE_GRAD"],
+                2,
+                1,
+                "rank 0 never does 1REDUCE_GRAD; try to add it to the row of this rank",
+            ),
             (
                 &["0F0 0UNSHARD 0B0 0RESHARD"],
                 1,
@@ -261,8 +266,7 @@ mod tests {
         let expected = "action 0 of rank 1 (1F0) needs the input of stage 1 for micro-batch 0, which is not there; try 1RECV_F0 before it";
         assert_eq!(error_of(&rows, 1, 1), expected);
         let rows = [first, "1RECV_F0 1F0 1B0"];
-        let expected =
-            "rank 1 never frees the gradient of the input of stage 1 for micro-batch 0: it has no 1SEND_B0";
+        let expected = "rank 1 never frees the gradient of the input of stage 1 for micro-batch 0: it has no 1SEND_B0; try to add it to the row of this rank";
         assert_eq!(error_of(&rows, 1, 1), expected);
     }
 

@@ -3,16 +3,18 @@
 //! What the verifier accepts must be right when the executor of `executor.rs` carries it out, by each rule of messages. What it
 //! rejects must fail there by at least one of them.
 //!
-//! `DRUMLINE_CORRUPTIONS=1000000 cargo test --release -p drumline-plan --test it corruptions` makes a million of them.
+//! `DRUMLINE_CORRUPTIONS` sets how many, `DRUMLINE_CORRUPTIONS_SEED` which ones.
+
+use std::collections::BTreeSet;
 
 use drumline_plan::pipeline::{
-    Action, Compute, Message, MessageRule, PipelineSize, Program, Schedule, Way, Work, verify,
+    Action, Compute, Message, MessageRule, PipelineSize, Program, Schedule, Way, Work, lower, verify,
 };
 
 use super::executor::execute;
 
-/// As many as a test makes in a few seconds without optimization.
-const USUAL: usize = 60_000;
+/// As many as a test makes in some seconds.
+const USUAL: usize = 1_000_000;
 
 /// A splitmix64.
 struct Random(u64);
@@ -31,7 +33,8 @@ impl Random {
     }
 }
 
-/// The programs of the grid, half of them with parameters that are gathered for the step, some for evaluation.
+/// The programs of the grid: as they are, for evaluation, with parameters that are gathered for the step or around each use,
+/// and with computations that overlap.
 fn programs() -> Vec<Program> {
     let sizes = [(1, 1), (1, 3), (2, 1), (2, 3), (3, 3), (4, 4)];
     let mut programs = Vec::new();
@@ -41,6 +44,10 @@ fn programs() -> Vec<Program> {
             let program = schedule.program(size).unwrap();
             programs.push(program.forward_only());
             programs.push(gathered(&program));
+            programs.push(gathered_in_between(&program));
+            let overlapping = overlapping(&program);
+            programs.push(gathered_in_between(&overlapping));
+            programs.push(overlapping);
             programs.push(program);
         }
     }
@@ -56,6 +63,53 @@ fn gathered(program: &Program) -> Program {
         }
     }
     program
+}
+
+/// Parameters are gathered before a use and freed after it, unless one of the next two actions uses them again.
+fn gathered_in_between(program: &Program) -> Program {
+    let uses = |action: &Action, stage: usize| action.works().any(|work| work.stage == stage);
+    let mut program = program.clone();
+    for row in &mut program.rows {
+        let mut with = Vec::new();
+        let mut gathered = BTreeSet::new();
+        for (at, action) in row.iter().enumerate() {
+            let stages: BTreeSet<usize> = action.works().map(|work| work.stage).collect();
+            with.extend(stages.iter().filter(|stage| gathered.insert(**stage)).copied().map(Action::Unshard));
+            with.push(*action);
+            let next = &row[at + 1..row.len().min(at + 3)];
+            for stage in gathered.clone() {
+                if !next.iter().any(|action| uses(action, stage)) {
+                    gathered.remove(&stage);
+                    with.push(Action::Reshard(stage));
+                }
+            }
+        }
+        *row = with;
+    }
+    program
+}
+
+/// Forwards and backwards that are neighbours overlap, where the program can still be carried out.
+fn overlapping(program: &Program) -> Program {
+    let mut program = program.clone();
+    program.rows.iter_mut().for_each(|row| row.retain(|action| action.works().next().is_some()));
+    let is_forward = |work: Work| work.compute == Compute::Forward;
+    for rank in 0..program.rows.len() {
+        let mut at = 0;
+        while let Some(&[Action::Compute(first), Action::Compute(second)]) =
+            program.rows[rank].get(at..at + 2)
+        {
+            if is_forward(first) != is_forward(second) {
+                let mut merged = program.clone();
+                merged.rows[rank].splice(at..at + 2, [Action::Overlap(first, second)]);
+                if lower(&merged).is_ok_and(|lowered| verify(&lowered).is_ok()) {
+                    program = merged;
+                }
+            }
+            at += 1;
+        }
+    }
+    lower(&program).unwrap()
 }
 
 /// The same thing of another stage, micro-batch, direction or kind.
@@ -78,7 +132,11 @@ fn retargeted(action: Action, program: &Program, random: &mut Random) -> Action 
         Action::Send(sent) => Action::Send(message(sent, random)),
         Action::Receive(received) if random.below(4) == 0 => Action::Send(received),
         Action::Receive(received) => Action::Receive(message(received, random)),
-        Action::Overlap(..) => action,
+        Action::Overlap(first, second) => match what {
+            0 => Action::Overlap(second, first),
+            1 => Action::Overlap(Work { stage, ..first }, second),
+            _ => Action::Compute(first),
+        },
         Action::Unshard(_) | Action::Reshard(_) | Action::ReduceGrad(_) => {
             random.of(&[Action::Unshard(stage), Action::Reshard(stage), Action::ReduceGrad(stage)])
         }
@@ -91,7 +149,7 @@ fn damage(program: &mut Program, random: &mut Random) -> String {
     let rank =
         (0..4 * ranks).map(|_| random.below(ranks)).find(|rank| !program.rows[*rank].is_empty()).unwrap_or(0);
     let at = random.below(program.rows[rank].len().max(1));
-    let kind = random.below(7);
+    let kind = random.below(8);
     match kind {
         0 => {
             let other = random.below(program.rows[rank].len());
@@ -116,6 +174,15 @@ fn damage(program: &mut Program, random: &mut Random) -> String {
             let to = random.below(program.rows[rank].len() + 1);
             program.rows[rank].insert(to, moved);
         }
+        6 => {
+            // Two neighbours become one, if they are computations.
+            let row = &mut program.rows[rank];
+            if let Some(&[Action::Compute(first), Action::Compute(second)]) = row.get(at..at + 2) {
+                row.splice(at..at + 2, [Action::Overlap(first, second)]);
+            } else {
+                row.remove(at);
+            }
+        }
         _ => {
             let moved = program.rows[rank].remove(at);
             let other = random.below(ranks);
@@ -129,6 +196,21 @@ fn damage(program: &mut Program, random: &mut Random) -> String {
 /// Whether all rules lead to the right gradients.
 fn is_right(program: &Program) -> bool {
     MessageRule::ALL.into_iter().all(|rule| execute(program, rule).is_ok())
+}
+
+#[test]
+fn programs_have_what_is_damaged() {
+    let programs = programs();
+    let holding = |is: fn(&Action) -> bool| {
+        programs.iter().filter(|program| program.rows.iter().flatten().any(is)).count()
+    };
+    let overlapping = holding(|action| matches!(action, Action::Overlap(..)));
+    assert!(overlapping > programs.len() / 10, "{overlapping} of {} programs", programs.len());
+    let gathers = |program: &&Program| {
+        let is_unshard = |action: &&Action| matches!(action, Action::Unshard(_));
+        program.rows.iter().flatten().filter(is_unshard).count() > program.stages.num_stages()
+    };
+    assert!(programs.iter().filter(gathers).count() > programs.len() / 5, "stages that are gathered again");
 }
 
 #[test]

@@ -90,8 +90,7 @@ impl Executor<'_> {
             }
         }
         let done = match action {
-            Action::Compute(work) => self.compute(rank, work)?,
-            Action::Overlap(..) => return Err("not generated"),
+            Action::Compute(_) | Action::Overlap(..) => self.compute(rank, action)?,
             Action::Send(message) => self.send(rank, action, message)?,
             Action::Receive(message) => self.receive(rank, action, message)?,
             Action::Unshard(stage) => self.gathered.insert(stage).then_some(true).ok_or("gathered twice")?,
@@ -114,77 +113,80 @@ impl Executor<'_> {
         self.items.remove(&item).ok_or("missing")
     }
 
-    fn compute(&mut self, rank: usize, work: Work) -> Result<bool, Failed> {
-        let Work { compute, stage, micro_batch } = work;
-        if self.divided.contains(&stage) && !self.gathered.contains(&stage) {
+    /// Computations that overlap take what both need before either makes anything.
+    fn compute(&mut self, rank: usize, action: Action) -> Result<bool, Failed> {
+        let works: Vec<Work> = action.works().collect();
+        if works.iter().any(|work| self.divided.contains(&work.stage) && !self.gathered.contains(&work.stage))
+        {
             return Err("parameters are not there");
         }
-        let [needs_input, needs_gradient] = [stage > 0, stage < self.last()];
-        let from = match compute {
-            Compute::Forward if needs_input => Some(("in", stage - 1)),
-            Compute::Backward | Compute::Input if needs_gradient => Some(("gradient in", stage + 1)),
-            _ => None,
-        };
-        if let Some((name, sender)) = from
-            && self.rule == MessageRule::Fifo
-            && !self.here(rank, sender)
-            && !self.items.contains_key(&(name, stage, micro_batch))
-        {
+        if works.iter().any(|work| self.waits(rank, *work)) {
             return Ok(false);
         }
-        match compute {
-            Compute::Forward => self.forward(rank, stage, micro_batch)?,
-            Compute::Backward | Compute::Input => self.backward(rank, work)?,
-            Compute::Weight => {
-                let value = self.take(("weights", stage, micro_batch))?;
-                self.add(stage, value)?;
-            }
+        let values = works.iter().map(|work| self.takes(*work)).collect::<Result<Vec<_>, _>>()?;
+        for (work, value) in works.into_iter().zip(values) {
+            self.makes(rank, work, value)?;
         }
         Ok(true)
     }
 
-    fn forward(&mut self, rank: usize, stage: usize, micro_batch: usize) -> Result<(), Failed> {
-        let input =
-            if stage > 0 { self.take(("in", stage, micro_batch))? } else { mix(1, 'x', 0, micro_batch) };
-        if !self.forwards.insert((stage, micro_batch)) {
-            return Err("forward twice");
-        }
-        let output = mix(input, 'F', stage, micro_batch);
-        if self.trains {
-            self.put(("saved", stage, micro_batch), output)?;
-        }
-        if stage == self.last() {
-            return Ok(());
-        }
-        let item = if self.here(rank, stage + 1) {
-            ("in", stage + 1, micro_batch)
-        } else {
-            ("out", stage, micro_batch)
+    /// Whether a computation waits for a message that is on its way.
+    fn waits(&self, rank: usize, Work { compute, stage, micro_batch }: Work) -> bool {
+        let from = match compute {
+            Compute::Forward if stage > 0 => Some(("in", stage - 1)),
+            Compute::Backward | Compute::Input if stage < self.last() => Some(("gradient in", stage + 1)),
+            _ => None,
         };
-        self.put(item, output)
+        from.is_some_and(|(name, sender)| {
+            self.rule == MessageRule::Fifo
+                && !self.here(rank, sender)
+                && !self.items.contains_key(&(name, stage, micro_batch))
+        })
     }
 
-    fn backward(&mut self, rank: usize, work: Work) -> Result<(), Failed> {
+    /// Takes what a computation needs, and computes.
+    fn takes(&mut self, Work { compute, stage, micro_batch }: Work) -> Result<u64, Failed> {
+        match compute {
+            Compute::Forward => {
+                let input = if stage > 0 {
+                    self.take(("in", stage, micro_batch))?
+                } else {
+                    mix(1, 'x', 0, micro_batch)
+                };
+                let is_first = self.forwards.insert((stage, micro_batch));
+                is_first.then_some(mix(input, 'F', stage, micro_batch)).ok_or("forward twice")
+            }
+            Compute::Backward | Compute::Input => {
+                let saved = self.take(("saved", stage, micro_batch))?;
+                let is_last = stage == self.last();
+                let gradient = if is_last { saved } else { self.take(("gradient in", stage, micro_batch))? };
+                Ok(mix(saved ^ gradient.rotate_left(7), 'B', stage, micro_batch))
+            }
+            Compute::Weight => self.take(("weights", stage, micro_batch)),
+        }
+    }
+
+    /// Leaves what a computation has made.
+    fn makes(&mut self, rank: usize, work: Work, value: u64) -> Result<(), Failed> {
         let Work { compute, stage, micro_batch } = work;
-        let saved = self.take(("saved", stage, micro_batch))?;
-        let is_last = stage == self.last();
-        let gradient = if is_last { saved } else { self.take(("gradient in", stage, micro_batch))? };
-        let both = mix(saved ^ gradient.rotate_left(7), 'B', stage, micro_batch);
-        if compute == Compute::Input {
-            self.put(("weights", stage, micro_batch), both)?;
-        } else {
-            self.add(stage, both)?;
+        match compute {
+            Compute::Forward if self.trains => self.put(("saved", stage, micro_batch), value)?,
+            Compute::Forward => {}
+            Compute::Input => self.put(("weights", stage, micro_batch), value)?,
+            Compute::Backward | Compute::Weight => self.add(stage, value)?,
         }
-        if stage == 0 {
-            return Ok(());
-        }
-        let before = stage - 1;
-        let item = if self.here(rank, before) {
-            ("gradient in", before, micro_batch)
-        } else {
-            ("gradient out", stage, micro_batch)
+        let given = match compute {
+            Compute::Forward if stage < self.last() => Some(("in", "out", stage + 1)),
+            Compute::Backward | Compute::Input if stage > 0 => {
+                Some(("gradient in", "gradient out", stage - 1))
+            }
+            _ => None,
         };
-        self.put(item, both)
+        match given {
+            Some((name, _, to)) if self.here(rank, to) => self.put((name, to, micro_batch), value),
+            Some((_, name, _)) => self.put((name, stage, micro_batch), value),
+            None => Ok(()),
+        }
     }
 
     fn add(&mut self, stage: usize, value: u64) -> Result<(), Failed> {

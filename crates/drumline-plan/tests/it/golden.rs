@@ -72,7 +72,7 @@ fn four_ranks_and_eight_micro_batches() {
         row(BreadthFirst, 2, [28.5, 15.8], [8.0, 8.0]).unequal(15.8).hops(17.5),
         row(ZeroBubble1P, 1, [27.0, 11.1], [4.0, 4.0]).unequal(14.9).hops(14.9),
         row(ZeroBubble1P, 2, [25.5, 5.9], [4.0, 4.0]).unequal(8.0).hops(11.4),
-        row(ZeroBubble1P, 4, [24.75, 3.0], [4.0, 4.0]),
+        row(ZeroBubble1P, 4, [24.75, 3.0], [4.0, 4.0]).unequal(4.2).hops(11.6),
         row(ZeroBubbleV, 2, [25.5, 5.9], [4.0, 4.0]).unequal(7.0).hops(10.4),
     ];
     rows.iter().for_each(|row| row.check(4, 8));

@@ -67,6 +67,7 @@ impl Method {
             ("OPTIM.INITIAL_ACCUMULATOR", self.initial_accumulator),
         ])?;
         self.check_amsgrad()?;
+        self.check_adagrad()?;
         self.check_moments()?;
         self.check_master(shared.run.precision)
     }
@@ -75,15 +76,25 @@ impl Method {
         if !self.amsgrad {
             return Ok(());
         }
-        if !matches!(self.method, OptimizerName::Adam | OptimizerName::Adamw) {
-            let what = format!("is true, and {} has none; try OPTIM.METHOD adamw", self.method.name());
-            return invalid("OPTIM.AMSGRAD", what);
-        }
+        check_amsgrad_of(self.method, "OPTIM.AMSGRAD", "OPTIM.METHOD")?;
         if self.moments != MomentsKind::F32 || self.master == MasterWeightsKind::Split {
             let what = "is true, which needs OPTIM.MOMENTS f32 and OPTIM.MASTER copy; try those, or false";
             return invalid("OPTIM.AMSGRAD", what);
         }
         Ok(())
+    }
+
+    fn check_adagrad(&self) -> Result<(), ConfigError> {
+        let of_adagrad =
+            [("OPTIM.LR_DECAY", self.lr_decay), ("OPTIM.INITIAL_ACCUMULATOR", self.initial_accumulator)];
+        let unused = of_adagrad.into_iter().find(|(_, value)| *value != 0.0);
+        match unused.filter(|_| self.method != OptimizerName::Adagrad) {
+            Some((key, value)) => {
+                let method = self.method.name();
+                invalid(key, format!("is {value}, and {method} has none; try 0, or OPTIM.METHOD adagrad"))
+            }
+            None => Ok(()),
+        }
     }
 
     fn check_moments(&self) -> Result<(), ConfigError> {
@@ -115,5 +126,52 @@ impl Method {
             return invalid("OPTIM.MASTER", what);
         }
         Ok(())
+    }
+}
+
+/// Returns an error if an optimizer has no AMSGrad; the keys are those that asked for both.
+pub(crate) fn check_amsgrad_of(
+    method: OptimizerName,
+    key: &'static str,
+    method_key: &str,
+) -> Result<(), ConfigError> {
+    if matches!(method, OptimizerName::Adam | OptimizerName::Adamw) {
+        return Ok(());
+    }
+    invalid(key, format!("is true, and {} has none; try {method_key} adamw", method.name()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(method: OptimizerName, change: impl FnOnce(&mut Method)) -> Option<String> {
+        let mut keys = Method { method, ..Method::default() };
+        change(&mut keys);
+        keys.check(&SharedKeys::default()).err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_a_method_has_not_is_refused() {
+        for method in [OptimizerName::Sgd, OptimizerName::Adamw, OptimizerName::Lion] {
+            let name = method.name();
+            assert_eq!(
+                error(method, |keys| keys.lr_decay = 0.5),
+                Some(format!("OPTIM.LR_DECAY is 0.5, and {name} has none; try 0, or OPTIM.METHOD adagrad"))
+            );
+            assert_eq!(
+                error(method, |keys| keys.initial_accumulator = 1.0),
+                Some(format!(
+                    "OPTIM.INITIAL_ACCUMULATOR is 1, and {name} has none; try 0, or OPTIM.METHOD adagrad"
+                ))
+            );
+            assert_eq!(error(method, |_| {}), None, "control");
+        }
+        let both = |keys: &mut Method| (keys.lr_decay, keys.initial_accumulator) = (0.5, 1.0);
+        assert_eq!(error(OptimizerName::Adagrad, both), None);
+        let amsgrad = |keys: &mut Method| keys.amsgrad = true;
+        let expected = "OPTIM.AMSGRAD is true, and sgd has none; try OPTIM.METHOD adamw";
+        assert_eq!(error(OptimizerName::Sgd, amsgrad), Some(expected.to_owned()));
+        assert_eq!(error(OptimizerName::Adam, amsgrad), None);
     }
 }

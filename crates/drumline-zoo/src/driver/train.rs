@@ -228,7 +228,7 @@ impl<T: Task> TrainingRun<'_, T> {
         let train = &self.keys.train;
         let Some(folder) = &train.csv else { return trainer };
         let samples = (train.batch_size * train.accumulate * num_replicas) as u64;
-        trainer.master_callback(CsvFiles::in_folder(folder).samples_per_step(samples))
+        trainer.callback(CsvFiles::in_folder(folder).samples_per_step(samples))
     }
 
     /// Prints how the run ended.

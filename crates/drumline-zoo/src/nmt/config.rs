@@ -13,7 +13,7 @@ use crate::config::setting::{Setting, choice};
 use crate::config::table::{Table, public_table, sections};
 use crate::config::{
     ConfigError, DeviceKind, Fp16, Optim, OptimizerName, Parallel, PrecisionKind, Run, SharedKeys,
-    TaskConfig, Test, Train, Value, check_scheduler,
+    TaskConfig, Test, Train, Value, check_amsgrad_of, check_scheduler,
 };
 use crate::models::Checkpointing;
 
@@ -373,6 +373,10 @@ impl Table for NmtConfig {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
+        if self.optimizer_params.amsgrad {
+            let key = "optimizer_configs.optimizer_params.amsgrad";
+            check_amsgrad_of(self.optimizer.optimizer, key, "optimizer_configs.optimizer")?;
+        }
         self.check_files()?;
         self.fp16.check("run_configs.precision", self.run.precision)?;
         self.parallel.check()?;
@@ -544,3 +548,6 @@ impl NmtConfig {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,10 +10,9 @@
 use super::super::residency::Residency;
 use super::super::{Result, engine};
 use super::{Gatherer, Mode, NUM_SLOTS, State};
-use crate::engine::Forwards;
+use crate::engine::{Ending, Forwards};
 use crate::error::ParallelError;
 use crate::reduction::Site;
-use drumline_comm::{ReduceOp, on_behalf_of};
 use tch::{Kind, Tensor};
 
 /// An evaluation whose forwards all ranks make together.
@@ -21,7 +20,8 @@ pub(super) struct Counted {
     /// The forwards of the rank that has most.
     most: usize,
     done: usize,
-    /// This rank asks for the end; later: a rank has asked for it.
+    ending: Ending,
+    /// Whether it ends before all forwards.
     is_cut: bool,
     /// What a step of the training used, for the next step.
     training: Residency,
@@ -65,7 +65,7 @@ impl Gatherer {
 
     /// Asks for the end of an evaluation after the next forward of all ranks.
     pub(in super::super) fn cut(&self) {
-        self.0.state().counted.iter_mut().for_each(|counted| counted.is_cut = true);
+        self.0.state().counted.iter().for_each(|counted| counted.ending.ask());
     }
 
     /// Whether ranks wait for each other in forwards of an evaluation.
@@ -116,9 +116,7 @@ impl State {
     fn agree_on_end(&mut self, site: Site) -> Result {
         let Some(counted) = &mut self.counted else { return Ok(()) };
         counted.done += 1;
-        let mut is_cut = [u8::from(counted.is_cut)];
-        on_behalf_of(site, || self.group.all_reduce(&mut is_cut, ReduceOp::Max))?;
-        if is_cut[0] > 0 {
+        if counted.ending.agree([&*self.group], site)? {
             (counted.most, counted.is_cut) = (counted.done, true);
         }
         Ok(())
@@ -141,8 +139,8 @@ impl State {
                 training.release();
                 let micro_batch = std::mem::take(&mut self.micro_batch);
                 self.rest()?;
-                self.counted =
-                    Some(Counted { most: *most as usize, done: 0, is_cut: false, training, micro_batch });
+                let (most, ending) = (*most as usize, Ending::default());
+                self.counted = Some(Counted { most, done: 0, ending, is_cut: false, training, micro_batch });
                 Ok(())
             }
             _ => self.gather_whole(),

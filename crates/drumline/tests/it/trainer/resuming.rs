@@ -7,8 +7,8 @@ use drumline::launch::Signal;
 use drumline::metrics::TopK;
 use drumline::schedule::At;
 use drumline::trainer::{
-    Callback, CallbackResult, Checkpoint, CrossEntropy, DistTrainer, EarlyStop, End, Every, LoadBestModel,
-    TrainState, was_evaluated,
+    Callback, CallbackResult, Checkpoint, CrossEntropy, CsvFiles, DistTrainer, EarlyStop, End, Every,
+    LoadBestModel, TrainState, was_evaluated,
 };
 use drumline::{ProcessGroup, StopRequest};
 use rank_test::{Ranks, ranks_test};
@@ -277,4 +277,42 @@ ranks_test!(
         }
     },
     |ranks| { stop_and_resume(&ranks, ["3", "5"])? }
+);
+
+ranks_test!(
+    csv_files_of_other_numbers_of_ranks_lose_and_repeat_no_line,
+    2,
+    {
+        let group = ProcessGroup::from_env()?;
+        let store = VarStore::new(Device::Cpu);
+        let net = Net::new(&store);
+        let stop: u64 = std::env::var("DRUMLINE_TEST_STOP")?.parse()?;
+        let csv = CsvFiles::in_folder(folder()?.join("csv")).samples_per_step(2 * group.size() as u64);
+        let trainer = trainer(&group, &net, &store, SAMPLES)?.batch_size_per_gpu(2).n_epochs(EPOCHS);
+        let trainer =
+            trainer.save_path(folder()?).resume_from(folder()?).callback(StopAt(stop)).callback(csv);
+        assert_eq!(trainer.train(LoadBestModel::No)?.steps, stop);
+    },
+    |ranks| {
+        let temp = tempfile::tempdir()?;
+        let file = temp.path().join("csv/Train_Samples_lr.csv");
+        let run = |nproc, stop: u64| {
+            let stop = stop.to_string();
+            let env = [(FOLDER, temp.path().to_str().unwrap()), ("DRUMLINE_TEST_STOP", &stop)];
+            ranks.clone().nproc(nproc).env(env).pass().map(drop)
+        };
+        let samples = || -> anyhow::Result<Vec<u64>> {
+            let text = std::fs::read_to_string(&file)?;
+            text.lines().skip(1).map(|line| Ok(line.split(',').next().unwrap().parse()?)).collect()
+        };
+        run(2, 3)?;
+        assert_eq!(samples()?, [4, 8, 12]);
+        // A step after the last checkpoint, which the next run makes again.
+        let more = std::fs::read_to_string(&file)? + "16,0.5\n";
+        std::fs::write(&file, more)?;
+        run(1, 5)?;
+        assert_eq!(samples()?, [4, 8, 12, 14, 16]);
+        run(4, 6)?;
+        assert_eq!(samples()?, [4, 8, 12, 14, 16, 24]);
+    }
 );
