@@ -1,0 +1,465 @@
+//! `Pipeline`: steps and evaluations of a model of which each rank along `pp` has some stages.
+//!
+//! ```text
+//!   Agreed ─▶ step: forwards and backwards of all micro-batches ─▶ ties added up ─▶ reduced over replicas ─▶ the loss, on all ranks
+//!             then engine(): unscale ─▶ clip, by the norm of all stages ─▶ step of the optimizer
+//! ```
+//! The engine within belongs to the ranks that have the same stages. A rank that fails ends all links, so that every rank
+//! returns an error within a second: its own action, and the one that failed.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use drumline_comm::{Axis, Mesh, ReduceOp};
+use drumline_plan::pipeline::{Action, Compute, Program, StageMap, partition};
+use drumline_torch::{LossScaler, Masks, StepSamples, WeightGrads};
+use tch::nn::VarStore;
+use tch::{Device, Tensor};
+
+use super::build::Shared;
+use super::error::PipelineError;
+use super::interpreter::{Halted, run_row};
+use super::layer::{Boundary, LayerError, LayerList, Mode, Tie};
+use super::link::Links;
+use super::plan::{Order, Plan};
+use super::ties::Ties;
+use super::torch::{Built, Held, LossFn, Stage, TorchExecutor, sum_of};
+use crate::agreement::Agreed;
+use crate::engine::{Alone, Engine, EngineOptions, EngineSetup, Forwards, ModelParts};
+use crate::error::ParallelError;
+
+type Result<T = ()> = std::result::Result<T, ParallelError>;
+
+/// How a model is cut and trained.
+pub struct PipelineOptions {
+    /// In which order ranks do what.
+    pub order: Order,
+    /// The ranks for which the order is made: by default those along `pp`. If a single rank has all stages, it may be any
+    /// number, and the rank does the work of all.
+    pub ranks: Option<usize>,
+    /// The micro-batches of a usual step, for which the program is verified at once.
+    pub micro_batches: usize,
+    /// The cost of each layer; by default the costs in the list.
+    pub costs: Option<Vec<f64>>,
+    /// Where the stages are; one device for all of them, or one for each rank of the order.
+    pub devices: Vec<Device>,
+    /// The seed of the first values.
+    pub seed: u64,
+    /// Where dropout is drawn from: so it does not depend on the schedule.
+    pub masks: Option<Masks>,
+    /// What ranks do that have the same stages.
+    pub within: Box<dyn EngineOptions>,
+}
+
+impl Default for PipelineOptions {
+    fn default() -> Self {
+        Self {
+            order: Order::default(),
+            ranks: None,
+            micro_batches: 1,
+            costs: None,
+            devices: vec![Device::Cpu],
+            seed: 0,
+            masks: None,
+            within: Default::default(),
+        }
+    }
+}
+
+impl std::fmt::Debug for PipelineOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { order, ranks, micro_batches, costs, devices, seed, masks, within: _ } = self;
+        f.debug_struct("PipelineOptions")
+            .field("order", order)
+            .field("ranks", ranks)
+            .field("micro_batches", micro_batches)
+            .field("costs", costs)
+            .field("devices", devices)
+            .field("seed", seed)
+            .field("masks", masks)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A micro-batch. Ranks without the first stage need no inputs, and ranks without the last one no targets.
+#[derive(Debug)]
+pub struct MicroBatch {
+    /// What the first layer gets.
+    pub inputs: Boundary,
+    /// What the loss gets beside the outputs.
+    pub targets: Boundary,
+    /// Which samples of the step these are.
+    pub samples: StepSamples,
+}
+
+impl MicroBatch {
+    /// A micro-batch whose samples are `first`, `first + 1`, ….
+    pub fn new(inputs: Boundary, targets: Boundary, first: u64) -> Self {
+        let tensor = inputs.first().or(targets.first());
+        let count = tensor.and_then(|tensor| tensor.size().first().copied()).unwrap_or(0) as u64;
+        Self { inputs, targets, samples: StepSamples { first, stride: 1, count } }
+    }
+
+    /// A micro-batch on a rank that has neither the first nor the last stage.
+    pub fn elsewhere() -> Self {
+        let samples = StepSamples { first: 0, stride: 1, count: 0 };
+        Self { inputs: Vec::new(), targets: Vec::new(), samples }
+    }
+}
+
+/// How losses are scaled before backward.
+#[derive(Debug, Clone, Copy, Default)]
+pub enum Scale<'a> {
+    /// They are not.
+    #[default]
+    No,
+    /// By this scaler; [`Engine::unscale`] divides by it.
+    By(&'a LossScaler),
+}
+
+/// The loss of a step, the same on all ranks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepLoss {
+    /// The sum over all micro-batches of all ranks.
+    pub sum: f64,
+    /// What it is divided by.
+    pub count: f64,
+}
+
+impl StepLoss {
+    /// The mean.
+    pub fn mean(self) -> f64 {
+        self.sum / self.count
+    }
+}
+
+/// A model of which each rank along `pp` has some stages.
+pub struct Pipeline {
+    store: VarStore,
+    engine: Box<dyn Engine>,
+    stages: HashMap<usize, Stage>,
+    layers: Vec<Range<usize>>,
+    map: StageMap,
+    order: Order,
+    ranks: usize,
+    /// By the number of micro-batches, for training and for evaluation.
+    plans: RefCell<HashMap<usize, [Arc<Plan>; 2]>>,
+    links: RefCell<Links>,
+    ties: Ties,
+    masks: Option<Masks>,
+    ended: RefCell<Option<String>>,
+    peaks: Cell<[usize; 2]>,
+}
+
+
+impl std::fmt::Debug for Pipeline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pipeline")
+            .field("map", &self.map)
+            .field("layers", &self.layers)
+            .field("order", &self.order)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Pipeline {
+    /// Cuts a model, and builds the layers of this rank. All ranks of the mesh call it with the same layers and options.
+    #[track_caller]
+    pub fn new(layers: &LayerList, mesh: &Mesh, options: PipelineOptions) -> Result<Self> {
+        let PipelineOptions { order, ranks, micro_batches, costs, devices, seed, masks, within } = options;
+        let pp = mesh.axis(Axis::Pp);
+        let ranks = ranks.unwrap_or(match &order {
+            Order::Program(program) => program.stages.num_ranks(),
+            Order::Schedule { .. } => pp.size(),
+        });
+        if pp.size() != ranks && pp.size() != 1 {
+            return Err(PipelineError::Ranks { program: ranks, mesh: pp.size() }.into());
+        }
+        let map = order.stages(ranks);
+        let costs = costs.unwrap_or_else(|| layers.costs());
+        if costs.len() != layers.len() {
+            let expected = format!("{}, one for each layer", layers.len());
+            return Err(ParallelError::value("the number of costs", costs.len(), expected));
+        }
+        let cut = partition(&costs, map.num_stages()).map_err(PipelineError::from)?;
+        let plans = plans(&order, ranks, micro_batches, pp.size())?;
+        let device_of = |stage: usize| -> Result<Device> {
+            let place = if devices.len() == 1 { 0 } else { map.rank_of(stage) };
+            let expected = || format!("1 for all, or {ranks}, one for each rank of the order");
+            let none = || ParallelError::value("the number of devices", devices.len(), expected());
+            devices.get(place).copied().ok_or_else(none)
+        };
+        let own: Vec<usize> = (0..map.num_stages()).filter(|&stage| pp.size() == 1 || map.rank_of(stage) == pp.rank()).collect();
+        let first = own.first().map_or(Ok(Device::Cpu), |&stage| device_of(stage))?;
+        let store = VarStore::new(first);
+        let mut stages = HashMap::new();
+        for &stage in &own {
+            let device = device_of(stage)?;
+            // The same variables, for another device.
+            let mut view = VarStore::new(device);
+            view.variables_ = store.variables_.clone();
+            let shared = Shared { store: &view, ties: &layers.ties, seed };
+            let built = layers.layers[cut[stage].clone()].iter().map(|spec| {
+                let layer = Arc::new(Mutex::new(shared.build(spec)?));
+                Ok(Built { name: spec.name.clone(), is_checkpointed: spec.is_checkpointed, layer })
+            });
+            let layers = built.collect::<Result<_>>()?;
+            let weight_grads = is_split(plans[0].program(), stage).then(WeightGrads::default);
+            stages.insert(stage, Stage { device, layers, weight_grads });
+        }
+        check_programs(mesh, plans[0].program(), &cut)?;
+        let holders = |tie: &Tie| {
+            let has = |range: &Range<usize>| layers.layers[range.clone()].iter().any(|spec| tie.layers.contains(&spec.name));
+            let mut ranks: Vec<usize> = (0..cut.len()).filter(|&stage| has(&cut[stage])).map(|stage| map.rank_of(stage)).collect();
+            ranks.sort_unstable();
+            ranks.dedup();
+            if pp.size() == 1 { vec![0] } else { ranks }
+        };
+        let ties = Ties::new(pp, &store, &layers.ties, holders)?;
+        let links = Links::new(pp, plans[0].program())?;
+        let is_one_device = own.iter().all(|stage| stages[stage].device == first);
+        let parts = ModelParts::meet(&store, mesh, &[])?;
+        let engine: Box<dyn Engine> = if is_one_device {
+            within.engine(EngineSetup { parts, device: first, ..EngineSetup::new(&store, mesh) })?
+        } else if mesh.losses().size() == 1 {
+            Box::new(Alone::new(&store, mesh))
+        } else {
+            let got = format!("{} replicas", mesh.losses().size());
+            return Err(ParallelError::value("a pipeline of several devices in each process", got, "one replica"));
+        };
+        Ok(Self {
+            store,
+            engine,
+            stages,
+            layers: cut,
+            map,
+            order,
+            ranks,
+            plans: HashMap::from([(micro_batches, plans)]).into(),
+            links: links.into(),
+            ties,
+            masks,
+            ended: None.into(),
+            peaks: [0; 2].into(),
+        })
+    }
+
+    /// The engine of this rank's stages: norms, clipping, unscaling, the optimizer's step and the state to save.
+    pub fn engine(&self) -> &dyn Engine {
+        &*self.engine
+    }
+
+    /// The variables of this rank's stages, with the names of the whole model.
+    pub fn store(&self) -> &VarStore {
+        &self.store
+    }
+
+    /// The layers of each stage.
+    pub fn layers(&self) -> &[Range<usize>] {
+        &self.layers
+    }
+
+    /// Which rank holds which stage.
+    pub fn stages(&self) -> &StageMap {
+        &self.map
+    }
+
+    /// Whether this rank computes the loss.
+    pub fn has_last_stage(&self) -> bool {
+        self.stages.contains_key(&(self.layers.len() - 1))
+    }
+
+    /// The most activations that this rank has held in a step, one for a stage and a micro-batch: what
+    /// [`Plan::activations`] predicts.
+    pub fn peak_activations(&self) -> usize {
+        self.peaks.get()[0]
+    }
+
+    /// The most tensors that were on their way to this rank or had not been used: what [`Plan::receive_buffers`] predicts.
+    pub fn peak_received(&self) -> usize {
+        self.peaks.get()[1]
+    }
+
+    /// The plan of a step with this many micro-batches.
+    pub fn plan(&self, micro_batches: usize) -> Result<Arc<Plan>> {
+        self.plan_for(micro_batches, Mode::Train)
+    }
+
+    fn plan_for(&self, micro_batches: usize, mode: Mode) -> Result<Arc<Plan>> {
+        let mut plans = self.plans.borrow_mut();
+        if !plans.contains_key(&micro_batches) {
+            let pp = self.engine.mesh().axis(Axis::Pp).size();
+            plans.insert(micro_batches, plans_of(self, micro_batches, pp)?);
+        }
+        Ok(plans[&micro_batches][usize::from(!mode.is_train())].clone())
+    }
+
+    /// The forwards and backwards of a step, on all ranks. `loss` runs on the rank with the last stage: it returns the sum
+    /// of the losses of a micro-batch, of its outputs and the micro-batch.
+    ///
+    /// Gradients are those of the sum of all ranks' losses divided by the count that was agreed. The step of the optimizer
+    /// follows, by [`engine`](Self::engine).
+    #[track_caller]
+    pub fn step(
+        &self,
+        agreed: &Agreed,
+        micro_batches: &[MicroBatch],
+        scale: Scale<'_>,
+        mut loss: impl FnMut(Boundary, &MicroBatch) -> std::result::Result<Tensor, LayerError>,
+    ) -> Result<StepLoss> {
+        self.check_agreed(agreed, micro_batches.len())?;
+        self.engine.begin_step(agreed)?;
+        let mut of_outputs = |outputs: Boundary, batch: &MicroBatch, _: usize| loss(outputs, batch);
+        let scaler = match scale {
+            Scale::No => None,
+            Scale::By(scaler) => Some(scaler),
+        };
+        let run = Run { mode: Mode::Train, micro_batches, factor: agreed.factor_of_sums(), scaler };
+        let held = self.carry_out(run, &mut of_outputs)?;
+        self.peaks.set([held.peak_activations, held.peak_received]);
+        let reduced = self.ties.sum().and_then(|()| self.engine.reduce_accumulated());
+        reduced.inspect_err(|error| self.end(&error.to_string()))?;
+        Ok(StepLoss { sum: self.shared_sum(&held)?, count: agreed.count })
+    }
+
+    /// The forwards of an evaluation, on all ranks along `pp`. `loss` runs on the rank with the last stage, for each
+    /// micro-batch in some order. Returns the sum of what it returns over all ranks.
+    #[track_caller]
+    pub fn evaluate(
+        &self,
+        micro_batches: &[MicroBatch],
+        mut loss: impl FnMut(Boundary, &MicroBatch) -> std::result::Result<Tensor, LayerError>,
+    ) -> Result<f64> {
+        self.engine.begin_evaluation(Forwards::Any)?;
+        let mut of_outputs = |outputs: Boundary, batch: &MicroBatch, _: usize| loss(outputs, batch);
+        let run = Run { mode: Mode::Evaluate, micro_batches, factor: 1.0, scaler: None };
+        let outcome = self.carry_out(run, &mut of_outputs).and_then(|held| self.shared_sum(&held));
+        let failure = outcome.as_ref().err().map(ToString::to_string);
+        self.engine.end_evaluation(failure.as_deref())?;
+        outcome
+    }
+
+    /// Ends this rank and all others, which learn the cause.
+    pub fn abort(&self, cause: &str) {
+        self.end(cause);
+    }
+
+    /// An error unless all ranks of this pipeline bring the same number of micro-batches.
+    fn check_agreed(&self, agreed: &Agreed, own: usize) -> Result {
+        let mesh = self.engine.mesh();
+        let whole = mesh.shape().peers(mesh.whole().rank(), &[Axis::Pp]);
+        let first = whole[0];
+        let expected = agreed.batches[first];
+        let other = whole.iter().copied().find(|&rank| agreed.batches[rank] != expected);
+        match other {
+            Some(rank) => Err(PipelineError::Uneven { rank, got: agreed.batches[rank], first, expected }.into()),
+            None if own != expected => {
+                Err(ParallelError::value("the number of micro-batches of a step", own, format!("{expected}, as agreed")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn carry_out(&self, run: Run<'_>, loss: &mut LossFn<'_>) -> Result<Held> {
+        if let Some(cause) = &*self.ended.borrow() {
+            return Err(PipelineError::Ended { cause: cause.clone() }.into());
+        }
+        if run.micro_batches.is_empty() {
+            return Ok(Held::default());
+        }
+        let plan = self.plan_for(run.micro_batches.len(), run.mode)?;
+        let mut links = self.links.borrow_mut();
+        links.begin_step();
+        let mesh = self.engine.mesh();
+        let mut executor = TorchExecutor {
+            stages: &self.stages,
+            last_stage: self.layers.len() - 1,
+            engine: &*self.engine,
+            links: &mut links,
+            micro_batches: run.micro_batches,
+            loss,
+            factor: run.factor,
+            scaler: run.scaler,
+            masks: self.masks.as_ref().filter(|_| run.mode.is_train()),
+            mode: run.mode,
+            held: Held::default(),
+        };
+        let outcome = run_row(&plan, mesh.axis(Axis::Pp).rank(), &mut executor);
+        let held = executor.held;
+        let rank = mesh.whole().rank();
+        let failed = |Halted { action, cause }: Halted<ParallelError>| {
+            let is_from_others = cause.comm_error().is_some();
+            let (text, cause) = (cause.to_string(), Box::new(cause));
+            let error = match is_from_others {
+                true => PipelineError::Stopped { rank, action, cause },
+                false => PipelineError::Failed { rank, action, cause },
+            };
+            (if is_from_others { text } else { error.to_string() }, error)
+        };
+        if let Err((cause, error)) = outcome.map_err(failed) {
+            links.abort(&cause);
+            drop(links);
+            self.end(&cause);
+            return Err(error.into());
+        }
+        Ok(held)
+    }
+
+    /// Ends everything that other ranks may wait for.
+    fn end(&self, cause: &str) {
+        if let Ok(links) = self.links.try_borrow() {
+            links.abort(cause);
+        }
+        self.ties.abort(cause);
+        self.engine.abort(cause);
+        *self.ended.borrow_mut() = Some(cause.to_owned());
+    }
+
+    /// The sum of losses over all ranks, each micro-batch once.
+    fn shared_sum(&self, held: &Held) -> Result<f64> {
+        let mesh = self.engine.mesh();
+        let counts = self.has_last_stage() && mesh.coordinate(Axis::Tp) == 0;
+        let mut sum = [if counts { sum_of(&held.losses)? } else { 0.0 }];
+        mesh.whole().all_reduce(&mut sum, ReduceOp::Sum).inspect_err(|error| self.end(&error.to_string()))?;
+        Ok(sum[0])
+    }
+}
+
+/// What a step and an evaluation do differently.
+struct Run<'a> {
+    mode: Mode,
+    micro_batches: &'a [MicroBatch],
+    factor: f64,
+    scaler: Option<&'a LossScaler>,
+}
+
+fn plans_of(pipeline: &Pipeline, micro_batches: usize, pp: usize) -> Result<[Arc<Plan>; 2]> {
+    plans(&pipeline.order, pipeline.ranks, micro_batches, pp)
+}
+
+/// The programs of a step and of an evaluation, for a single rank if it has all stages.
+fn plans(order: &Order, ranks: usize, micro_batches: usize, pp: usize) -> Result<[Arc<Plan>; 2]> {
+    let plan = order.plan(ranks, micro_batches)?;
+    let plan = if pp == 1 && ranks > 1 { plan.on_one_rank()? } else { plan };
+    let forward = plan.forward_only()?;
+    Ok([Arc::new(plan), Arc::new(forward)])
+}
+
+/// Whether a program computes the weight gradients of a stage apart.
+fn is_split(program: &Program, stage: usize) -> bool {
+    let works = program.rows.iter().flatten().flat_map(|action: &Action| action.works());
+    works.into_iter().any(|work| work.stage == stage && work.compute == Compute::Input)
+}
+
+/// An error unless all ranks have the same program and the same cut.
+#[track_caller]
+fn check_programs(mesh: &Mesh, program: &Program, cut: &[Range<usize>]) -> Result {
+    let own = (program.fingerprint(), cut.iter().map(|range| range.end as u64).collect::<Vec<_>>());
+    let all = mesh.whole().all_gather_object(&own)?;
+    match all.iter().position(|other| *other != all[0]) {
+        Some(rank) => Err(PipelineError::OtherProgram { rank }.into()),
+        None => Ok(()),
+    }
+}
