@@ -72,7 +72,8 @@ impl<'a> LayerBuilder<'a> {
         create: impl FnOnce(&Path<'_>, &str) -> Tensor,
     ) -> std::result::Result<Tensor, LayerError> {
         let Shared { store, ties, seed } = self.shared;
-        let is_declared = |tie: &&Tie| tie.variable == variable && tie.layers.iter().any(|name| name == self.layer);
+        let is_declared =
+            |tie: &&Tie| tie.variable == variable && tie.layers.iter().any(|name| name == self.layer);
         if !ties.iter().any(|tie| is_declared(&tie)) {
             let layer = self.layer;
             return Err(format!("`{variable}` is not tied to `{layer}`; try LayerList::tie with both").into());

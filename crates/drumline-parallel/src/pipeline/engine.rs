@@ -153,7 +153,6 @@ pub struct Pipeline {
     peaks: Cell<[usize; 2]>,
 }
 
-
 impl std::fmt::Debug for Pipeline {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Pipeline")
@@ -191,7 +190,9 @@ impl Pipeline {
             let none = || ParallelError::value("the number of devices", devices.len(), expected());
             devices.get(place).copied().ok_or_else(none)
         };
-        let own: Vec<usize> = (0..map.num_stages()).filter(|&stage| pp.size() == 1 || map.rank_of(stage) == pp.rank()).collect();
+        let own: Vec<usize> = (0..map.num_stages())
+            .filter(|&stage| pp.size() == 1 || map.rank_of(stage) == pp.rank())
+            .collect();
         let first = own.first().map_or(Ok(Device::Cpu), |&stage| device_of(stage))?;
         let store = VarStore::new(first);
         let mut stages = HashMap::new();
@@ -211,8 +212,11 @@ impl Pipeline {
         }
         check_programs(mesh, plans[0].program(), &cut)?;
         let holders = |tie: &Tie| {
-            let has = |range: &Range<usize>| layers.layers[range.clone()].iter().any(|spec| tie.layers.contains(&spec.name));
-            let mut ranks: Vec<usize> = (0..cut.len()).filter(|&stage| has(&cut[stage])).map(|stage| map.rank_of(stage)).collect();
+            let has = |range: &Range<usize>| {
+                layers.layers[range.clone()].iter().any(|spec| tie.layers.contains(&spec.name))
+            };
+            let mut ranks: Vec<usize> =
+                (0..cut.len()).filter(|&stage| has(&cut[stage])).map(|stage| map.rank_of(stage)).collect();
             ranks.sort_unstable();
             ranks.dedup();
             if pp.size() == 1 { vec![0] } else { ranks }
@@ -227,7 +231,11 @@ impl Pipeline {
             Box::new(Alone::new(&store, mesh))
         } else {
             let got = format!("{} replicas", mesh.losses().size());
-            return Err(ParallelError::value("a pipeline of several devices in each process", got, "one replica"));
+            return Err(ParallelError::value(
+                "a pipeline of several devices in each process",
+                got,
+                "one replica",
+            ));
         };
         Ok(Self {
             store,
@@ -354,10 +362,14 @@ impl Pipeline {
         let expected = agreed.batches[first];
         let other = whole.iter().copied().find(|&rank| agreed.batches[rank] != expected);
         match other {
-            Some(rank) => Err(PipelineError::Uneven { rank, got: agreed.batches[rank], first, expected }.into()),
-            None if own != expected => {
-                Err(ParallelError::value("the number of micro-batches of a step", own, format!("{expected}, as agreed")))
+            Some(rank) => {
+                Err(PipelineError::Uneven { rank, got: agreed.batches[rank], first, expected }.into())
             }
+            None if own != expected => Err(ParallelError::value(
+                "the number of micro-batches of a step",
+                own,
+                format!("{expected}, as agreed"),
+            )),
             None => Ok(()),
         }
     }

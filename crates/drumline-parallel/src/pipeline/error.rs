@@ -36,7 +36,9 @@ pub enum PipelineError {
         mesh: usize,
     },
     /// A program of another number of micro-batches was given.
-    #[error("the program is for {program} micro-batches, and the step has {step}; try a schedule, which fits any number")]
+    #[error(
+        "the program is for {program} micro-batches, and the step has {step}; try a schedule, which fits any number"
+    )]
     MicroBatches {
         /// Those of the program.
         program: usize,
@@ -44,7 +46,9 @@ pub enum PipelineError {
         step: usize,
     },
     /// Ranks along `pp` bring different numbers of micro-batches.
-    #[error("rank {rank} brings {got} micro-batches and rank {first} brings {expected}; try the same number on all ranks of a pipeline")]
+    #[error(
+        "rank {rank} brings {got} micro-batches and rank {first} brings {expected}; try the same number on all ranks of a pipeline"
+    )]
     Uneven {
         /// A rank.
         rank: usize,
@@ -56,7 +60,9 @@ pub enum PipelineError {
         expected: usize,
     },
     /// Ranks have different programs.
-    #[error("rank {rank} has another program than rank 0; try the same schedule, layers and costs on all ranks")]
+    #[error(
+        "rank {rank} has another program than rank 0; try the same schedule, layers and costs on all ranks"
+    )]
     OtherProgram {
         /// The first rank with another one.
         rank: usize,

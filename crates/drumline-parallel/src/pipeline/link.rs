@@ -82,7 +82,9 @@ impl Links {
         let me = group.rank();
         let mut peers = HashMap::new();
         for [first, second] in program.pairs() {
-            let Some(peer) = [(first, second), (second, first)].iter().find(|(own, _)| *own == me).map(|(_, peer)| *peer) else {
+            let Some(peer) =
+                [(first, second), (second, first)].iter().find(|(own, _)| *own == me).map(|(_, peer)| *peer)
+            else {
                 continue;
             };
             let (Some(to), Some(from)) = (directed.remove(&[me, peer]), directed.remove(&[peer, me])) else {
@@ -99,7 +101,9 @@ impl Links {
     }
 
     fn peer(&mut self, rank: usize) -> Result<&mut Peer> {
-        self.peers.get_mut(&rank).ok_or(ParallelError::Internal { what: "a message to a rank without a link" })
+        self.peers
+            .get_mut(&rank)
+            .ok_or(ParallelError::Internal { what: "a message to a rank without a link" })
     }
 
     /// Sends a message to a rank, without waiting.
@@ -141,7 +145,8 @@ impl Links {
     /// Ends all links: this rank will not continue.
     pub fn abort(&self, cause: &str) {
         for peer in self.peers.values() {
-            let _: [CommError; 2] = [&peer.sending.group, &peer.receiving.group].map(|group| group.abort(cause));
+            let _: [CommError; 2] =
+                [&peer.sending.group, &peer.receiving.group].map(|group| group.abort(cause));
         }
     }
 }
@@ -228,7 +233,9 @@ impl Drop for Links {
         for peer in self.peers.values_mut() {
             (peer.sending.jobs, peer.receiving.jobs) = (None, None);
         }
-        for thread in self.peers.values_mut().flat_map(|peer| [&mut peer.sending.thread, &mut peer.receiving.thread]) {
+        for thread in
+            self.peers.values_mut().flat_map(|peer| [&mut peer.sending.thread, &mut peer.receiving.thread])
+        {
             if let Some(thread) = thread.take() {
                 // It has returned its errors already.
                 let _ = thread.join();

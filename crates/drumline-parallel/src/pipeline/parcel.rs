@@ -83,7 +83,9 @@ impl Parcel {
             needs_grad.push(flags & NEEDS_GRAD != 0);
             let is_there = flags & IS_THERE != 0;
             tensors.push(is_there.then(|| room(&size, (kind, device), flags)).transpose()?);
-            let Some(tensor) = tensors.last_mut().and_then(Option::as_mut).filter(|tensor| tensor.numel() > 0) else {
+            let Some(tensor) =
+                tensors.last_mut().and_then(Option::as_mut).filter(|tensor| tensor.numel() > 0)
+            else {
                 continue;
             };
             match flags & CHANNELS_LAST != 0 {
@@ -106,7 +108,11 @@ impl Parcel {
             let kind = tensor.f_kind()?;
             let number = kind_number(kind).ok_or_else(|| {
                 let what = "the type of a tensor between two stages";
-                ParallelError::value(what, format!("{kind:?}"), "one of f32, f64, f16, bf16, i64, i32, u8 and bool")
+                ParallelError::value(
+                    what,
+                    format!("{kind:?}"),
+                    "one of f32, f64, f16, bf16, i64, i32, u8 and bool",
+                )
             })?;
             flags |= IS_THERE | if is_channels_last(tensor) { CHANNELS_LAST } else { 0 };
             let size = tensor.size();
@@ -169,7 +175,7 @@ mod tests {
             };
             Ok(outcome.map_err(|error| error.to_string()))
         });
-        made.unwrap().into_iter().find_map(Result::unwrap).unwrap()
+        made.unwrap().into_iter().find_map(|outcome| outcome.unwrap()).unwrap()
     }
 
     #[test]

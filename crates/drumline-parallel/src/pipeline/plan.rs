@@ -101,7 +101,8 @@ impl Plan {
     pub fn on_one_rank(&self) -> Result<Self, PipelineError> {
         let unit = StageTimes { forward: 1.0, input: 1.0, weight: 1.0 };
         let times = Times::equal(unit, &self.program.stages, 0.0);
-        let mut spans: Vec<Span> = verify(&self.program)?.simulate(&times).ranks.into_iter().flatten().collect();
+        let mut spans: Vec<Span> =
+            verify(&self.program)?.simulate(&times).ranks.into_iter().flatten().collect();
         // Stable: computations that begin together stay in the order of ranks, none of which waits for another.
         spans.sort_by(|a, b| a.start.total_cmp(&b.start));
         let row = spans.into_iter().map(|span| Action::Compute(span.work)).collect();

@@ -86,7 +86,8 @@ struct Saved {
 }
 
 /// The loss of a micro-batch, as a sum.
-pub(super) type LossFn<'a> = dyn FnMut(Boundary, &MicroBatch, usize) -> std::result::Result<Tensor, LayerError> + 'a;
+pub(super) type LossFn<'a> =
+    dyn FnMut(Boundary, &MicroBatch, usize) -> std::result::Result<Tensor, LayerError> + 'a;
 
 /// A step, or an evaluation, of the stages of a rank.
 pub(super) struct TorchExecutor<'a> {
@@ -198,7 +199,11 @@ impl TorchExecutor<'_> {
         let sum = (self.loss)(outputs, batch, micro_batch).map_err(of_loss)?;
         if sum.numel() != 1 {
             let got = format!("a tensor of size {:?}", sum.size());
-            return Err(ParallelError::value("the loss of a micro-batch", got, "a number, the sum over the micro-batch"));
+            return Err(ParallelError::value(
+                "the loss of a micro-batch",
+                got,
+                "a number, the sum over the micro-batch",
+            ));
         }
         self.held.losses.insert(micro_batch, sum.f_detach()?);
         let mut scaled = sum.f_mul_scalar(self.factor)?;
@@ -248,7 +253,8 @@ impl TorchExecutor<'_> {
         })?;
         drop(edges);
         if compute == Compute::Input {
-            let queued = queued.ok_or(ParallelError::Internal { what: "a stage has no queue for weight gradients" })?;
+            let queued = queued
+                .ok_or(ParallelError::Internal { what: "a stage has no queue for weight gradients" })?;
             self.held.queued.insert((stage, micro_batch), queued);
         }
         let needs_grad = vec![false; leaves.len()];
@@ -291,7 +297,9 @@ impl Executor for TorchExecutor<'_> {
         self.links.check()?;
         let outcome = catch_unwind(AssertUnwindSafe(|| self.carry_out(work, got)));
         self.held.note();
-        outcome.unwrap_or_else(|panic| Err(layer_failed("a layer", &format!("panicked: {}", panic_text(&*panic)))))
+        outcome.unwrap_or_else(|panic| {
+            Err(layer_failed("a layer", &format!("panicked: {}", panic_text(&*panic))))
+        })
     }
 
     fn send(&mut self, message: Message, to: usize, value: Parcel) -> Result {

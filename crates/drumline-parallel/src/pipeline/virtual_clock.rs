@@ -33,7 +33,10 @@ pub struct VirtualClock<'a> {
 
 impl std::fmt::Debug for VirtualClock<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("VirtualClock").field("now", &self.now).field("spans", &self.spans).finish_non_exhaustive()
+        f.debug_struct("VirtualClock")
+            .field("now", &self.now)
+            .field("spans", &self.spans)
+            .finish_non_exhaustive()
     }
 }
 
@@ -127,7 +130,11 @@ mod tests {
                 };
                 let times = Times { stages: (0..num_stages).map(stage).collect(), hop: 0.3 };
                 let simulated = verify(plan.program()).unwrap().simulate(&times);
-                assert_eq!(VirtualClock::timeline(&plan, &times), simulated, "{schedule} {ranks} {micro_batches}");
+                assert_eq!(
+                    VirtualClock::timeline(&plan, &times),
+                    simulated,
+                    "{schedule} {ranks} {micro_batches}"
+                );
             }
         }
     }

@@ -133,6 +133,9 @@ mod tests {
         let expected = "3 layers cannot be cut into 4 stages of at least one; try 3 or fewer stages";
         assert_eq!(error(&[1.0; 3], 4), expected);
         assert!(error(&[1.0; 3], 0).starts_with("3 layers cannot be cut into 0 stages"));
-        assert_eq!(error(&[1.0, f64::NAN], 1), "the cost of layer 1 is NaN; try a number that is not negative");
+        assert_eq!(
+            error(&[1.0, f64::NAN], 1),
+            "the cost of layer 1 is NaN; try a number that is not negative"
+        );
     }
 }
