@@ -56,6 +56,8 @@ mod guides {
     mod readme {}
     #[doc = include_str!("../../../docs/ddp-hooks.md")]
     mod ddp_hooks {}
+    #[doc = include_str!("../../../docs/pipelines.md")]
+    mod pipelines {}
     #[doc = include_str!("../../../docs/tensor-parallel.md")]
     mod tensor_parallel {}
 }

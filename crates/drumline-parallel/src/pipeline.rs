@@ -28,6 +28,8 @@ mod ties;
 mod torch;
 mod virtual_clock;
 
+pub use drumline_plan::pipeline::{Program, Schedule};
+
 pub use build::LayerBuilder;
 pub use engine::{MicroBatch, Pipeline, PipelineOptions, Scale, StepLoss};
 pub use error::PipelineError;

@@ -27,7 +27,7 @@ use super::plan::{Order, Plan};
 use super::ties::Ties;
 use super::torch::{Built, Held, LossFn, Stage, TorchExecutor, sum_of};
 use crate::agreement::Agreed;
-use crate::engine::{Alone, Engine, EngineOptions, EngineSetup, Forwards, ModelParts};
+use crate::engine::{Alone, Engine, EngineOptions, EngineSetup, Forwards, ModelParts, Part};
 use crate::error::ParallelError;
 
 type Result<T = ()> = std::result::Result<T, ParallelError>;
@@ -49,6 +49,9 @@ pub struct PipelineOptions {
     pub seed: u64,
     /// Where dropout is drawn from: so it does not depend on the schedule.
     pub masks: Option<Masks>,
+    /// After the layers are built, this rank's variables that are parts of the model's: for layers that are cut along `tp`,
+    /// [`TensorParallel::parts`](crate::tensor::TensorParallel::parts).
+    pub parts: Box<dyn Fn() -> Vec<Part>>,
     /// What ranks do that have the same stages.
     pub within: Box<dyn EngineOptions>,
 }
@@ -63,6 +66,7 @@ impl Default for PipelineOptions {
             devices: vec![Device::Cpu],
             seed: 0,
             masks: None,
+            parts: Box::new(Vec::new),
             within: Default::default(),
         }
     }
@@ -70,7 +74,7 @@ impl Default for PipelineOptions {
 
 impl std::fmt::Debug for PipelineOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { order, ranks, micro_batches, costs, devices, seed, masks, within: _ } = self;
+        let Self { order, ranks, micro_batches, costs, devices, seed, masks, parts: _, within: _ } = self;
         f.debug_struct("PipelineOptions")
             .field("order", order)
             .field("ranks", ranks)
@@ -167,7 +171,8 @@ impl Pipeline {
     /// Cuts a model, and builds the layers of this rank. All ranks of the mesh call it with the same layers and options.
     #[track_caller]
     pub fn new(layers: &LayerList, mesh: &Mesh, options: PipelineOptions) -> Result<Self> {
-        let PipelineOptions { order, ranks, micro_batches, costs, devices, seed, masks, within } = options;
+        let PipelineOptions { order, ranks, micro_batches, costs, devices, seed, masks, parts, within } =
+            options;
         let pp = mesh.axis(Axis::Pp);
         let ranks = ranks.unwrap_or(match &order {
             Order::Program(program) => program.stages.num_ranks(),
@@ -224,7 +229,7 @@ impl Pipeline {
         let ties = Ties::new(pp, &store, &layers.ties, holders)?;
         let links = Links::new(pp, plans[0].program())?;
         let is_one_device = own.iter().all(|stage| stages[stage].device == first);
-        let parts = ModelParts::meet(&store, mesh, &[])?;
+        let parts = ModelParts::meet(&store, mesh, &parts())?;
         let engine: Box<dyn Engine> = if is_one_device {
             within.engine(EngineSetup { parts, device: first, ..EngineSetup::new(&store, mesh) })?
         } else if mesh.losses().size() == 1 {
@@ -319,17 +324,17 @@ impl Pipeline {
     ) -> Result<StepLoss> {
         self.check_agreed(agreed, micro_batches.len())?;
         self.engine.begin_step(agreed)?;
-        let mut of_outputs = |outputs: Boundary, batch: &MicroBatch, _: usize| loss(outputs, batch);
         let scaler = match scale {
             Scale::No => None,
             Scale::By(scaler) => Some(scaler),
         };
         let run = Run { mode: Mode::Train, micro_batches, factor: agreed.factor_of_sums(), scaler };
-        let held = self.carry_out(run, &mut of_outputs)?;
+        let held = self.carry_out(run, &mut loss)?;
         self.peaks.set([held.peak_activations, held.peak_received]);
         let reduced = self.ties.sum().and_then(|()| self.engine.reduce_accumulated());
-        reduced.inspect_err(|error| self.end(&error.to_string()))?;
-        Ok(StepLoss { sum: self.shared_sum(&held)?, count: agreed.count })
+        let sum =
+            reduced.and_then(|()| self.shared_sum(&held)).map_err(|cause| self.stopped_at_end(cause))?;
+        Ok(StepLoss { sum, count: agreed.count })
     }
 
     /// The forwards of an evaluation, on all ranks along `pp`. `loss` runs on the rank with the last stage, for each
@@ -341,9 +346,10 @@ impl Pipeline {
         mut loss: impl FnMut(Boundary, &MicroBatch) -> std::result::Result<Tensor, LayerError>,
     ) -> Result<f64> {
         self.engine.begin_evaluation(Forwards::Any)?;
-        let mut of_outputs = |outputs: Boundary, batch: &MicroBatch, _: usize| loss(outputs, batch);
         let run = Run { mode: Mode::Evaluate, micro_batches, factor: 1.0, scaler: None };
-        let outcome = self.carry_out(run, &mut of_outputs).and_then(|held| self.shared_sum(&held));
+        let outcome = self
+            .carry_out(run, &mut loss)
+            .and_then(|held| self.shared_sum(&held).map_err(|cause| self.stopped_at_end(cause)));
         let failure = outcome.as_ref().err().map(ToString::to_string);
         self.engine.end_evaluation(failure.as_deref())?;
         outcome
@@ -402,13 +408,12 @@ impl Pipeline {
         let held = executor.held;
         let rank = mesh.whole().rank();
         let failed = |Halted { action, cause }: Halted<ParallelError>| {
-            let is_from_others = cause.comm_error().is_some();
-            let (text, cause) = (cause.to_string(), Box::new(cause));
-            let error = match is_from_others {
-                true => PipelineError::Stopped { rank, action, cause },
-                false => PipelineError::Failed { rank, action, cause },
-            };
-            (if is_from_others { text } else { error.to_string() }, error)
+            if cause.comm_error().is_some() {
+                (cause.to_string(), PipelineError::Stopped { rank, action, cause: Box::new(cause) })
+            } else {
+                let error = PipelineError::Failed { rank, action, cause: Box::new(cause) };
+                (error.to_string(), error)
+            }
         };
         if let Err((cause, error)) = outcome.map_err(failed) {
             links.abort(&cause);
@@ -417,6 +422,12 @@ impl Pipeline {
             return Err(error.into());
         }
         Ok(held)
+    }
+
+    /// The error of what all ranks do together after their rows.
+    fn stopped_at_end(&self, cause: ParallelError) -> ParallelError {
+        self.end(&cause.to_string());
+        PipelineError::StoppedAtEnd { rank: self.engine.mesh().whole().rank(), cause: Box::new(cause) }.into()
     }
 
     /// Ends everything that other ranks may wait for.
@@ -434,7 +445,7 @@ impl Pipeline {
         let mesh = self.engine.mesh();
         let counts = self.has_last_stage() && mesh.coordinate(Axis::Tp) == 0;
         let mut sum = [if counts { sum_of(&held.losses)? } else { 0.0 }];
-        mesh.whole().all_reduce(&mut sum, ReduceOp::Sum).inspect_err(|error| self.end(&error.to_string()))?;
+        mesh.whole().all_reduce(&mut sum, ReduceOp::Sum)?;
         Ok(sum[0])
     }
 }

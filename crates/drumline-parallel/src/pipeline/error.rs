@@ -87,6 +87,14 @@ pub enum PipelineError {
         /// The error of its group, which names the other rank.
         cause: Box<ParallelError>,
     },
+    /// Another rank failed, or was lost, when this one had done all its actions.
+    #[error("rank {rank} stopped at the end of a step, after its last micro-batch: {cause}")]
+    StoppedAtEnd {
+        /// This rank.
+        rank: usize,
+        /// The error of its group, which names the other rank.
+        cause: Box<ParallelError>,
+    },
     /// A layer returned an error or panicked.
     #[error("layer `{layer}`: {cause}")]
     Layer {
@@ -107,7 +115,9 @@ impl PipelineError {
     /// The error that caused it, if it has one.
     pub(crate) fn cause(&self) -> Option<&ParallelError> {
         match self {
-            Self::Failed { cause, .. } | Self::Stopped { cause, .. } => Some(cause),
+            Self::Failed { cause, .. } | Self::Stopped { cause, .. } | Self::StoppedAtEnd { cause, .. } => {
+                Some(cause)
+            }
             _ => None,
         }
     }

@@ -121,7 +121,7 @@ impl Links {
         let receiving = &mut self.peer(from)?.receiving;
         receiving.expected.push_back(message);
         let sent = receiving.jobs.as_ref().is_some_and(|jobs| jobs.send((tag, device)).is_ok());
-        if sent { Ok(()) } else { Err(ended()) }
+        if sent { Ok(()) } else { Err(receiving.failure()) }
     }
 
     /// Waits for an expected message.
@@ -221,6 +221,13 @@ impl Incoming {
         let thread = Some(started("pipe-recv", run)?);
         let (expected, arrived) = Default::default();
         Ok(Self { group, jobs: Some(jobs), arrivals, expected, arrived, thread })
+    }
+}
+
+impl Incoming {
+    /// The error with which the thread has ended.
+    fn failure(&self) -> ParallelError {
+        self.arrivals.iter().find_map(|arrival| arrival.err()).unwrap_or_else(ended)
     }
 }
 

@@ -56,9 +56,10 @@ impl Parcel {
         }
         for tensor in self.tensors.iter().flatten().filter(|tensor| tensor.numel() > 0) {
             // In the order of memory, so that nothing is copied.
-            match is_channels_last(tensor) {
-                true => group.send_tensor(&tensor.f_permute([0, 2, 3, 1])?, to, tag)?,
-                false => group.send_tensor(tensor, to, tag)?,
+            if is_channels_last(tensor) {
+                group.send_tensor(&tensor.f_permute([0, 2, 3, 1])?, to, tag)?;
+            } else {
+                group.send_tensor(tensor, to, tag)?;
             }
         }
         Ok(())
@@ -88,10 +89,11 @@ impl Parcel {
             else {
                 continue;
             };
-            match flags & CHANNELS_LAST != 0 {
-                true => group.recv_tensor(&mut tensor.f_permute([0, 2, 3, 1])?, Source::Rank(from), tag)?,
-                false => group.recv_tensor(tensor, Source::Rank(from), tag)?,
-            };
+            if flags & CHANNELS_LAST != 0 {
+                group.recv_tensor(&mut tensor.f_permute([0, 2, 3, 1])?, Source::Rank(from), tag)?;
+            } else {
+                group.recv_tensor(tensor, Source::Rank(from), tag)?;
+            }
         }
         Ok(Self { samples, tensors, needs_grad })
     }

@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use drumline_comm::panic_text;
-use drumline_plan::pipeline::{Compute, Message, Work};
+use drumline_plan::pipeline::{Compute, Message, Way, Work};
 use drumline_torch::{
     GradEdge, KeepGraph, LossScaler, Masks, QueuedGrads, StepSamples, TorchError, WeightGrads,
     backward_from_edges, checkpoint, mask_layer, take_grad,
@@ -86,8 +86,7 @@ struct Saved {
 }
 
 /// The loss of a micro-batch, as a sum.
-pub(super) type LossFn<'a> =
-    dyn FnMut(Boundary, &MicroBatch, usize) -> std::result::Result<Tensor, LayerError> + 'a;
+pub(super) type LossFn<'a> = dyn FnMut(Boundary, &MicroBatch) -> std::result::Result<Tensor, LayerError> + 'a;
 
 /// A step, or an evaluation, of the stages of a rank.
 pub(super) struct TorchExecutor<'a> {
@@ -192,11 +191,11 @@ impl TorchExecutor<'_> {
         let batch = &self.micro_batches[micro_batch];
         let of_loss = |cause: LayerError| layer_failed("loss", &cause);
         if !self.mode.is_train() {
-            let sum = tch::no_grad(|| (self.loss)(outputs, batch, micro_batch)).map_err(of_loss)?;
+            let sum = tch::no_grad(|| (self.loss)(outputs, batch)).map_err(of_loss)?;
             self.held.losses.insert(micro_batch, sum.f_detach()?);
             return Ok(());
         }
-        let sum = (self.loss)(outputs, batch, micro_batch).map_err(of_loss)?;
+        let sum = (self.loss)(outputs, batch).map_err(of_loss)?;
         if sum.numel() != 1 {
             let got = format!("a tensor of size {:?}", sum.size());
             return Err(ParallelError::value(
@@ -240,8 +239,8 @@ impl TorchExecutor<'_> {
         };
         let grads = grads.into_iter().map(|grad| grad.map(|grad| grad.f_to_device(here.device)).transpose());
         let grads = grads.collect::<std::result::Result<Vec<_>, _>>()?;
-        let pairs: Vec<_> = edges.iter().flatten_pairs(&grads).collect();
-        let (edges_of, grads_of): (Vec<&GradEdge>, Vec<&Tensor>) = pairs.into_iter().unzip();
+        let pairs = edges.iter().zip(&grads).filter_map(|(edge, grad)| edge.as_ref().zip(grad.as_ref()));
+        let (edges_of, grads_of): (Vec<&GradEdge>, Vec<&Tensor>) = pairs.unzip();
         let mut queued = None;
         self.engine.accumulate(&mut || {
             let run = || backward_from_edges(&edges_of, &grads_of, KeepGraph::No);
@@ -278,17 +277,6 @@ impl TorchExecutor<'_> {
     }
 }
 
-/// Edges with their gradients, where both are there.
-trait FlattenPairs<'a> {
-    fn flatten_pairs(self, grads: &'a [Option<Tensor>]) -> impl Iterator<Item = (&'a GradEdge, &'a Tensor)>;
-}
-
-impl<'a, I: Iterator<Item = &'a Option<GradEdge>>> FlattenPairs<'a> for I {
-    fn flatten_pairs(self, grads: &'a [Option<Tensor>]) -> impl Iterator<Item = (&'a GradEdge, &'a Tensor)> {
-        self.zip(grads).filter_map(|(edge, grad)| edge.as_ref().zip(grad.as_ref()))
-    }
-}
-
 impl Executor for TorchExecutor<'_> {
     type Value = Parcel;
     type Error = ParallelError;
@@ -309,8 +297,8 @@ impl Executor for TorchExecutor<'_> {
     fn expect(&mut self, message: Message, from: usize) -> Result {
         // The stage that gets a message is the next one, or the one before.
         let to = match message.way {
-            drumline_plan::pipeline::Way::Forward => message.stage + 1,
-            drumline_plan::pipeline::Way::Backward => message.stage.saturating_sub(1),
+            Way::Forward => message.stage + 1,
+            Way::Backward => message.stage.saturating_sub(1),
         };
         let device = self.stage(to)?.device;
         self.held.received += 1;

@@ -37,16 +37,18 @@ fn trained(group: &ProcessGroup, pp: usize, order: Order, within: Box<dyn Engine
     let masks = options.masks.clone().unwrap();
     let pipeline = Pipeline::new(&layers(Variant::ALL), &mesh, options)?;
     let engine = pipeline.engine();
-    let optimizer = AdamOptions { lr: 0.01, ..Default::default() };
+    engine.change_parameters(&mut || fill(&pipeline))?;
+    // A large epsilon: Adam makes much of the rounding of small gradients.
+    let optimizer = AdamOptions { lr: 0.02, eps: 1e-2, ..Default::default() };
     let mut optimizer = AdamW::new(engine.parameters(), optimizer)?;
     engine.adopt(&mut optimizer)?;
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
     for number in 0..STEPS {
         masks.set_step(number as u64)?;
-        let all = batches(6, true, number);
+        let all = batches(6, true, 0);
         let batches: Vec<MicroBatch> = all.into_iter().skip(own * replicas.rank()).take(own).collect();
         losses.push(step(&pipeline, &batches)?.mean());
-        norms.extend(engine.clip(Clip::Norm(0.05), &engine.parameters())?);
+        norms.extend(engine.clip(Clip::Norm(0.5), &engine.parameters())?);
         engine.step(&mut optimizer)?;
         optimizer.zero_grad()?;
     }
@@ -73,7 +75,7 @@ fn replicas_and_zero_train_as_one_process_does() {
     let one =
         on_ranks(1, |group| trained(&group, 1, Schedule::GPipe.into(), Box::new(DdpOptions::default())));
     let one = &one[0];
-    assert!(one.losses[3] < one.losses[0] && one.norms.len() == 4, "{one:?}");
+    assert!(one.losses[3] < one.losses[0] && one.norms.len() == 4, "{:?}", one.losses);
     type Make = fn() -> Box<dyn EngineOptions>;
     let within: [(&str, Make); 3] = [
         ("ddp", || Box::new(DdpOptions::default())),
@@ -102,10 +104,12 @@ fn scaled_losses_have_the_gradients_of_losses_and_all_ranks_learn_of_an_overflow
         let agreed = agreed(engine.mesh(), &batches)?;
         pipeline.step(&agreed, &batches, Scale::No, loss)?;
         let plain = gradients(&engine.parameters());
-        for (scale, overflows) in [(1024.0, false), (1e38, true)] {
+        for (scale, factor, overflows) in [(1024.0, 1.0, false), (1e38, 1e6, true)] {
             clear(&engine.parameters());
             let scaler = LossScaler::new(ScalePolicy::Static(scale), Device::Cpu)?;
-            pipeline.step(&agreed, &batches, Scale::By(&scaler), loss)?;
+            pipeline.step(&agreed, &batches, Scale::By(&scaler), |outputs, batch| {
+                Ok(loss(outputs, batch)? * factor)
+            })?;
             let unscaled = engine.unscale(&scaler, engine.parameters())?;
             assert_eq!(unscaled.has_overflowed()?, overflows);
             if !overflows {

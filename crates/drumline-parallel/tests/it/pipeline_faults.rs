@@ -144,8 +144,7 @@ fn random_failures_end_all_ranks_within_a_second() {
             assert!(after < Duration::from_secs(1), "{after:?}: {what}: {text}");
             let own = [format!("rank {rank} failed at "), format!("rank {rank} stopped at ")];
             assert!(own.iter().any(|own| text.starts_with(own)), "{what}: {text}");
-            let layer = format!("failed at ");
-            assert!(text.contains(&layer) && text.contains("micro-batch"), "{what}: {text}");
+            assert!(text.contains("failed at ") && text.contains("micro-batch"), "{what}: {text}");
             failed += usize::from(text.starts_with(&own[0]));
         }
         assert_eq!(failed, 1, "{what}");
