@@ -109,6 +109,6 @@ fn batches(count: usize) -> anyhow::Result<Vec<MicroBatch>> {
 }
 
 /// The sum over a micro-batch: the pipeline divides by the count of the whole step.
-fn squared_error(outputs: Boundary, batch: &MicroBatch) -> Result<Tensor, LayerError> {
+fn squared_error(outputs: &[Tensor], batch: &MicroBatch) -> Result<Tensor, LayerError> {
     Ok(outputs[0].f_sub(&batch.targets[0])?.f_square()?.f_sum(Kind::Float)?)
 }

@@ -301,12 +301,15 @@ impl Pipeline {
     }
 
     fn plan_for(&self, micro_batches: usize, mode: Mode) -> Result<Arc<Plan>> {
-        let mut plans = self.plans.borrow_mut();
-        if !plans.contains_key(&micro_batches) {
-            let pp = self.engine.mesh().axis(Axis::Pp).size();
-            plans.insert(micro_batches, plans_of(self, micro_batches, pp)?);
+        let place = usize::from(!mode.is_train());
+        if let Some(found) = self.plans.borrow().get(&micro_batches) {
+            return Ok(found[place].clone());
         }
-        Ok(plans[&micro_batches][usize::from(!mode.is_train())].clone())
+        let pp = self.engine.mesh().axis(Axis::Pp).size();
+        let made = plans(&self.order, self.ranks, micro_batches, pp)?;
+        let plan = made[place].clone();
+        self.plans.borrow_mut().insert(micro_batches, made);
+        Ok(plan)
     }
 
     /// The forwards and backwards of a step, on all ranks. `loss` runs on the rank with the last stage: it returns the sum
@@ -320,7 +323,7 @@ impl Pipeline {
         agreed: &Agreed,
         micro_batches: &[MicroBatch],
         scale: Scale<'_>,
-        mut loss: impl FnMut(Boundary, &MicroBatch) -> std::result::Result<Tensor, LayerError>,
+        mut loss: impl FnMut(&[Tensor], &MicroBatch) -> std::result::Result<Tensor, LayerError>,
     ) -> Result<StepLoss> {
         self.check_agreed(agreed, micro_batches.len())?;
         self.engine.begin_step(agreed)?;
@@ -329,7 +332,7 @@ impl Pipeline {
             Scale::By(scaler) => Some(scaler),
         };
         let run = Run { mode: Mode::Train, micro_batches, factor: agreed.factor_of_sums(), scaler };
-        let held = self.carry_out(run, &mut loss)?;
+        let held = self.carry_out(&run, &mut loss)?;
         self.peaks.set([held.peak_activations, held.peak_received]);
         let reduced = self.ties.sum().and_then(|()| self.engine.reduce_accumulated());
         let sum =
@@ -343,12 +346,12 @@ impl Pipeline {
     pub fn evaluate(
         &self,
         micro_batches: &[MicroBatch],
-        mut loss: impl FnMut(Boundary, &MicroBatch) -> std::result::Result<Tensor, LayerError>,
+        mut loss: impl FnMut(&[Tensor], &MicroBatch) -> std::result::Result<Tensor, LayerError>,
     ) -> Result<f64> {
         self.engine.begin_evaluation(Forwards::Any)?;
         let run = Run { mode: Mode::Evaluate, micro_batches, factor: 1.0, scaler: None };
         let outcome = self
-            .carry_out(run, &mut loss)
+            .carry_out(&run, &mut loss)
             .and_then(|held| self.shared_sum(&held).map_err(|cause| self.stopped_at_end(cause)));
         let failure = outcome.as_ref().err().map(ToString::to_string);
         self.engine.end_evaluation(failure.as_deref())?;
@@ -380,7 +383,7 @@ impl Pipeline {
         }
     }
 
-    fn carry_out(&self, run: Run<'_>, loss: &mut LossFn<'_>) -> Result<Held> {
+    fn carry_out(&self, run: &Run<'_>, loss: &mut LossFn<'_>) -> Result<Held> {
         if let Some(cause) = &*self.ended.borrow() {
             return Err(PipelineError::Ended { cause: cause.clone() }.into());
         }
@@ -456,10 +459,6 @@ struct Run<'a> {
     micro_batches: &'a [MicroBatch],
     factor: f64,
     scaler: Option<&'a LossScaler>,
-}
-
-fn plans_of(pipeline: &Pipeline, micro_batches: usize, pp: usize) -> Result<[Arc<Plan>; 2]> {
-    plans(&pipeline.order, pipeline.ranks, micro_batches, pp)
 }
 
 /// The programs of a step and of an evaluation, for a single rank if it has all stages.

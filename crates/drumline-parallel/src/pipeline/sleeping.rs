@@ -7,7 +7,7 @@ use drumline_plan::pipeline::{Compute, Message, Work};
 use drumline_torch::StepSamples;
 use tch::{Device, Kind, Tensor};
 
-use super::interpreter::{Executor, Halted, run_row};
+use super::interpreter::{Executor, run_row};
 use super::link::Links;
 use super::parcel::Parcel;
 use super::plan::Plan;
@@ -52,9 +52,9 @@ impl<'a> Sleeper<'a> {
     }
 
     /// A step of this rank.
-    pub fn run(&mut self, plan: &Plan, rank: usize) -> Result<(), Halted<ParallelError>> {
+    pub fn run(&mut self, plan: &Plan, rank: usize) -> Result<(), ParallelError> {
         self.links.begin_step();
-        run_row(plan, rank, self)
+        run_row(plan, rank, self).map_err(|halted| halted.cause)
     }
 
     /// The computations so far, with the times at which they began and ended.

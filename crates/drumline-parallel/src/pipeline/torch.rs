@@ -51,13 +51,13 @@ impl Stage {
     fn forward(&self, mut xs: Boundary, mode: Mode) -> Result<Boundary> {
         for built in &self.layers {
             let _layer = mask_layer(&built.name, 0);
-            let made = self.apply(built, xs, mode);
+            let made = self.apply(built, &xs, mode);
             xs = made.map_err(|cause| layer_failed(&built.name, &cause))?;
         }
         Ok(xs)
     }
 
-    fn apply(&self, built: &Built, xs: Boundary, mode: Mode) -> std::result::Result<Boundary, LayerError> {
+    fn apply(&self, built: &Built, xs: &[Tensor], mode: Mode) -> std::result::Result<Boundary, LayerError> {
         let (layer, grads) = (built.layer.clone(), self.weight_grads.clone());
         let body = move |xs: &[Tensor]| {
             let xs = xs.iter().map(Tensor::shallow_clone).collect();
@@ -70,7 +70,7 @@ impl Stage {
         if built.is_checkpointed && mode.is_train() {
             Ok(checkpoint(body, &xs.iter().collect::<Vec<_>>())?)
         } else {
-            body(&xs)
+            body(xs)
         }
     }
 }
@@ -86,7 +86,8 @@ struct Saved {
 }
 
 /// The loss of a micro-batch, as a sum.
-pub(super) type LossFn<'a> = dyn FnMut(Boundary, &MicroBatch) -> std::result::Result<Tensor, LayerError> + 'a;
+pub(super) type LossFn<'a> =
+    dyn FnMut(&[Tensor], &MicroBatch) -> std::result::Result<Tensor, LayerError> + 'a;
 
 /// A step, or an evaluation, of the stages of a rank.
 pub(super) struct TorchExecutor<'a> {
@@ -143,13 +144,14 @@ impl TorchExecutor<'_> {
         }
         drop(inputs);
         let outputs = outputs.ok_or(ParallelError::Internal { what: "a forward did not run" })??;
+        let saved = Saved { leaves, edges: Vec::new(), samples, loss: None };
         if stage == self.last_stage {
-            return self.end(stage, micro_batch, outputs, leaves, samples).map(|()| None);
+            return self.end([stage, micro_batch], &outputs, saved).map(|()| None);
         }
         let edges = outputs.iter().map(GradEdge::of).collect::<std::result::Result<Vec<_>, _>>()?;
         let needs_grad = edges.iter().map(Option::is_some).collect();
         let tensors = outputs.iter().map(|output| Ok(Some(output.f_detach()?))).collect::<Result<_>>()?;
-        self.save(stage, micro_batch, Saved { leaves, edges, samples, loss: None });
+        self.save([stage, micro_batch], Saved { edges, ..saved });
         Ok(Some(Parcel { samples, tensors, needs_grad }))
     }
 
@@ -180,14 +182,8 @@ impl TorchExecutor<'_> {
     }
 
     /// The loss of a micro-batch.
-    fn end(
-        &mut self,
-        stage: usize,
-        micro_batch: usize,
-        outputs: Boundary,
-        leaves: Vec<Option<Tensor>>,
-        samples: StepSamples,
-    ) -> Result {
+    fn end(&mut self, at: [usize; 2], outputs: &[Tensor], saved: Saved) -> Result {
+        let [_, micro_batch] = at;
         let batch = &self.micro_batches[micro_batch];
         let of_loss = |cause: LayerError| layer_failed("loss", &cause);
         if !self.mode.is_train() {
@@ -215,11 +211,11 @@ impl TorchExecutor<'_> {
             scaled = held.ok_or(ParallelError::Internal { what: "a loss was not scaled" })?;
         }
         let edges = vec![GradEdge::of(&scaled)?];
-        self.save(stage, micro_batch, Saved { leaves, edges, samples, loss: Some(scaled) });
+        self.save(at, Saved { edges, loss: Some(scaled), ..saved });
         Ok(())
     }
 
-    fn save(&mut self, stage: usize, micro_batch: usize, saved: Saved) {
+    fn save(&mut self, [stage, micro_batch]: [usize; 2], saved: Saved) {
         if self.mode.is_train() {
             self.held.saved.insert((stage, micro_batch), saved);
         }

@@ -85,7 +85,7 @@ fn faulty(fault: Fault) -> LayerList {
     list
 }
 
-fn square(outputs: Vec<Tensor>) -> Result<Tensor, drumline_parallel::pipeline::LayerError> {
+fn square(outputs: &[Tensor]) -> Result<Tensor, drumline_parallel::pipeline::LayerError> {
     Ok(outputs[0].f_square()?.f_sum(Kind::Float)?)
 }
 

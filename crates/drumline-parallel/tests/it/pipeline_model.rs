@@ -149,7 +149,7 @@ pub(crate) fn layers(variant: Variant) -> LayerList {
 }
 
 /// The loss of a micro-batch, as a sum over its tokens.
-pub(crate) fn loss(outputs: Boundary, batch: &MicroBatch) -> Result<Tensor, LayerError> {
+pub(crate) fn loss(outputs: &[Tensor], batch: &MicroBatch) -> Result<Tensor, LayerError> {
     let targets = batch.targets[0].view([-1]);
     let logits = outputs[0].f_view([-1, VOCAB])?;
     Ok(logits.f_cross_entropy_loss::<Tensor>(&targets, None, Reduction::Sum, -100, 0.0)?)
@@ -254,7 +254,7 @@ impl Oracle {
                 let _layer = mask_layer(name, 0);
                 xs = layer.forward(xs, Mode::Train).unwrap();
             }
-            let sum = loss(xs, batch).unwrap();
+            let sum = loss(&xs, batch).unwrap();
             losses.push(sum.double_value(&[]));
             (sum * (1.0 / count)).backward();
             all.push(gradients(&parameters));

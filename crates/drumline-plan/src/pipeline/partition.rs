@@ -62,8 +62,9 @@ pub fn partition(costs: &[f64], stages: usize) -> Result<Vec<Range<usize>>, Part
         let mut better = vec![f64::INFINITY; layers];
         let mut cut = vec![layers; layers];
         for first in 0..=layers - count {
-            for second in first + 1..=layers - (count - 1) {
-                let with = cost(first..second).max(longest[second]);
+            let seconds = longest.iter().enumerate().take(layers + 2 - count).skip(first + 1);
+            for (second, rest) in seconds {
+                let with = cost(first..second).max(*rest);
                 if with <= better[first] {
                     (better[first], cut[first]) = (with, second);
                 }
