@@ -15,12 +15,14 @@
 //! [`ShardOptions`](crate::ShardOptions)). Not here: schedules, their proof and their times (`drumline-plan`).
 
 mod build;
+mod cut;
 mod engine;
 mod error;
 mod interpreter;
 mod layer;
 mod layers;
 mod link;
+mod options;
 mod parcel;
 mod plan;
 mod sleeping;
@@ -31,12 +33,13 @@ mod virtual_clock;
 pub use drumline_plan::pipeline::{Program, Schedule};
 
 pub use build::LayerBuilder;
-pub use engine::{MicroBatch, Pipeline, PipelineOptions, Scale, StepLoss};
+pub use engine::Pipeline;
 pub use error::PipelineError;
 pub use interpreter::{Executor, Halted, run_row};
 pub use layer::{Boundary, Layer, LayerError, LayerList, LayerSpec, Mode, layer_fn};
 pub use layers::{Conv2d, Embedding, Linear};
 pub use link::Links;
+pub use options::{MicroBatch, PipelineOptions, Scale, StepLoss};
 pub use plan::{Order, Plan};
 pub use sleeping::Sleeper;
 pub use virtual_clock::VirtualClock;

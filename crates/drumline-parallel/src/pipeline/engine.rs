@@ -10,134 +10,28 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use drumline_comm::{Axis, Mesh, ReduceOp};
-use drumline_plan::pipeline::{Action, Compute, Program, StageMap, partition};
-use drumline_torch::{LossScaler, Masks, StepSamples, WeightGrads};
+use drumline_plan::pipeline::{Program, StageMap};
+use drumline_torch::{LossScaler, Masks};
+use tch::Tensor;
 use tch::nn::VarStore;
-use tch::{Device, Tensor};
 
-use super::build::Shared;
+use super::cut::{Cut, plans};
 use super::error::PipelineError;
 use super::interpreter::{Halted, run_row};
-use super::layer::{Boundary, LayerError, LayerList, Mode, Tie};
+use super::layer::{LayerError, LayerList, Mode};
 use super::link::Links;
+use super::options::{MicroBatch, PipelineOptions, Scale, StepLoss};
 use super::plan::{Order, Plan};
 use super::ties::Ties;
-use super::torch::{Built, Held, LossFn, Stage, TorchExecutor, sum_of};
+use super::torch::{Held, LossFn, Stage, TorchExecutor, sum_of};
 use crate::agreement::Agreed;
 use crate::engine::{Alone, Engine, EngineOptions, EngineSetup, Forwards, ModelParts, Part};
 use crate::error::ParallelError;
 
 type Result<T = ()> = std::result::Result<T, ParallelError>;
-
-/// How a model is cut and trained.
-pub struct PipelineOptions {
-    /// In which order ranks do what.
-    pub order: Order,
-    /// The ranks for which the order is made: by default those along `pp`. If a single rank has all stages, it may be any
-    /// number, and the rank does the work of all.
-    pub ranks: Option<usize>,
-    /// The micro-batches of a usual step, for which the program is verified at once.
-    pub micro_batches: usize,
-    /// The cost of each layer; by default the costs in the list.
-    pub costs: Option<Vec<f64>>,
-    /// Where the stages are; one device for all of them, or one for each rank of the order.
-    pub devices: Vec<Device>,
-    /// The seed of the first values.
-    pub seed: u64,
-    /// Where dropout is drawn from: so it does not depend on the schedule.
-    pub masks: Option<Masks>,
-    /// After the layers are built, this rank's variables that are parts of the model's: for layers that are cut along `tp`,
-    /// [`TensorParallel::parts`](crate::tensor::TensorParallel::parts).
-    pub parts: Box<dyn Fn() -> Vec<Part>>,
-    /// What ranks do that have the same stages.
-    pub within: Box<dyn EngineOptions>,
-}
-
-impl Default for PipelineOptions {
-    fn default() -> Self {
-        Self {
-            order: Order::default(),
-            ranks: None,
-            micro_batches: 1,
-            costs: None,
-            devices: vec![Device::Cpu],
-            seed: 0,
-            masks: None,
-            parts: Box::new(Vec::new),
-            within: Default::default(),
-        }
-    }
-}
-
-impl std::fmt::Debug for PipelineOptions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { order, ranks, micro_batches, costs, devices, seed, masks, parts: _, within: _ } = self;
-        f.debug_struct("PipelineOptions")
-            .field("order", order)
-            .field("ranks", ranks)
-            .field("micro_batches", micro_batches)
-            .field("costs", costs)
-            .field("devices", devices)
-            .field("seed", seed)
-            .field("masks", masks)
-            .finish_non_exhaustive()
-    }
-}
-
-/// A micro-batch. Ranks without the first stage need no inputs, and ranks without the last one no targets.
-#[derive(Debug)]
-pub struct MicroBatch {
-    /// What the first layer gets.
-    pub inputs: Boundary,
-    /// What the loss gets beside the outputs.
-    pub targets: Boundary,
-    /// Which samples of the step these are.
-    pub samples: StepSamples,
-}
-
-impl MicroBatch {
-    /// A micro-batch whose samples are `first`, `first + 1`, ….
-    pub fn new(inputs: Boundary, targets: Boundary, first: u64) -> Self {
-        let tensor = inputs.first().or(targets.first());
-        let count = tensor.and_then(|tensor| tensor.size().first().copied()).unwrap_or(0) as u64;
-        Self { inputs, targets, samples: StepSamples { first, stride: 1, count } }
-    }
-
-    /// A micro-batch on a rank that has neither the first nor the last stage.
-    pub fn elsewhere() -> Self {
-        let samples = StepSamples { first: 0, stride: 1, count: 0 };
-        Self { inputs: Vec::new(), targets: Vec::new(), samples }
-    }
-}
-
-/// How losses are scaled before backward.
-#[derive(Debug, Clone, Copy, Default)]
-pub enum Scale<'a> {
-    /// They are not.
-    #[default]
-    No,
-    /// By this scaler; [`Engine::unscale`] divides by it.
-    By(&'a LossScaler),
-}
-
-/// The loss of a step, the same on all ranks.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct StepLoss {
-    /// The sum over all micro-batches of all ranks.
-    pub sum: f64,
-    /// What it is divided by.
-    pub count: f64,
-}
-
-impl StepLoss {
-    /// The mean.
-    pub fn mean(self) -> f64 {
-        self.sum / self.count
-    }
-}
 
 /// A model of which each rank along `pp` has some stages.
 pub struct Pipeline {
@@ -171,82 +65,21 @@ impl Pipeline {
     /// Cuts a model, and builds the layers of this rank. All ranks of the mesh call it with the same layers and options.
     #[track_caller]
     pub fn new(layers: &LayerList, mesh: &Mesh, options: PipelineOptions) -> Result<Self> {
-        let PipelineOptions { order, ranks, micro_batches, costs, devices, seed, masks, parts, within } =
-            options;
         let pp = mesh.axis(Axis::Pp);
-        let ranks = ranks.unwrap_or(match &order {
-            Order::Program(program) => program.stages.num_ranks(),
-            Order::Schedule { .. } => pp.size(),
-        });
-        if pp.size() != ranks && pp.size() != 1 {
-            return Err(PipelineError::Ranks { program: ranks, mesh: pp.size() }.into());
-        }
-        let map = order.stages(ranks);
-        let costs = costs.unwrap_or_else(|| layers.costs());
-        if costs.len() != layers.len() {
-            let expected = format!("{}, one for each layer", layers.len());
-            return Err(ParallelError::value("the number of costs", costs.len(), expected));
-        }
-        let cut = partition(&costs, map.num_stages()).map_err(PipelineError::from)?;
-        let plans = plans(&order, ranks, micro_batches, pp.size())?;
-        let device_of = |stage: usize| -> Result<Device> {
-            let place = if devices.len() == 1 { 0 } else { map.rank_of(stage) };
-            let expected = || format!("1 for all, or {ranks}, one for each rank of the order");
-            let none = || ParallelError::value("the number of devices", devices.len(), expected());
-            devices.get(place).copied().ok_or_else(none)
-        };
-        let own: Vec<usize> = (0..map.num_stages())
-            .filter(|&stage| pp.size() == 1 || map.rank_of(stage) == pp.rank())
-            .collect();
-        let first = own.first().map_or(Ok(Device::Cpu), |&stage| device_of(stage))?;
-        let store = VarStore::new(first);
-        let mut stages = HashMap::new();
-        for &stage in &own {
-            let device = device_of(stage)?;
-            // The same variables, for another device.
-            let mut view = VarStore::new(device);
-            view.variables_ = store.variables_.clone();
-            let shared = Shared { store: &view, ties: &layers.ties, seed };
-            let built = layers.layers[cut[stage].clone()].iter().map(|spec| {
-                let layer = Arc::new(Mutex::new(shared.build(spec)?));
-                Ok(Built { name: spec.name.clone(), is_checkpointed: spec.is_checkpointed, layer })
-            });
-            let layers = built.collect::<Result<_>>()?;
-            let weight_grads = is_split(plans[0].program(), stage).then(WeightGrads::default);
-            stages.insert(stage, Stage { device, layers, weight_grads });
-        }
-        check_programs(mesh, plans[0].program(), &cut)?;
-        let holders = |tie: &Tie| {
-            let has = |range: &Range<usize>| {
-                layers.layers[range.clone()].iter().any(|spec| tie.layers.contains(&spec.name))
-            };
-            let mut ranks: Vec<usize> =
-                (0..cut.len()).filter(|&stage| has(&cut[stage])).map(|stage| map.rank_of(stage)).collect();
-            ranks.sort_unstable();
-            ranks.dedup();
-            if pp.size() == 1 { vec![0] } else { ranks }
-        };
-        let ties = Ties::new(pp, &store, &layers.ties, holders)?;
-        let links = Links::new(pp, plans[0].program())?;
-        let is_one_device = own.iter().all(|stage| stages[stage].device == first);
-        let parts = ModelParts::meet(&store, mesh, &parts())?;
-        let engine: Box<dyn Engine> = if is_one_device {
-            within.engine(EngineSetup { parts, device: first, ..EngineSetup::new(&store, mesh) })?
-        } else if mesh.losses().size() == 1 {
-            Box::new(Alone::new(&store, mesh))
-        } else {
-            let got = format!("{} replicas", mesh.losses().size());
-            return Err(ParallelError::value(
-                "a pipeline of several devices in each process",
-                got,
-                "one replica",
-            ));
-        };
+        let cut = Cut::new(layers, pp, &options)?;
+        let (store, stages) = cut.build(layers, &options)?;
+        let program = cut.plans[0].program();
+        check_programs(mesh, program, &cut.layers)?;
+        let ties = Ties::new(pp, &store, &layers.ties, |tie| cut.holders(layers, tie))?;
+        let links = Links::new(pp, program)?;
+        let PipelineOptions { order, micro_batches, masks, parts, within, .. } = options;
+        let engine = engine(&store, &stages, EngineParts { mesh, parts: parts(), within })?;
+        let Cut { map, layers, ranks, plans, .. } = cut;
         Ok(Self {
             store,
             engine,
             stages,
-            layers: cut,
+            layers,
             map,
             order,
             ranks,
@@ -461,18 +294,31 @@ struct Run<'a> {
     scaler: Option<&'a LossScaler>,
 }
 
-/// The programs of a step and of an evaluation, for a single rank if it has all stages.
-fn plans(order: &Order, ranks: usize, micro_batches: usize, pp: usize) -> Result<[Arc<Plan>; 2]> {
-    let plan = order.plan(ranks, micro_batches)?;
-    let plan = if pp == 1 && ranks > 1 { plan.on_one_rank()? } else { plan };
-    let forward = plan.forward_only()?;
-    Ok([Arc::new(plan), Arc::new(forward)])
+/// What the engine of a rank's stages is made of.
+struct EngineParts<'a> {
+    mesh: &'a Mesh,
+    parts: Vec<Part>,
+    within: Box<dyn EngineOptions>,
 }
 
-/// Whether a program computes the weight gradients of a stage apart.
-fn is_split(program: &Program, stage: usize) -> bool {
-    let works = program.rows.iter().flatten().flat_map(|action: &Action| action.works());
-    works.into_iter().any(|work| work.stage == stage && work.compute == Compute::Input)
+/// The engine of a rank's stages.
+#[track_caller]
+fn engine(store: &VarStore, stages: &HashMap<usize, Stage>, of: EngineParts<'_>) -> Result<Box<dyn Engine>> {
+    let EngineParts { mesh, parts, within } = of;
+    let parts = ModelParts::meet(store, mesh, &parts)?;
+    let device = store.device();
+    if stages.values().all(|stage| stage.device == device) {
+        return within.engine(EngineSetup { parts, ..EngineSetup::new(store, mesh) });
+    }
+    if mesh.whole().size() > 1 {
+        let got = format!("{} processes", mesh.whole().size());
+        return Err(ParallelError::value(
+            "a pipeline of several devices in each process",
+            got,
+            "one process",
+        ));
+    }
+    Ok(Box::new(Alone::new(store, mesh)))
 }
 
 /// An error unless all ranks have the same program and the same cut.

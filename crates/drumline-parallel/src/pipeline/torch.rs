@@ -20,10 +20,10 @@ use drumline_torch::{
 };
 use tch::{Device, Kind, Tensor};
 
-use super::engine::MicroBatch;
 use super::interpreter::Executor;
 use super::layer::{Boundary, Layer, LayerError, Mode, is_differentiable, layer_failed};
 use super::link::Links;
+use super::options::MicroBatch;
 use super::parcel::Parcel;
 use crate::engine::{Engine, GradSync};
 use crate::error::ParallelError;
