@@ -83,7 +83,7 @@ impl Parcel {
         for Described { kind, flags, size } in described {
             needs_grad.push(flags & NEEDS_GRAD != 0);
             let is_there = flags & IS_THERE != 0;
-            tensors.push(is_there.then(|| room(&size, (kind, device), flags)).transpose()?);
+            tensors.push(is_there.then(|| room(&size, kind, device, flags)).transpose()?);
             let Some(tensor) =
                 tensors.last_mut().and_then(Option::as_mut).filter(|tensor| tensor.numel() > 0)
             else {
@@ -145,7 +145,8 @@ fn damaged() -> ParallelError {
 }
 
 /// Memory for a tensor that is received.
-fn room(size: &[i64], options: (Kind, Device), flags: u64) -> Result<Tensor> {
+fn room(size: &[i64], kind: Kind, device: Device, flags: u64) -> Result<Tensor> {
+    let options = (kind, device);
     if flags & CHANNELS_LAST == 0 {
         return Ok(Tensor::f_zeros(size, options)?);
     }

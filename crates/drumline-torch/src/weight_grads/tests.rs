@@ -1,3 +1,5 @@
+//! The bits of weight gradients that are computed apart, against libtorch's own backward.
+
 use tch::{Device, Kind, Tensor};
 
 use super::*;
