@@ -9,6 +9,7 @@ mod it {
     mod dp_vs_ddp;
     mod fastnlp;
     mod launch_try;
+    mod pipeline;
     mod same_result;
     mod slurm;
     mod spawn;

@@ -113,6 +113,17 @@ pub trait Engine {
     /// Takes part in the other ranks' forward and backward of a micro-batch without a batch.
     fn backward_nothing(&self, sync: GradSync) -> Result;
 
+    /// Runs backwards of this rank that only add to its gradients, however they begin. [`reduce_accumulated`](Self::reduce_accumulated)
+    /// follows, before the step ends. Each rank calls it by itself.
+    fn accumulate(&self, body: &mut dyn FnMut() -> Result) -> Result {
+        body()
+    }
+
+    /// Reduces the gradients that [`accumulate`](Self::accumulate) has added up, and ends the backwards of the step.
+    fn reduce_accumulated(&self) -> Result {
+        Ok(())
+    }
+
     /// Runs forwards and backwards of this rank alone: nothing in them waits for other ranks, and nothing is reduced.
     fn alone(&self, body: &mut dyn FnMut());
 

@@ -5,6 +5,8 @@ use drumline_plan::NoRoom;
 use drumline_torch::{PinError, SwapError, TorchError};
 use tch::Device;
 
+use crate::pipeline::PipelineError;
+
 /// An error of a parallel model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -262,6 +264,9 @@ pub enum ParallelError {
         /// The error of the system.
         cause: std::io::Error,
     },
+    /// A pipeline.
+    #[error(transparent)]
+    Pipeline(Box<PipelineError>),
     /// Something happened that this library rules out.
     #[error("internal error: {what}; please report it")]
     Internal {
@@ -324,6 +329,7 @@ impl ParallelError {
         match self {
             Self::Comm(error) => Some(error),
             Self::Torch(error) => error.comm_error(),
+            Self::Pipeline(error) => error.cause()?.comm_error(),
             _ => None,
         }
     }

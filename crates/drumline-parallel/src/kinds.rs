@@ -15,3 +15,13 @@ pub(crate) fn kind_of(name: &str) -> Result<Kind, ParallelError> {
     let found = KINDS.into_iter().find(|kind| kind_name(*kind) == name);
     found.ok_or_else(|| ParallelError::value("the type of a tensor", name, format!("one of {KINDS:?}")))
 }
+
+/// The number of a type in messages; `None` for one that does not travel.
+pub(crate) fn kind_number(kind: Kind) -> Option<u8> {
+    KINDS.into_iter().position(|other| other == kind).map(|place| place as u8)
+}
+
+/// The type with this number.
+pub(crate) fn kind_numbered(number: u8) -> Option<Kind> {
+    KINDS.get(usize::from(number)).copied()
+}

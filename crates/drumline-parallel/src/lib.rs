@@ -4,6 +4,7 @@
 //! - [`Ddp`]: one process per replica; gradients are averaged while backward still runs
 //! - [`ShardOptions`]: ZeRO, in which ranks divide optimizer state, gradients and parameters among them
 //! - [`ModelParallel`]: ranks have parts of the model, along `pp` and `tp`, or of the same samples, along `cp`
+//! - [`pipeline`]: stages of layers on each rank, and micro-batches that travel through them
 //! - [`tensor`]: layers of which each rank of `tp` has a part, and activations that are cut along the sequence
 //! - [`context`]: ring attention, for texts of which each rank of `cp` has some places
 //! - [`Offload`]: the optimizer's state in files, for models that are larger than memory
@@ -35,6 +36,7 @@ mod lane;
 mod layout;
 mod observer;
 mod offload;
+pub mod pipeline;
 mod progress;
 mod queues;
 mod reducer;
@@ -54,6 +56,8 @@ mod guides {
     mod readme {}
     #[doc = include_str!("../../../docs/ddp-hooks.md")]
     mod ddp_hooks {}
+    #[doc = include_str!("../../../docs/pipelines.md")]
+    mod pipelines {}
     #[doc = include_str!("../../../docs/tensor-parallel.md")]
     mod tensor_parallel {}
 }

@@ -27,6 +27,14 @@ mod net;
 mod observer;
 #[path = "it/offload.rs"]
 mod offload;
+#[path = "it/pipeline.rs"]
+mod pipeline;
+#[path = "it/pipeline_engine.rs"]
+mod pipeline_engine;
+#[path = "it/pipeline_faults.rs"]
+mod pipeline_faults;
+#[path = "it/pipeline_model.rs"]
+mod pipeline_model;
 #[path = "it/power_sgd.rs"]
 mod power_sgd;
 #[path = "it/pytorch_cases.rs"]

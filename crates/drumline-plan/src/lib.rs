@@ -26,13 +26,6 @@ mod unit;
 #[doc = include_str!("../README.md")]
 mod readme {}
 
-/// The examples of the guide are tested, too.
-#[cfg(doctest)]
-mod guides {
-    #[doc = include_str!("../../../docs/pipelines.md")]
-    mod pipelines {}
-}
-
 pub use memory::{StateBytes, StateSizes};
 pub use offload::{NoRoom, OffloadPlan, Room, Tier};
 pub use placement::{NoSuchStage, Placement, Placements, Stage};

@@ -8,6 +8,7 @@
 //! A model is cut into *stages*, each a run of consecutive layers. A rank holds one stage or several; a batch is cut into
 //! *micro-batches*, which travel through the stages one behind the other.
 //!
+//! - [`partition`]: which layers each stage has
 //! - [`Action`]: one thing that a rank does: `2F0`, the forward of stage 2 for micro-batch 0
 //! - [`Program`]: the actions of all ranks; [`StageMap`]: which rank holds which stage
 //! - [`Schedule`]: programs by name; [`lower`]: the messages of a program; [`Program::from_csv`]: those of PyTorch
@@ -34,6 +35,7 @@ mod grid;
 mod idle;
 mod lower;
 mod memory;
+mod partition;
 mod program;
 mod schedule;
 mod search;
@@ -48,6 +50,7 @@ pub use grid::{Grid, Slot};
 pub use idle::{Idle, IdleCause};
 pub use lower::{LowerError, lower};
 pub use memory::{RankPeak, StageBytes};
+pub use partition::{PartitionError, partition};
 pub use program::{Place, Program, Unplaced};
 pub use schedule::{NoSuchSchedule, PipelineSize, Schedule, ScheduleError};
 pub use search::{DoesNotFit, Found, Search};

@@ -20,6 +20,7 @@ use crate::function::autograd_function;
 use crate::grad::{grad, set_grad};
 use crate::memory_format::with_layout_of;
 use crate::status::{Message, check};
+use crate::weight_grads::WeightGrads;
 
 /// Convolutions with more output elements fill a GPU alone.
 const FILLS_A_GPU: usize = 1 << 23;
@@ -63,8 +64,11 @@ impl Default for Conv2d {
 
 impl Conv2d {
     /// The convolution, as libtorch's `conv2d`. Within [`Beside::forward`] the weight gradient of a small convolution
-    /// is computed on a second stream.
+    /// is computed on a second stream; within [`WeightGrads::forward`] it can be computed apart.
     pub fn forward(self, xs: &Tensor, weight: &Tensor) -> Result<Tensor, TorchError> {
+        if let Some(grads) = WeightGrads::current_for(weight) {
+            return self.apart(xs, weight, grads);
+        }
         match Beside::current().filter(|beside| beside.takes(xs, weight)) {
             Some(beside) => self.beside(xs, weight, beside),
             None => self.plain(xs, weight),
@@ -74,6 +78,37 @@ impl Conv2d {
     fn plain(self, xs: &Tensor, weight: &Tensor) -> Result<Tensor, TorchError> {
         let Self { stride, padding, groups } = self;
         Ok(xs.f_conv2d(weight, None::<Tensor>, [stride, stride], [padding, padding], [1i64, 1], groups)?)
+    }
+
+    fn apart(self, xs: &Tensor, weight: &Tensor, grads: WeightGrads) -> Result<Tensor, TorchError> {
+        let kind = autocast_kind(xs.device())?.unwrap_or(xs.kind());
+        let (leaf, weight_kind) = (weight.shallow_clone(), weight.kind());
+        let outputs = autograd_function(
+            &[xs, weight],
+            |cx, inputs| {
+                let (xs, weight) = (inputs[0].f_to_kind(kind)?, inputs[1].f_to_kind(kind)?);
+                cx.save(&xs);
+                cx.save(&weight);
+                Ok(vec![self.plain(&xs, &weight)?])
+            },
+            move |cx, made| {
+                let (Some(by_output), [xs, weight]) = (&made[0], cx.saved()) else {
+                    return Ok(vec![None, None]);
+                };
+                let [of_xs, _] = gradients(by_output, xs, weight, self, [cx.needs_input_grad(0), false])?;
+                if !cx.needs_input_grad(1) {
+                    return Ok(vec![of_xs, None]);
+                }
+                let [by_output, xs, weight] = [by_output, xs, weight].map(Tensor::shallow_clone);
+                let compute = move || {
+                    let [_, of_weight] = gradients(&by_output, &xs, &weight, self, [false, true])?;
+                    let missing = TorchError::Internal { what: "a convolution's weight has no gradient" };
+                    Ok(of_weight.ok_or(missing)?.f_to_kind(weight_kind)?)
+                };
+                Ok(vec![of_xs, grads.gradient(&leaf, compute)?])
+            },
+        );
+        Ok(outputs?.swap_remove(0))
     }
 
     fn beside(self, xs: &Tensor, weight: &Tensor, beside: Beside) -> Result<Tensor, TorchError> {

@@ -11,6 +11,8 @@
 //! - `usage`: tensors whose memory comes and goes, and which of them an operation uses
 //! - `collectives`: all-reduce and the other collectives on tensors of any strides
 //! - `function`: autograd functions from Rust closures
+//! - `backward`: backward from several tensors with given gradients
+//! - `weight_grads`: layers whose weight gradients are computed later than the rest of backward
 //! - `saved_tensors`, `checkpoint`: what autograd keeps for backward: replaced by hooks, or computed again
 //! - `autocast`: forward passes in 16 bits; `amp`: loss scaling, so that small gradients do not underflow
 //! - `named`: parameters and buffers of a model, in an order that all ranks share
@@ -26,6 +28,7 @@
 
 mod amp;
 mod autocast;
+mod backward;
 mod batch_norm;
 mod bytes;
 mod checkpoint;
@@ -55,11 +58,13 @@ mod status;
 mod swap;
 mod usage;
 mod version;
+mod weight_grads;
 
 pub use amp::{
     DeepSpeedScale, DynamicScale, LossScaler, ScalePolicy, ScaledGrads, ScalerState, StepMade, Unscaled,
 };
 pub use autocast::{Autocast, autocast, no_autocast};
+pub use backward::{GradEdge, KeepGraph, backward_from, backward_from_edges};
 pub use batch_norm::batch_norm_sums;
 pub use bytes::{bytes, bytes_mut};
 pub use checkpoint::{checkpoint, is_recomputing, keep, keep_drawn, selective_checkpoint};
@@ -101,6 +106,7 @@ pub use saved_tensors::{SavedSize, Unpack, offload_saved, saved_size, saved_tens
 pub use swap::{PAGE, Pages, PinError, Rates, Relocated, SwapError, SwapFile};
 pub use usage::{KERNEL, Movable, UsageWatch};
 pub use version::{LIBTORCH, libtorch_version};
+pub use weight_grads::{QueuedGrads, WeightGrads, embedding, linear};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -4,6 +4,7 @@
 //! - [`Engine`], [`EngineOptions`]: one step over all ranks, for any kind of parallelism
 //! - [`Ddp`], [`DdpOptions`], and the communication hooks [`Compressed`], [`PowerSgd`], [`PostLocalSgd`]
 //! - [`ShardOptions`]: ZeRO, in which ranks divide optimizer state, gradients and parameters by [`Stage`]
+//! - [`pipeline`]: stages of layers on each rank, and micro-batches that travel through them
 //! - [`tensor`], [`context`]: layers of which ranks have parts, and texts of which ranks have some places
 //! - [`Offload`]: the optimizer's state in files, for models that are larger than memory
 //! - [`DataParallel`]: several devices of one process
@@ -18,5 +19,5 @@ pub use drumline_parallel::{
     PostLocalSgd, PowerSgd, PowerSgdOptions, ReducedBucket, ReductionObserver, ShardOptions, Stack,
     StageBytes, SyncBatchNorm, SyncGroup, Traffic, Uneven, UnevenTurn, Whole, subgroup,
 };
-pub use drumline_parallel::{context, tensor};
+pub use drumline_parallel::{context, pipeline, tensor};
 pub use drumline_plan::{NoSuchStage, Stage};

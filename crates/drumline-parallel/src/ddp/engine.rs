@@ -76,6 +76,15 @@ impl Engine for DdpEngine {
         self.synced.skip_micro_batch(sync.into())
     }
 
+    fn accumulate(&self, body: &mut dyn FnMut() -> Result) -> Result {
+        self.synced.no_sync(body)
+    }
+
+    #[track_caller]
+    fn reduce_accumulated(&self) -> Result {
+        self.synced.join_backward(&[])
+    }
+
     fn alone(&self, body: &mut dyn FnMut()) {
         self.synced.alone(body);
     }

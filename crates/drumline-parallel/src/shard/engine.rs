@@ -223,6 +223,19 @@ impl Engine for Sharded {
         joined.inspect_err(|error| self.abort(&error.to_string()))
     }
 
+    fn accumulate(&self, body: &mut dyn FnMut() -> Result) -> Result {
+        if self.gatherer.is_some() {
+            let expected = "stage 1 or 2, or parameters that are not gathered";
+            return Err(ParallelError::value("the stage of ZeRO in a pipeline", 3, expected));
+        }
+        self.synced.no_sync(body)
+    }
+
+    #[track_caller]
+    fn reduce_accumulated(&self) -> Result {
+        self.synced.join_backward(&[])
+    }
+
     #[track_caller]
     fn alone(&self, body: &mut dyn FnMut()) {
         // The optimizer does not clear gradients of whole parameters, as it steps rows.
