@@ -1,10 +1,11 @@
 //! Evaluation on all of `dev_data`: each rank takes its share, and each sample counts once.
 //!
-//! Shares need not be equal. Ranks do not wait for each other within them, unless they gather parameters together.
+//! Shares need not be equal. Ranks do not wait for each other within them, unless they gather parameters together, or have
+//! parts of one model or of the same texts.
 
 use std::rc::Rc;
 
-use drumline_comm::{ReduceOp, on_behalf_of};
+use drumline_comm::{Axis, Mesh, ProcessGroup, ReduceOp, on_behalf_of};
 use drumline_parallel::{Cut, Forwards, ParallelError};
 use drumline_torch::{TorchError, nccl};
 use tch::no_grad;
@@ -85,6 +86,10 @@ impl<B: Batch, O> Evaluator<'_, B, O> {
         });
         let share = share.map_err(|failure| failure.within("evaluation"));
         let failure = share.as_ref().err().map(|failure| failure.text.as_str());
+        if let Some(failure) = failure.filter(|_| together(learner.engine.mesh()).is_some()) {
+            // The others may be waiting inside of their forward.
+            learner.engine.abort(failure);
+        }
         let ended = on_behalf_of(context.site, || learner.engine.end_evaluation(failure));
         // A failure of a rank that waited for another one is less of a cause.
         let share = share.and_then(|share| ended.map(|()| share).map_err(LocalFailure::from));
@@ -106,6 +111,19 @@ impl<B: Batch, O> Evaluator<'_, B, O> {
         Ok(Some(evaluation))
     }
 
+    /// Whether a signal asked for the end. Ranks that make the same forwards together give the same answer.
+    fn is_stopped<M: Model<B, Output = O> + ?Sized>(
+        &self,
+        learner: &Learner<'_, M, B>,
+        context: &Context<'_>,
+    ) -> Result<bool, Cause> {
+        let mut is_stopped = [u8::from(context.stop.is_requested())];
+        for group in together(learner.engine.mesh()).into_iter().flatten() {
+            group.all_reduce(&mut is_stopped, ReduceOp::Max)?;
+        }
+        Ok(is_stopped[0] > 0)
+    }
+
     /// This rank's sum and count of losses, with the metrics updated; `None` if a signal asked for the end.
     fn share<M: Model<B, Output = O> + ?Sized>(
         &mut self,
@@ -117,7 +135,7 @@ impl<B: Batch, O> Evaluator<'_, B, O> {
         let Some(dev) = &self.dev else { return Ok(None) };
         context.state.valid_batches = (0, dev.num_batches() as u64);
         for batch in dev.epoch(0) {
-            if context.stop.is_requested() && learner.engine.cut_evaluation() == Cut::Now {
+            if self.is_stopped(learner, context)? && learner.engine.cut_evaluation() == Cut::Now {
                 return Ok(None);
             }
             let batch = batch?.to_device(learner.device())?;
@@ -140,6 +158,13 @@ impl<B: Batch, O> Evaluator<'_, B, O> {
         }
         Ok(Some(loss))
     }
+}
+
+/// The groups of ranks that make the same forwards together, if there are several: those that have parts of one model, and
+/// those that have parts of the same texts.
+fn together(mesh: &Mesh) -> Option<[&ProcessGroup; 2]> {
+    let groups = [mesh.model(), mesh.axis(Axis::Cp)];
+    groups.iter().any(|group| group.size() > 1).then_some(groups)
 }
 
 /// Stores the evaluation as the last one of the training.
