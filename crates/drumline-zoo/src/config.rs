@@ -29,6 +29,7 @@ pub(crate) use deepspeed::DeepSpeedFile;
 pub use error::{ConfigError, Place};
 pub use fp16::Fp16;
 pub use method::Method;
+pub(crate) use parallel::Cuts;
 pub use parallel::{Parallel, ReduceIn};
 pub(crate) use scheduler::{NamedSchedule, check_scheduler};
 pub(crate) use section::Entry;
