@@ -7,7 +7,8 @@ use tch::Tensor;
 use super::running::{Place, column, ended, start};
 
 const STORIES: SynthStoryOptions = SynthStoryOptions { train: 24, valid: 6, seed: 3 };
-const STEPS: &str = "OPTIM.MAX_EPOCH 4 TRAIN.PRINT_FREQ 1 TRAIN.SAVE_FREQ 2";
+const STEPS: &str =
+    "OPTIM.MAX_EPOCH 4 OPTIM.SCHEDULE constant OPTIM.WARMUP 0 TRAIN.PRINT_FREQ 1 TRAIN.SAVE_FREQ 2";
 
 /// The losses of steps and evaluations.
 fn losses(place: &Place) -> Vec<f64> {
