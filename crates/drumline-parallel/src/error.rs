@@ -60,6 +60,14 @@ pub enum ParallelError {
         /// Its value.
         got: String,
     },
+    /// The optimizer's steps need whole parameters, of which ranks have parts.
+    #[error(
+        "{what} needs whole parameters, and ranks along tp or pp have parts; try Adam, AdamW, Lion, SGD or Adagrad with f32 state"
+    )]
+    WholeTensors {
+        /// What needs them.
+        what: &'static str,
+    },
     /// The ranks cannot be divided into subgroups of this size.
     #[error("{ranks} ranks cannot be divided into groups of {size}; try a divisor of {ranks}")]
     GroupSize {

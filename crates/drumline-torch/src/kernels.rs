@@ -35,7 +35,7 @@ pub(crate) use cuda::{
     lamb_means_on_gpu, lamb_weights_on_gpu, lion_on_gpu,
 };
 use dropout::Rate;
-pub use dropout::{dropout, relu_dropout, sum_with_dropout};
+pub use dropout::{PartOf, dropout, dropout_part, relu_dropout, sum_with_dropout};
 pub(crate) use halves::{join_all, split_all};
 pub use random::Draw;
 pub(crate) use random::mix;

@@ -85,9 +85,10 @@ pub use grad::{grad, grads_are, move_grad, move_grads, set_grad, take_grad};
 pub use hook::GradHook;
 pub use kernels::{
     Activation, AdamSlices, AdamStep, BatchNormLayer, BranchEnd, Codes, Draw, GradSlices, LayerNormLayer,
-    MomentSlices, RightClasses, SmoothedLabels, WeightSlices, batch_norm_cuda, batch_norm_sum_relu_cuda,
-    conv_stem_cuda, dropout, layer_norm_cuda, linear_cross_entropy_cuda, max_pool_cuda, relu_dropout,
-    smoothed_cross_entropy, sum_layer_norm_cuda, sum_with_dropout, sums_with_layer_norm_cuda,
+    MomentSlices, PartOf, RightClasses, SmoothedLabels, WeightSlices, batch_norm_cuda,
+    batch_norm_sum_relu_cuda, conv_stem_cuda, dropout, dropout_part, layer_norm_cuda,
+    linear_cross_entropy_cuda, max_pool_cuda, relu_dropout, smoothed_cross_entropy, sum_layer_norm_cuda,
+    sum_with_dropout, sums_with_layer_norm_cuda,
 };
 pub use knobs::{Determinism, allow_tf32, flush_denormals, keep_freed_memory, use_deterministic_algorithms};
 pub use masks::{MaskScope, Masks, StepSamples, mask_layer};

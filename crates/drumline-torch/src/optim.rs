@@ -156,6 +156,12 @@ pub trait Optimizer: Send {
         self.replace_parameters(&mut |named| (division.rows)(named).map(|rows| rows.tensor))
     }
 
+    /// What of a step depends on the whole of a parameter, if each of its elements is not stepped by itself. Then a rank
+    /// that has a part of the parameter cannot step it. Rows by [`divide`](Self::divide) are no such parts.
+    fn needs_whole_tensors(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Steps tensors in other memory in the place of some parameters from now on: `twins` returns those, which have the
     /// parameter's shape, kind and layout. Whoever calls it copies gradients to the twin before a step, and its values to
     /// the parameter after it. [`parameters`](Self::parameters) still returns the parameter. Called before the first step,

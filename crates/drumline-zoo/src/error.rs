@@ -5,6 +5,7 @@ use std::io;
 use std::path::PathBuf;
 
 use drumline::checkpoint::safetensors::SafetensorsError;
+use drumline::engine::ParallelError;
 
 use crate::models;
 
@@ -137,6 +138,15 @@ pub enum ZooError {
     /// An error of libtorch.
     #[error(transparent)]
     Torch(#[from] drumline_torch::TorchError),
+    /// A model that is cut among ranks.
+    #[error(transparent)]
+    Parallel(Box<ParallelError>),
+}
+
+impl From<ParallelError> for ZooError {
+    fn from(error: ParallelError) -> Self {
+        Self::Parallel(Box::new(error))
+    }
 }
 
 /// The differences between a weights file and a model.

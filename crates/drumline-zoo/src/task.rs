@@ -22,6 +22,7 @@ use tch::nn::VarStore;
 
 use crate::config::{SharedKeys, TaskConfig, table};
 use crate::driver::Job;
+use crate::models::ModelRanks;
 use crate::optimizer::OptimizerOptions;
 
 pub(crate) type Trainer<'a, T> = DistTrainer<'a, <T as Task>::Model, <T as Task>::Batch>;
@@ -54,6 +55,8 @@ pub(crate) struct ModelPlace<'a> {
     pub(crate) group: &'a ProcessGroup,
     /// Where the model trains. Its variables may be created elsewhere.
     pub(crate) device: Device,
+    /// The ranks among which it is cut.
+    pub(crate) ranks: &'a ModelRanks,
 }
 
 /// A rank's place among the ranks that split the data.
@@ -260,8 +263,8 @@ pub(crate) trait Task: Sized {
         Ok(None)
     }
 
-    /// Adds the loss and the per-step metrics to the trainer.
-    fn with_loss<'a>(&self, trainer: Trainer<'a, Self>) -> Trainer<'a, Self>;
+    /// Adds the loss and the per-step metrics of a model to the trainer.
+    fn with_loss<'a>(&self, trainer: Trainer<'a, Self>, model: &Self::Model) -> Trainer<'a, Self>;
 
     /// Adds the evaluation metrics to the trainer. The first metric selects the best model, unless `metric_key` names
     /// another.

@@ -14,9 +14,10 @@ use std::path::Path;
 
 use drumline::checkpoint::safetensors::{self, SafetensorsError};
 use drumline::checkpoint::{CheckpointError, Section, ShardReader};
-use drumline_torch::{Named, bytes, parameters};
-use tch::Tensor;
+use drumline::engine::Part;
+use drumline_torch::{Named, TorchError, bytes, parameters};
 use tch::nn::VarStore;
+use tch::{Device, Tensor};
 
 use crate::error::{Mismatch, WrongShape, ZooError};
 use crate::first_weights::FirstWeights;
@@ -43,6 +44,17 @@ use crate::first_weights::FirstWeights;
 /// ```
 pub fn load(store: &VarStore, path: &Path) -> Result<(), ZooError> {
     load_except(store, path, &[])
+}
+
+/// Loads this rank's parts of a model that is cut among ranks. The files are those of whole models.
+pub fn load_parts(store: &VarStore, parts: &[Part], path: &Path) -> Result<(), ZooError> {
+    if parts.is_empty() {
+        return load(store, path);
+    }
+    if FirstWeights::of_this_build().leaves(path) {
+        return Ok(());
+    }
+    copy_parts(store.variables().into_iter().collect(), parts, &read(path)?, path)
 }
 
 /// Loads all tensors but the classifier, which is the last layer and keeps its current weights.
@@ -143,6 +155,37 @@ fn is_same(one: &Tensor, other: &Tensor) -> bool {
 pub(crate) fn copy_alike(variables: Tensors, saved: &Tensors, path: &Path) -> Result<(), ZooError> {
     compare(&variables, saved, path).map_err(|mismatch| ZooError::Weights(Box::new(mismatch)))?;
     copy(variables, saved)
+}
+
+/// The same of variables of which some are `parts` of the file's tensors.
+pub(crate) fn copy_parts(
+    variables: Tensors,
+    parts: &[Part],
+    saved: &Tensors,
+    path: &Path,
+) -> Result<(), ZooError> {
+    let part_of = |name: &str| parts.iter().find(|part| part.whole.name == name);
+    // Views of one element with the sizes of the wholes.
+    let mut wholes = Tensors::new();
+    for (name, variable) in &variables {
+        let whole = match part_of(name) {
+            Some(part) => Tensor::f_zeros([1], (variable.kind(), Device::Cpu))
+                .and_then(|one| one.f_expand(&part.whole.size, false))
+                .map_err(TorchError::from)?,
+            None => variable.shallow_clone(),
+        };
+        wholes.insert(name.clone(), whole);
+    }
+    compare(&wholes, saved, path).map_err(|mismatch| ZooError::Weights(Box::new(mismatch)))?;
+    let mut own = Tensors::new();
+    for (name, value) in saved {
+        let value = match (part_of(name), variables.get(name)) {
+            (Some(part), Some(variable)) => part.of(value, &variable.size())?,
+            _ => value.shallow_clone(),
+        };
+        own.insert(name.clone(), value);
+    }
+    copy(variables, &own)
 }
 
 fn copy(variables: Tensors, saved: &Tensors) -> Result<(), ZooError> {

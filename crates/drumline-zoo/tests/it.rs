@@ -10,7 +10,9 @@ mod it {
     mod faults;
     mod golden;
     mod gpt;
+    mod gpt_meshes;
     mod gpt_runs;
+    mod mesh_runs;
     mod mlm_runs;
     mod nmt;
     mod parity;

@@ -47,6 +47,7 @@
 //! [`RunState`] is what is saved. It is not [`trainer::TrainState`](crate::trainer::TrainState), the live state of a
 //! training that callbacks see. Not here: when to save, and where the values of the state come from.
 
+mod boxes;
 mod broadcast;
 pub mod deepspeed;
 mod error;

@@ -53,7 +53,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use drumline_comm::{CommError, ProcessGroup, call_site, on_behalf_of};
+use drumline_comm::{CommError, Mesh, ProcessGroup, call_site, on_behalf_of};
 use drumline_parallel::{Clip, EngineOptions, ShardOptions};
 use drumline_plan::Stage;
 use drumline_torch::{Optimizer, ScalePolicy};
@@ -144,6 +144,7 @@ pub struct DistTrainer<'a, M: Model<B> + ?Sized, B: Batch> {
     device: Option<Device>,
     schedule: Option<Box<dyn Schedule + 'a>>,
     engine: Box<dyn EngineOptions>,
+    mesh: Option<Mesh>,
     stop: Option<StopRequest>,
     checkpoints: Option<Checkpoints>,
     loaded: Option<Loaded>,
@@ -176,6 +177,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
             device: None,
             schedule: None,
             engine: Default::default(),
+            mesh: None,
             stop: None,
             checkpoints: None,
             loaded: None,
@@ -509,6 +511,14 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
     #[must_use]
     pub fn engine(self, options: impl Into<Box<dyn EngineOptions>>) -> Self {
         Self { engine: options.into(), ..self }
+    }
+
+    /// The mesh whose groups the model's layers use, for an engine of a model that is cut
+    /// ([`ModelParallel`](crate::engine::ModelParallel)). Without it, a failure of a rank would not reach ranks that wait
+    /// in these groups.
+    #[must_use]
+    pub fn on_mesh(self, mesh: &Mesh) -> Self {
+        Self { mesh: Some(mesh.clone()), ..self }
     }
 
     /// Divides the training's state among all ranks, as ZeRO of this stage: the optimizer's state, then the gradients,

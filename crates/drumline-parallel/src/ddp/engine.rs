@@ -95,6 +95,7 @@ impl Engine for DdpEngine {
     }
 
     fn adopt(&self, optimizer: &mut dyn Optimizer) -> Result {
+        self.parts.check_optimizer(optimizer)?;
         self.moved.adopt(optimizer)
     }
 

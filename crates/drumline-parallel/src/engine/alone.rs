@@ -111,6 +111,7 @@ impl Engine for Alone {
     }
 
     fn adopt(&self, optimizer: &mut dyn Optimizer) -> Result {
+        self.parts.check_optimizer(optimizer)?;
         self.moved.adopt(optimizer)?;
         let bytes = |named: &Named| (named.tensor.numel() * named.tensor.kind().elt_size_in_bytes()) as u64;
         let device = self.parameters.first().map_or(Device::Cpu, |named| named.tensor.device());

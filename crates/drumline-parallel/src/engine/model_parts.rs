@@ -17,7 +17,7 @@ use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use drumline_comm::{Axis, Mesh, MeshShape, ReduceOp, ShapeError, call_site};
-use drumline_torch::{Named, TensorCollectives, buffers, bytes, parameters};
+use drumline_torch::{Named, Optimizer, TensorCollectives, buffers, bytes, parameters};
 use serde::{Deserialize, Serialize};
 use tch::nn::VarStore;
 use tch::{Device, Kind, Tensor};
@@ -285,6 +285,14 @@ impl ModelParts {
     /// Whether ranks have different parts.
     pub fn is_cut(&self) -> bool {
         self.parts.is_some()
+    }
+
+    /// An error for an optimizer whose steps need the whole of a parameter, if ranks have parts.
+    pub(crate) fn check_optimizer(&self, optimizer: &dyn Optimizer) -> Result {
+        match optimizer.needs_whole_tensors().filter(|_| self.is_cut()) {
+            Some(what) => Err(ParallelError::WholeTensors { what }),
+            None => Ok(()),
+        }
     }
 
     /// Whether ranks wait for one another in forward and backward: they have different parts of the model, or of texts.

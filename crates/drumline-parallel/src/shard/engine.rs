@@ -316,6 +316,7 @@ impl Engine for Sharded {
     }
 
     fn adopt(&self, optimizer: &mut dyn Optimizer) -> Result {
+        self.parts.check_optimizer(optimizer)?;
         let own: HashMap<&str, &Tensor> =
             self.own.iter().map(|own| (own.name.as_str(), &own.tensor)).collect();
         let placed: HashMap<&str, &Placed> =

@@ -10,7 +10,7 @@
 //! ranks, parts are those of the model that is not cut, to the bit. A rank keeps only its parts.
 
 use tch::nn::{Init, Path, init};
-use tch::{Device, Tensor, no_grad};
+use tch::{Device, Kind, Tensor, no_grad};
 
 use super::cut::Cut;
 use super::ranks::TensorParallel;
@@ -65,6 +65,15 @@ impl TensorParallel {
         let values = path.add(variable.name, fresh(&values, path.device())?, true);
         own.into_iter().for_each(|(part, _)| self.note(part));
         Ok(values)
+    }
+
+    /// Creates this rank's part of a variable whose values come from another rank later: nothing is drawn.
+    pub fn variable_without_values(&self, path: &Path<'_>, variable: Variable<'_>) -> Result<Tensor> {
+        let own = self.part_of(path, variable)?;
+        let size = own.as_ref().map_or(variable.size, |(_, size)| size);
+        let values = Tensor::f_empty(size, (Kind::Float, path.device()))?;
+        own.iter().for_each(|(part, _)| self.note(part.clone()));
+        Ok(path.add(variable.name, values, true))
     }
 
     /// This rank's part of a variable, and its size; `None` if it has the whole.

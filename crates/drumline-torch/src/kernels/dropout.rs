@@ -6,7 +6,11 @@
 //! So backward needs no stored mask. The probability is rounded to a multiple of 1/65536, and the scale of kept
 //! elements uses the rounded probability. In a scope of [`Masks`](crate::Masks) the seeds depend on the position alone.
 
+mod part;
+
 use tch::{Device, Kind, Tensor};
+
+pub use part::{PartOf, dropout_part};
 
 use super::cuda::{CudaMask, Dropped, drops_on};
 use super::floats::{floats, floats_mut, for_instruction_sets, has_floats};

@@ -352,6 +352,10 @@ impl Optimizer for Adafactor {
         Layout { kind: KIND, slots: &slots }.save(&self.trained, &scalars)
     }
 
+    fn needs_whole_tensors(&self) -> Option<&'static str> {
+        Some("Adafactor's means of rows and columns")
+    }
+
     fn load_state(&mut self, state: &OptimizerState) -> Result<(), TorchError> {
         self.load_state_of(state, &|_| true)
     }

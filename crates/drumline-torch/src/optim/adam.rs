@@ -273,6 +273,11 @@ impl<const DECOUPLED: bool> Optimizer for AdamFamily<DECOUPLED> {
         Layout { kind: Self::KIND, slots: &self.slots() }.save(&self.trained, &scalars)
     }
 
+    fn needs_whole_tensors(&self) -> Option<&'static str> {
+        (self.options.moments == Moments::EightBit)
+            .then_some("Adam's moments in 8 bits, which are scaled by blocks of a tensor,")
+    }
+
     fn load_state(&mut self, state: &OptimizerState) -> Result<(), TorchError> {
         self.load_state_of(state, &|_| true)
     }

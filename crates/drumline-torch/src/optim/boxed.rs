@@ -54,6 +54,10 @@ impl<O: Optimizer + ?Sized> Optimizer for Box<O> {
         (**self).parameters()
     }
 
+    fn needs_whole_tensors(&self) -> Option<&'static str> {
+        (**self).needs_whole_tensors()
+    }
+
     fn replace_parameters(
         &mut self,
         replaced: &mut dyn FnMut(&Named) -> Option<Tensor>,

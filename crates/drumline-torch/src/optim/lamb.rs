@@ -329,6 +329,10 @@ impl Optimizer for Lamb {
         Layout { kind: KIND, slots: &|_| SLOTS }.save(&self.trained, &scalars)
     }
 
+    fn needs_whole_tensors(&self) -> Option<&'static str> {
+        Some("Lamb's trust ratio")
+    }
+
     fn load_state(&mut self, state: &OptimizerState) -> Result<(), TorchError> {
         self.load_state_of(state, &|_| true)
     }

@@ -254,6 +254,10 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
         self.inner.set_betas(beta1, beta2)
     }
 
+    fn needs_whole_tensors(&self) -> Option<&'static str> {
+        self.inner.needs_whole_tensors()
+    }
+
     fn replace_parameters(
         &mut self,
         replaced: &mut dyn FnMut(&Named) -> Option<Tensor>,

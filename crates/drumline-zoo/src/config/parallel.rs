@@ -20,6 +20,10 @@ section! {
         "DP" dp: Option<usize> = None;
         /// Ranks among which a replica is divided; null: ranks / DP, or all ranks if DP is null, too
         "SHARD" shard: Option<usize> = None;
+        /// Ranks among which each layer is cut: its heads, features and vocabulary
+        "TP" tp: usize = 1;
+        /// Ranks among which the tokens of each text are cut, with ring attention
+        "CP" cp: usize = 1;
         /// With ZERO 3, parameters of at most this many elements stay gathered
         "KEEP_GATHERED" keep_gathered: usize = 100_000;
         /// With ZERO 0, data type in which gradients are sent; null: their own
@@ -34,6 +38,24 @@ section! {
         "OFFLOAD_RATIO" offload_ratio: f64 = 1.0;
     }
 }
+
+/// How a model can be cut among ranks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Cuts {
+    /// Not at all.
+    None,
+    /// Along `tp` by its heads, and along `cp` if its texts can be cut.
+    Heads {
+        /// The key of the number of heads.
+        key: &'static str,
+        /// Their number.
+        count: usize,
+        /// Whether its texts can be cut.
+        has_cp: bool,
+    },
+}
+
+const NO_CUT: &str = "and this model is not cut among ranks; try 1, or the configuration of a GPT";
 
 choice! {
     /// The data type in which gradients are sent.
@@ -75,9 +97,15 @@ impl Parallel {
         let Self { zero, dp, shard, reduce_in, offload, offload_params, offload_dir, offload_ratio, .. } =
             self;
         let (zero, dp, shard, reduce_in) = (*zero, *dp, *shard, *reduce_in);
-        for (key, value) in [("PARALLEL.DP", dp), ("PARALLEL.SHARD", shard)] {
+        let sizes = [
+            ("PARALLEL.DP", dp),
+            ("PARALLEL.SHARD", shard),
+            ("PARALLEL.TP", Some(self.tp)),
+            ("PARALLEL.CP", Some(self.cp)),
+        ];
+        for (key, value) in sizes {
             if value == Some(0) {
-                return invalid(key, "is 0; try 1 or more, or null");
+                return invalid(key, "is 0; try 1 or more");
             }
         }
         if let Some(kind) = reduce_in.filter(|_| zero != Stage::Zero0) {
@@ -92,6 +120,17 @@ impl Parallel {
                 "PARALLEL.SHARD",
                 format!("is {shard}, and PARALLEL.ZERO 0 divides nothing; try PARALLEL.ZERO 3"),
             );
+        }
+        if let Some(kind) = [offload, offload_params].into_iter().find(|kind| **kind != OffloadKind::None)
+            && self.is_cut()
+        {
+            let what = format!(
+                "is {}, which PARALLEL.TP {} and PARALLEL.CP {} do not support; try none",
+                kind.name(),
+                self.tp,
+                self.cp
+            );
+            return invalid("PARALLEL.OFFLOAD", what);
         }
         let has_files = [offload, offload_params].iter().any(|kind| kind.has_files());
         if offload_params.has_files() && zero != Stage::Zero3 {
@@ -117,14 +156,61 @@ impl Parallel {
         Ok(())
     }
 
-    /// The options of the sharded engine for a number of ranks; `None` for DDP. Files of state are in `out_dir`, unless the
-    /// configuration has another folder.
+    /// Whether ranks have parts of layers or of texts.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.tp * self.cp > 1
+    }
+
+    /// Returns an error if the model cannot be cut in this way.
+    pub(crate) fn check_model(&self, cuts: Cuts) -> Result<(), ConfigError> {
+        let Self { tp, cp, .. } = *self;
+        let (heads_key, heads, has_cp) = match cuts {
+            Cuts::None if tp > 1 => return invalid("PARALLEL.TP", format!("is {tp}, {NO_CUT}")),
+            Cuts::None if cp > 1 => return invalid("PARALLEL.CP", format!("is {cp}, {NO_CUT}")),
+            Cuts::None => return Ok(()),
+            Cuts::Heads { key, count, has_cp } => (key, count, has_cp),
+        };
+        if !heads.is_multiple_of(tp) {
+            let divisors = divisors(heads);
+            let what =
+                format!("is {tp}, which does not divide {heads_key} {heads}; try a divisor: {divisors}");
+            return invalid("PARALLEL.TP", what);
+        }
+        if cp > 1 && !has_cp {
+            let what = format!("is {cp}, and only the texts of a GPT can be cut; try 1, and PARALLEL.TP");
+            return invalid("PARALLEL.CP", what);
+        }
+        Ok(())
+    }
+
+    /// The number of ranks that have the same part of the layers and texts, among this many.
+    pub(crate) fn replicas(&self, num_ranks: usize) -> Result<usize, ConfigError> {
+        let Self { tp, cp, .. } = *self;
+        if num_ranks.is_multiple_of(tp * cp) {
+            return Ok(num_ranks / (tp * cp));
+        }
+        let what = format!(
+            "is {tp} and PARALLEL.CP {cp}, together {} ranks, and the job has {num_ranks}; try a product among the divisors of \
+             {num_ranks}: {}",
+            tp * cp,
+            divisors(num_ranks)
+        );
+        invalid("PARALLEL.TP", what).map(|()| 0)
+    }
+
+    /// The options of the sharded engine for a job of so many ranks; `None` for DDP. Files of state are in `out_dir`, unless
+    /// the configuration has another folder.
     pub(crate) fn shard_options(
         &self,
-        num_ranks: usize,
+        job_ranks: usize,
         out_dir: &Path,
     ) -> Result<Option<ShardOptions>, ConfigError> {
         let Self { zero, dp, shard, keep_gathered, .. } = *self;
+        let num_ranks = self.replicas(job_ranks)?;
+        let cut = match self.is_cut() {
+            true => format!(" ({job_ranks} / PARALLEL.TP {} / PARALLEL.CP {})", self.tp, self.cp),
+            false => String::new(),
+        };
         let (dp, shard) = match (dp, shard) {
             (None, None) if zero == Stage::Zero0 => (num_ranks, 1),
             (None, None) => (1, num_ranks),
@@ -134,7 +220,7 @@ impl Parallel {
         };
         if dp * shard != num_ranks || (zero == Stage::Zero0 && shard > 1) {
             let what = format!(
-                "is {dp} and PARALLEL.SHARD {shard}, together {} ranks, and the job has {num_ranks}; try divisors of {num_ranks}: {}",
+                "is {dp} and PARALLEL.SHARD {shard}, together {} ranks, and the job has {num_ranks}{cut}; try divisors of {num_ranks}: {}",
                 dp * shard,
                 divisors(num_ranks)
             );
@@ -257,6 +343,44 @@ mod tests {
         assert_eq!(sizes(Some(2), None, Stage::Zero2), Ok(Some(2)));
         assert_eq!(sizes(None, Some(1), Stage::Zero1), Ok(Some(1)));
         assert_eq!(sizes(Some(2), Some(2), Stage::Zero3), Ok(Some(2)));
+    }
+
+    #[test]
+    fn ranks_that_cut_the_model_are_taken_first() {
+        let cut = Parallel { tp: 2, cp: 2, zero: Stage::Zero1, ..Parallel::default() };
+        let shard = |parallel: &Parallel, ranks| {
+            parallel.shard_options(ranks, Path::new("exp")).map(|options| options.unwrap().shard)
+        };
+        assert_eq!(shard(&cut, 8).unwrap(), Some(2));
+        let error = shard(&cut, 6).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "PARALLEL.TP is 2 and PARALLEL.CP 2, together 4 ranks, and the job has 6; try a product among the divisors of 6: \
+             1, 2, 3, 6"
+        );
+        let error = shard(&Parallel { dp: Some(4), ..cut.clone() }, 8).unwrap_err().to_string();
+        assert!(
+            error.contains("and the job has 2 (8 / PARALLEL.TP 2 / PARALLEL.CP 2); try divisors of 2"),
+            "{error}"
+        );
+        let heads = |count, has_cp| Cuts::Heads { key: "MODEL.N_HEAD", count, has_cp };
+        let refused = |parallel: &Parallel, cuts| parallel.check_model(cuts).unwrap_err().to_string();
+        cut.check_model(heads(6, true)).unwrap();
+        let error = refused(&Parallel { tp: 4, ..cut.clone() }, heads(6, true));
+        assert_eq!(
+            error,
+            "PARALLEL.TP is 4, which does not divide MODEL.N_HEAD 6; try a divisor: 1, 2, 3, 6"
+        );
+        assert!(refused(&cut, heads(6, false)).contains("only the texts of a GPT can be cut"));
+        assert!(refused(&cut, Cuts::None).contains("this model is not cut among ranks; try 1"));
+        let offloaded = Parallel { offload: OffloadKind::Host, ..cut };
+        assert!(
+            offloaded
+                .check()
+                .unwrap_err()
+                .to_string()
+                .contains("PARALLEL.TP 2 and PARALLEL.CP 2 do not support")
+        );
     }
 
     #[test]

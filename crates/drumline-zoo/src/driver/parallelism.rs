@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use drumline::ProcessGroup;
-use drumline::comm::{Axis, MeshShape};
-use drumline::engine::{DdpOptions, EngineOptions, ShardOptions, Stage, SyncGroup};
+use drumline::comm::{Axis, CommError, Mesh, MeshShape};
+use drumline::engine::{DdpOptions, EngineOptions, ModelParallel, Part, ShardOptions, Stage, SyncGroup};
 use tch::Device;
 
 use crate::config::{Parallel, ReduceIn, SharedKeys};
@@ -34,7 +34,7 @@ impl Parallelism {
     fn with(group: &ProcessGroup, keys: Parallel, out_dir: PathBuf) -> anyhow::Result<Self> {
         let num_ranks = group.size();
         let mut parallelism = Self { keys, out_dir, num_ranks, shape: MeshShape::default() };
-        parallelism.shape = parallelism.engine(None)?.mesh_shape(num_ranks)?;
+        parallelism.shape = parallelism.engine(None, Vec::new())?.mesh_shape(num_ranks)?;
         Ok(parallelism)
     }
 
@@ -48,27 +48,49 @@ impl Parallelism {
         self.shape.num_ranks() > self.shape.size(Axis::Dp)
     }
 
-    /// What a rank does with first weights. An engine that divides them gives all ranks those of rank 0.
+    /// The mesh of a model that is cut among ranks; `None` for one that is not. All ranks call it.
+    #[track_caller]
+    pub(super) fn mesh(&self, group: &ProcessGroup) -> Result<Option<Mesh>, CommError> {
+        self.keys.is_cut().then(|| Mesh::new(group, self.shape)).transpose()
+    }
+
+    /// The ranks among which samples are divided.
+    pub(super) fn num_replicas(&self) -> usize {
+        self.shape.size_of(Axis::SAMPLES)
+    }
+
+    /// What a rank does with first weights. An engine that divides them gives all ranks with the same part of the model
+    /// those of the first of them.
     pub(super) fn first_weights(&self, rank: usize) -> FirstWeights {
-        let has_own = self.keys.zero == Stage::Zero0 || self.num_ranks == 1;
-        if has_own { FirstWeights::Own } else { FirstWeights::of_rank(rank) }
+        let has_own = self.keys.zero == Stage::Zero0 || self.shape.size_of(Axis::LOSSES) == 1;
+        if has_own { FirstWeights::Own } else { FirstWeights::of_rank(self.shape.index(rank, Axis::LOSSES)) }
     }
 
     /// Where a model that trains on `device` is created. If ranks divide its parameters, it is never whole on a GPU.
     pub(super) fn first_device(&self, device: Device) -> Device {
-        let is_divided = self.keys.zero == Stage::Zero3 && self.num_ranks > 1;
+        let is_divided = self.keys.zero == Stage::Zero3 && self.shape.size_of(Axis::LOSSES) > 1;
         if is_divided { Device::Cpu } else { device }
     }
 
-    /// The options of the engine of a model whose synchronised norms have this group.
-    pub(super) fn engine(&self, sync_group: Option<SyncGroup>) -> anyhow::Result<Box<dyn EngineOptions>> {
-        Ok(match self.keys.shard_options(self.num_ranks, &self.out_dir)? {
+    /// The options of the engine of a model whose synchronised norms have this group, and of which this rank has these
+    /// parts.
+    pub(super) fn engine(
+        &self,
+        sync_group: Option<SyncGroup>,
+        parts: Vec<Part>,
+    ) -> anyhow::Result<Box<dyn EngineOptions>> {
+        let within: Box<dyn EngineOptions> = match self.keys.shard_options(self.num_ranks, &self.out_dir)? {
             Some(options) => ShardOptions { sync_group, ..options }.into(),
             None => {
                 let usual = DdpOptions::default();
                 let hook = self.keys.reduce_in.map_or(usual.hook, ReduceIn::hook);
                 DdpOptions { sync_group, hook, ..DdpOptions::default() }.into()
             }
+        };
+        let Parallel { tp, cp, .. } = self.keys;
+        Ok(match self.keys.is_cut() {
+            true => ModelParallel { tp, cp, parts, within, ..ModelParallel::default() }.into(),
+            false => within,
         })
     }
 }

@@ -27,6 +27,7 @@ use std::rc::Rc;
 use anyhow::{Context, bail};
 use drumline::ProcessGroup;
 use drumline::comm::agree_on;
+use drumline::engine::Part;
 use drumline::optim::Named;
 use drumline::trainer::{Callback, CallbackResult, LoadBestModel, TrainState};
 use drumline_torch::{buffers, parameters};
@@ -38,6 +39,7 @@ use super::parallelism::Parallelism;
 use super::train::{Batches, Network, step_trainer};
 use super::whole_batch::WholeBatch;
 use crate::config::PrecisionKind;
+use crate::models::ModelRanks;
 use crate::task::{Built, ModelPlace, Place, Start, Task, shared};
 
 /// A figure of a step that both runs record.
@@ -95,6 +97,8 @@ impl Bounds {
 struct Ran {
     record: Record,
     store: VarStore,
+    /// What this rank has of the model, each with its size, if it is cut.
+    parts: Vec<(Part, Vec<i64>)>,
 }
 
 /// What the trainer's steps have recorded.
@@ -128,8 +132,9 @@ pub(super) fn verify<T: Task>(job: &Job, mut task: T, seed: u64, steps: u64) -> 
         job.say("note: dropout is off here, as its masks may depend on which rank has a sample");
     }
     job.on_rank_0(|| {
-        let ranks = Ranks { count: job.group.size(), batch_size: keys.train.batch_size };
-        let (table, differences) = compared(&one, &all, ranks);
+        let num_replicas = parallelism.num_replicas();
+        let ranks = Ranks { count: job.group.size(), num_replicas, batch_size: keys.train.batch_size };
+        let (table, differences) = compared(&one, &all, ranks)?;
         say(&table);
         let bounds = Bounds::of(keys.run.precision);
         say(&verdict(&differences, bounds, &note(&all.store, task.unsynced_norms()))?);
@@ -172,15 +177,27 @@ impl<T: Task> Parity<'_, T> {
     ) -> anyhow::Result<Ran> {
         tch::manual_seed(self.seed as i64);
         let store = VarStore::new(self.device);
-        let Built { model, sync_group } =
-            self.task.model(&store, ModelPlace { group, device: self.device })?;
+        let mesh = parallelism.mesh(group)?;
+        let ranks = mesh.as_ref().map(ModelRanks::on).unwrap_or_default();
+        let place = ModelPlace { group, device: self.device, ranks: &ranks };
+        let Built { model, sync_group } = self.task.model(&store, place)?;
         let record = Rc::new(RefCell::new(Record::default()));
         let trainer = step_trainer(self.task, group, Network { model: &*model, store: &store }, batches)?
-            .engine(parallelism.engine(sync_group)?)
+            .engine(parallelism.engine(sync_group, ranks.tp.parts())?)
             .max_steps(self.steps)
             .callback(Recorder(Rc::clone(&record)));
+        let trainer = match &mesh {
+            Some(mesh) => trainer.on_mesh(mesh),
+            None => trainer,
+        };
+        let variables = store.variables();
+        let sized = |part: Part| {
+            let size = variables.get(&part.whole.name).map(Tensor::size)?;
+            Some((part, size))
+        };
+        let parts = ranks.tp.parts().into_iter().filter_map(sized).collect();
         trainer.train(LoadBestModel::No)?;
-        Ok(Ran { record: record.take(), store })
+        Ok(Ran { record: record.take(), store, parts })
     }
 }
 
@@ -207,10 +224,11 @@ impl Callback for Recorder {
     }
 }
 
-/// The number of ranks and the batch size of each.
+/// The number of ranks, how many of them have samples of their own, and the batch size of each of those.
 #[derive(Debug, Clone, Copy)]
 struct Ranks {
     count: usize,
+    num_replicas: usize,
     batch_size: usize,
 }
 
@@ -224,9 +242,16 @@ struct Difference {
 }
 
 /// The table to print, and all differences that have a bound.
-fn compared(one: &Ran, all: &Ran, ranks: Ranks) -> (String, Vec<Difference>) {
-    let Ranks { count, batch_size } = ranks;
-    let (left, right) = (format!("1 rank x {}", count * batch_size), format!("{count} ranks x {batch_size}"));
+fn compared(one: &Ran, all: &Ran, ranks: Ranks) -> anyhow::Result<(String, Vec<Difference>)> {
+    let parts = &all.parts;
+    let Ranks { count, num_replicas, batch_size } = ranks;
+    let whole = num_replicas * batch_size;
+    let right = if num_replicas == count {
+        format!("{count} ranks x {batch_size}")
+    } else {
+        format!("{count} ranks")
+    };
+    let left = format!("1 rank x {whole}");
     let mut text = format!("step  loss, {left:<14}  loss, {right:<14}  relative difference\n");
     let mut differences = Vec::new();
     let mut add = |figure, step, size| differences.push(Difference { figure, step, size });
@@ -240,15 +265,27 @@ fn compared(one: &Ran, all: &Ran, ranks: Ranks) -> (String, Vec<Difference>) {
         text.push_str(&format!("{:4}  {one:<20.9}  {all:<20.9}  {size:.2e}\n", step + 1));
     }
     for (step, (one, all)) in one.record.gradients.iter().zip(&all.record.gradients).enumerate() {
-        let (name, size) = furthest(&rows_of(one, all), all, Scale::Model);
+        let (name, size) = furthest(&rows_of(&own_parts(one, parts)?, all), all, Scale::Model);
         add(Figure::Gradient, step, size);
         text.push_str(&format!("gradient of step {}: largest difference {size:.2e} ({name})\n", step + 1));
     }
     let [one_parameters, all_parameters] = [&one.store, &all.store].map(parameters);
-    let (name, size) = furthest(&one_parameters, &all_parameters, Scale::Tensor);
+    let (name, size) = furthest(&own_parts(&one_parameters, parts)?, &all_parameters, Scale::Tensor);
     let steps = one.record.steps.len();
     text.push_str(&format!("parameters after {steps} steps: largest difference {size:.2e} ({name})"));
-    (text, differences)
+    Ok((text, differences))
+}
+
+/// The parts of whole tensors that rank 0 has.
+fn own_parts(whole: &[Named], parts: &[(Part, Vec<i64>)]) -> anyhow::Result<Vec<Named>> {
+    let own = |Named { name, tensor }: &Named| {
+        let tensor = match parts.iter().find(|(part, _)| part.whole.name == *name) {
+            Some((part, size)) => part.of(tensor, size)?,
+            None => tensor.shallow_clone(),
+        };
+        Ok(Named { name: name.clone(), tensor })
+    };
+    whole.iter().map(own).collect()
 }
 
 /// The parts of the gradients that rank 0 holds: all of them, or with ZeRO the first rows of some.

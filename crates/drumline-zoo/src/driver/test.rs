@@ -9,6 +9,7 @@ use std::path::Path;
 use anyhow::{Context, anyhow};
 use drumline::checkpoint::{Checkpoints, Loaded, named, restore};
 use drumline::comm::ensure_alike;
+use drumline::engine::Part;
 use drumline::optim::Named;
 use drumline::trainer::{DistTrainer, Evaluation};
 use drumline_observe::bar::Progress;
@@ -22,6 +23,7 @@ use super::report::Report;
 use super::train::Network;
 use super::{Given, load, opened};
 use crate::config::SharedKeys;
+use crate::models::ModelRanks;
 use crate::precision::Precision;
 use crate::task::{
     Built, Evaluated, ModelPlace, Place, Purpose, Start, Task, TestData, Trainer, alike_keys, shared,
@@ -55,18 +57,25 @@ pub(crate) fn test<T: Task>(given: &Given<'_>, options: TestOptions) -> anyhow::
     let (task, keys) = (&task, shared(&task));
     let device = job.device(keys.run.device)?;
     let store = VarStore::new(device);
-    let Built { model, sync_group } =
-        job.agree(task.model(&store, ModelPlace { group: &job.group, device }))?;
+    let parallelism = job.agree(Parallelism::of(&job.group, &keys))?;
+    let mesh = parallelism.mesh(&job.group)?;
+    let ranks = mesh.as_ref().map(ModelRanks::on).unwrap_or_default();
+    let place = ModelPlace { group: &job.group, device, ranks: &ranks };
+    let Built { model, sync_group } = job.agree(task.model(&store, place))?;
     let precision = Precision::new(keys.run.precision, &keys.fp16);
     precision.convert_weights(&store)?;
-    let tested = TestedModel { job: &job, task, given, options }.load(&store)?;
+    let parts = ranks.tp.parts();
+    let tested = TestedModel { job: &job, task, given, options, parts: &parts }.load(&store)?;
     let TestData { data, notes } = job.agree(task.test_data(device))?;
     notes.iter().for_each(|note| job.say(note));
     let network = Network { model: &*model, store: &store };
-    let parallelism = job.agree(Parallelism::of(&job.group, &keys))?;
     let place = parallelism.place(job.group.rank());
     let trainer = job.agree(trainer(&job, task, network, TestShare { data, place }))?;
-    let trainer = precision.set(trainer).engine(parallelism.engine(sync_group)?);
+    let trainer = precision.set(trainer).engine(parallelism.engine(sync_group, parts)?);
+    let trainer = match &mesh {
+        Some(mesh) => trainer.on_mesh(mesh),
+        None => trainer,
+    };
     let evaluation = evaluate(&job, task, trainer)?;
     let loss = evaluation.metric("loss").unwrap_or(f64::NAN);
     let metrics = T::REPORT_STYLE.metrics(&evaluation.metrics);
@@ -103,7 +112,7 @@ fn trainer<'a, T: Task>(
         None => trainer,
     };
     task.with_metrics(
-        task.with_loss(trainer),
+        task.with_loss(trainer, network.model),
         Evaluated { purpose: Purpose::Test, model: network.model, place },
     )
 }
@@ -152,6 +161,8 @@ struct TestedModel<'a, T> {
     task: &'a T,
     given: &'a Given<'a>,
     options: TestOptions,
+    /// What this rank has of the model, if it is cut.
+    parts: &'a [Part],
 }
 
 impl<T: Task> TestedModel<'_, T> {
@@ -175,9 +186,25 @@ impl<T: Task> TestedModel<'_, T> {
         };
         let which = if best.is_some() { "best" } else { "last" };
         let found = best.unwrap_or(last);
-        let weights = converted(&found.state.model, store);
+        let weights = converted(&found.state.model, store).and_then(|weights| self.own(weights, store));
         self.job.agree(weights.and_then(|weights| Ok(restore(&named(store), &weights)?)))?;
         Ok(format!("{which} model, {}", found.path.display()))
+    }
+
+    /// What this rank has of whole weights.
+    fn own(&self, weights: Vec<Named>, store: &VarStore) -> anyhow::Result<Vec<Named>> {
+        let variables = store.variables();
+        let own = |Named { name, tensor }: Named| {
+            let part = self.parts.iter().find(|part| part.whole.name == name);
+            let tensor = match (part, variables.get(&name)) {
+                (Some(part), Some(own)) if tensor.size() == part.whole.size => {
+                    part.of(&tensor, &own.size())?
+                }
+                _ => tensor,
+            };
+            Ok(Named { name, tensor })
+        };
+        weights.into_iter().map(own).collect()
     }
 
     fn of_file(&self, file: &Path) -> anyhow::Result<String> {

@@ -18,6 +18,7 @@ use super::report::Report;
 use super::resume::{self, Begin};
 use super::{TrainOptions, opened, parity};
 use crate::config::{NamedSchedule, SharedKeys};
+use crate::models::ModelRanks;
 use crate::optimizer::with_optimizer;
 use crate::precision::Precision;
 use crate::task::{
@@ -95,7 +96,7 @@ pub(super) fn step_trainer<'a, T: Task>(
         .seed(batches.seed)
         .cuda_graphs(run.cuda_graphs)
         .print_every(0);
-    let trainer = task.with_loss(trainer);
+    let trainer = task.with_loss(trainer, model);
     let precision = Precision::new(run.precision, &fp16);
     let trainer = with_optimizer(trainer, store, precision, task.optimizer())?;
     let trainer = match optim.grad_clip {
@@ -131,8 +132,10 @@ impl<T: Task> TrainingRun<'_, T> {
         tch::manual_seed(seed as i64);
         let store = VarStore::new(parallelism.first_device(device));
         let precision = Precision::new(self.keys.run.precision, &self.keys.fp16);
+        let mesh = parallelism.mesh(&job.group)?;
+        let ranks = mesh.as_ref().map(ModelRanks::on).unwrap_or_default();
         let built = parallelism.first_weights(job.group.rank()).build(|| {
-            let built = task.model(&store, ModelPlace { group: &job.group, device })?;
+            let built = task.model(&store, ModelPlace { group: &job.group, device, ranks: &ranks })?;
             precision.convert_weights(&store)?;
             Ok(built)
         });
@@ -142,7 +145,12 @@ impl<T: Task> TrainingRun<'_, T> {
         sets.notes.iter().for_each(|note| progress.say(note));
         let place = parallelism.place(job.group.rank());
         let trainer = job.agree(self.trainer(network, sets, Split { place, seed }))?;
-        let trainer = trainer.engine(parallelism.engine(sync_group)?).device(device).save_path(checkpoints);
+        let engine = parallelism.engine(sync_group, ranks.tp.parts())?;
+        let trainer = trainer.engine(engine).device(device).save_path(checkpoints);
+        let trainer = match &mesh {
+            Some(mesh) => trainer.on_mesh(mesh),
+            None => trainer,
+        };
         let is_new = found.is_none();
         let found = job.agree(found.map(|found| task.resumed(found, &store)).transpose())?;
         let trainer = match found {

@@ -7,7 +7,7 @@ use crate::config::check::{at_least_1, invalid};
 use crate::config::section::section;
 use crate::config::table::{Table, sections, task_table};
 use crate::config::{
-    AfterWarmup, ConfigError, Method, Optim, PrecisionKind, SharedKeys, Test, Train, WarmupOptim,
+    AfterWarmup, ConfigError, Cuts, Method, Optim, PrecisionKind, SharedKeys, Test, Train, WarmupOptim,
 };
 use crate::models::Checkpointing;
 use crate::models::gpt::GptOptions;
@@ -150,7 +150,13 @@ impl GptModel {
 
 impl GptConfig {
     fn check_model(&self) -> Result<(), ConfigError> {
-        let model = &self.model;
+        let (model, parallel) = (&self.model, &self.shared.parallel);
+        parallel.check_model(Cuts::Heads { key: "MODEL.N_HEAD", count: model.n_head, has_cp: true })?;
+        if parallel.cp > 1 && model.dropout > 0.0 {
+            let (dropout, cp) = (model.dropout, parallel.cp);
+            let what = format!("is {dropout}, which ring attention with PARALLEL.CP {cp} has not; try 0");
+            return invalid("MODEL.DROPOUT", what);
+        }
         if self.shared.run.precision == PrecisionKind::Fp16 && model.loss_chunks > 1 {
             let chunks = model.loss_chunks;
             let what = format!("is {chunks}, expected 1 with PRECISION fp16; try bf16, or smaller batches");

@@ -197,11 +197,11 @@ impl Task for GptTask {
         std::mem::take(&mut self.config.model.dropout) > 0.0
     }
 
-    fn model(&self, store: &VarStore, _: ModelPlace<'_>) -> anyhow::Result<Built<Gpt>> {
+    fn model(&self, store: &VarStore, place: ModelPlace<'_>) -> anyhow::Result<Built<Gpt>> {
         let options = self.config.model.options(self.tokenizer.vocabulary());
-        let model = Gpt::new(&store.root(), &options)?;
+        let model = Gpt::on(place.ranks, &store.root(), &options)?;
         if let Some(file) = &self.config.model.weights {
-            weights::load(store, &options, file)?;
+            weights::load_parts(store, &options, &place.ranks.tp.parts(), file)?;
         }
         Ok(Built::new(Box::new(model)))
     }
@@ -224,17 +224,19 @@ impl Task for GptTask {
         Ok(Box::new(DistributedSampler::new(options)?))
     }
 
-    fn with_loss<'a>(&self, trainer: Trainer<'a, Self>) -> Trainer<'a, Self> {
-        trainer.loss(PerToken).train_metric("tokens_per_s", TokensPerSecond::default())
+    fn with_loss<'a>(&self, trainer: Trainer<'a, Self>, model: &Self::Model) -> Trainer<'a, Self> {
+        let cp = &model.ranks().cp;
+        trainer.loss(PerToken::on(cp)).train_metric("tokens_per_s", TokensPerSecond::on(cp))
     }
 
     fn with_metrics<'a>(
         &self,
         trainer: Trainer<'a, Self>,
-        _: Evaluated<'a, Self>,
+        evaluated: Evaluated<'a, Self>,
     ) -> anyhow::Result<Trainer<'a, Self>> {
         // A lower perplexity is better.
-        Ok(trainer.metric("ppl", Perplexity::default()).metric_key("-ppl"))
+        let perplexity = Perplexity::on(&evaluated.model.ranks().cp);
+        Ok(trainer.metric("ppl", perplexity).metric_key("-ppl"))
     }
 
     fn optimizer(&self) -> OptimizerOptions {

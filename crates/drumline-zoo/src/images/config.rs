@@ -7,7 +7,7 @@ use crate::config::check::{at_least_1, invalid, not_negative};
 use crate::config::section::section;
 use crate::config::table::{Table, sections, task_table};
 use crate::config::{
-    ConfigError, DataKind, LrPolicy, MemoryFormat, Method, OptimizerName, SharedKeys, Switch, Train,
+    ConfigError, Cuts, DataKind, LrPolicy, MemoryFormat, Method, OptimizerName, SharedKeys, Switch, Train,
 };
 use crate::models::Checkpointing;
 
@@ -184,6 +184,7 @@ impl Table for ImageConfig {
 
     fn check(&self) -> Result<(), ConfigError> {
         self.shared.check()?;
+        self.shared.parallel.check_model(Cuts::None)?;
         at_least_1(&[
             ("MODEL.NUM_CLASSES", self.model.num_classes as u64),
             ("TRAIN.IM_SIZE", self.train.im_size as u64),

@@ -130,7 +130,7 @@ impl Task for ImageTask {
         Ok(Box::new(DistributedSampler::new(options)?))
     }
 
-    fn with_loss<'a>(&self, trainer: Trainer<'a, Self>) -> Trainer<'a, Self> {
+    fn with_loss<'a>(&self, trainer: Trainer<'a, Self>, _: &Self::Model) -> Trainer<'a, Self> {
         trainer.loss(CrossEntropy::default()).train_metric("acc1", Percent::of_top(1))
     }
 

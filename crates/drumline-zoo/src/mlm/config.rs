@@ -7,7 +7,7 @@ use super::data::MaskedData;
 use crate::config::check::invalid;
 use crate::config::section::section;
 use crate::config::table::{Table, sections, task_table};
-use crate::config::{ConfigError, Method, Optim, SharedKeys, Test, Train, WarmupOptim};
+use crate::config::{ConfigError, Cuts, Method, Optim, SharedKeys, Test, Train, WarmupOptim};
 use crate::models::bert::BertOptions;
 use crate::text::config::Text;
 
@@ -98,6 +98,9 @@ impl Table for MlmConfig {
 
     fn check(&self) -> Result<(), ConfigError> {
         self.shared.check()?;
+        let count = self.model.num_attention_heads;
+        let cuts = Cuts::Heads { key: "MODEL.NUM_ATTENTION_HEADS", count, has_cp: false };
+        self.shared.parallel.check_model(cuts)?;
         self.method.check(&self.shared)?;
         self.optim.check()?;
         self.text.check(&self.shared)?;

@@ -126,11 +126,11 @@ impl Task for MlmTask {
         std::mem::take(&mut self.config.model.dropout) > 0.0
     }
 
-    fn model(&self, store: &VarStore, _: ModelPlace<'_>) -> anyhow::Result<Built<Bert>> {
+    fn model(&self, store: &VarStore, place: ModelPlace<'_>) -> anyhow::Result<Built<Bert>> {
         let num_tokens = self.masking(&self.met()?.lexicon).mask + 1;
-        let model = Bert::new(&store.root(), &self.config.model, num_tokens)?;
+        let model = Bert::on(place.ranks, &store.root(), &self.config.model, num_tokens)?;
         if let Some(file) = self.first_weights() {
-            weights::load(store, file)?;
+            weights::load_parts(store, &place.ranks.tp.parts(), file)?;
         }
         Ok(Built::new(Box::new(model)))
     }
@@ -155,7 +155,7 @@ impl Task for MlmTask {
         Ok(Some(Box::new(data.texts().sampler(dev_plan(&self.config.shared.test), place)?)))
     }
 
-    fn with_loss<'a>(&self, trainer: Trainer<'a, Self>) -> Trainer<'a, Self> {
+    fn with_loss<'a>(&self, trainer: Trainer<'a, Self>, _: &Self::Model) -> Trainer<'a, Self> {
         trainer.loss(CrossEntropy::default()).train_metric("acc", Percent::of_top(1))
     }
 

@@ -24,6 +24,7 @@ use crate::error::ZooError;
 use crate::models::checkpointing::{Blocks, Checkpointing};
 use crate::models::draw::drawn;
 use crate::models::dropout::dropout;
+use crate::models::ranks::ModelRanks;
 use crate::models::transformer::{
     Embedding, EmbeddingShape, LayerNorm, Linear, Mask, Rows, hidden, padding_mask,
 };
@@ -106,19 +107,32 @@ pub struct Bert {
 impl Bert {
     /// Creates the model under `path` with BERT's initial weights.
     pub fn new(path: &Path<'_>, options: &BertOptions, vocab_size: i64) -> Result<Self, ZooError> {
+        Self::on(&ModelRanks::default(), path, options, vocab_size)
+    }
+
+    /// Creates this rank's part of a model whose layers are cut among ranks of `tp`, with the initial weights of the whole.
+    /// All ranks have the embeddings and the head.
+    pub fn on(
+        ranks: &ModelRanks,
+        path: &Path<'_>,
+        options: &BertOptions,
+        vocab_size: i64,
+    ) -> Result<Self, ZooError> {
         options.check()?;
+        ranks.check_no_cp()?;
         let size = options.hidden_size as i64;
         let (embeddings, head) = (path / "bert" / "embeddings", path / "cls" / "predictions");
         let transform = &head / "transform";
         let table = |name: &str, rows| drawn(&embeddings / name, "weight", &[rows, size], init());
         let shape = EmbeddingShape { vocab: vocab_size, size, pad: PAD };
-        let layer = |place| Layer::new(&(path / "bert" / "encoder" / "layer" / place), options);
+        let layer = |place| Layer::new(ranks, &(path / "bert" / "encoder" / "layer" / place), options);
+        let layers = || (0..options.num_hidden_layers as i64).map(layer).collect::<Result<Vec<_>, _>>();
         Ok(Self {
             words: Embedding::new(&embeddings / "word_embeddings", shape, STDEV),
             places: table("position_embeddings", options.max_position_embeddings as i64),
             types: table("token_type_embeddings", NUM_TYPES),
             norm: LayerNorm::with_eps(&embeddings / "LayerNorm", size, EPS),
-            layers: Blocks::new((0..options.num_hidden_layers as i64).map(layer), options.checkpoint)?,
+            layers: Blocks::new(layers()?, options.checkpoint)?,
             transform: Linear::with_init(&transform / "dense", size, size, init()),
             transform_norm: LayerNorm::with_eps(&transform / "LayerNorm", size, EPS),
             bias: head.zeros("bias", &[vocab_size]),

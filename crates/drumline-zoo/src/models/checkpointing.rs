@@ -11,7 +11,9 @@
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use drumline_torch::{MaskScope, TorchError, checkpoint, keep, keep_drawn, mask_layer, selective_checkpoint};
+use drumline_torch::{
+    FunctionError, MaskScope, TorchError, checkpoint, keep, keep_drawn, mask_layer, selective_checkpoint,
+};
 use serde_json::{Value as Json, json};
 use tch::{TchError, Tensor};
 
@@ -162,20 +164,30 @@ impl<B: Send + 'static> Blocks<B> {
         inputs: &[&Tensor],
         forward: impl Fn(&B, &[Tensor]) -> R + Send + 'static,
     ) -> R {
+        let made = self.try_forward(index, inputs, move |block, inputs| Ok(forward(block, inputs)));
+        made.unwrap_or_else(|error| panic!("block {index}: {error}"))
+    }
+
+    /// The same of a block that may fail, in the second forward of a checkpoint as well.
+    pub(crate) fn try_forward<R>(
+        &self,
+        index: usize,
+        inputs: &[&Tensor],
+        forward: impl Fn(&B, &[Tensor]) -> Result<R, FunctionError> + Send + 'static,
+    ) -> Result<R, FunctionError> {
         let block = Arc::clone(&self.blocks[index]);
         let function = move |inputs: &[Tensor]| {
             let _masks = masks_of(index);
-            Ok(forward(&lock(&block), inputs))
+            forward(&lock(&block), inputs)
         };
-        let made = match self.how.of_block(index) {
+        match self.how.of_block(index) {
             Checkpointing::None => {
                 let inputs: Vec<Tensor> = inputs.iter().map(|input| input.shallow_clone()).collect();
                 function(&inputs)
             }
             Checkpointing::Selective => selective_checkpoint(function, inputs).map_err(Into::into),
             Checkpointing::Full | Checkpointing::Every(_) => checkpoint(function, inputs).map_err(Into::into),
-        };
-        made.unwrap_or_else(|error| panic!("block {index}: {error}"))
+        }
     }
 }
 

@@ -25,6 +25,7 @@ pub mod gpt;
 mod layers;
 mod norm;
 mod options;
+mod ranks;
 mod resnet;
 mod small;
 pub mod text;
@@ -36,6 +37,7 @@ use tch::nn::{ModuleT, Path, VarStore};
 
 pub use checkpointing::Checkpointing;
 pub use norm::{Norm, NormBuilder};
+pub use ranks::ModelRanks;
 
 use crate::error::ZooError;
 use layers::Builder;

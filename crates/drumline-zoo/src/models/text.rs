@@ -18,6 +18,7 @@ use super::dropout::dropout;
 use super::transformer::{Embedding, EmbeddingShape, Encoder, LayerShape, Linear, NormPlace, StackShape};
 use crate::error::ZooError;
 use crate::models::options::{check_dropout, check_heads, check_sizes};
+use crate::models::ranks::ModelRanks;
 use bilstm::BiLstm;
 
 /// How the states of words become one vector per sentence.
@@ -137,7 +138,11 @@ impl Reader {
             }
             TextNet::Transformer { n_layers, n_head, d_inner_hid, pool } => {
                 let layer = LayerShape { d_model: size, n_head, d_inner_hid, norm: NormPlace::After };
-                let encoder = Encoder::new(&(path / "encoder"), StackShape { n_layers, layer, checkpoint })?;
+                let encoder = Encoder::new(
+                    &ModelRanks::default(),
+                    &(path / "encoder"),
+                    StackShape { n_layers, layer, checkpoint },
+                )?;
                 (Net::Transformer(encoder, pool), (size as f64).powf(-0.5))
             }
         };

@@ -29,10 +29,12 @@ pub use layer::NormPlace;
 pub use pairs::{Pairs, Specials, padded};
 pub use stack::Memory;
 
-pub(crate) use attention::{KeysValues, Mask, Sources, attend, hidden, joined, padding_mask, split};
+pub(crate) use attention::{
+    KeysValues, Mask, Sources, attend, attend_with, hidden, joined, padding_mask, split,
+};
 pub(crate) use embedding::{Embedding, EmbeddingShape};
 pub(crate) use layer::LayerShape;
-pub(crate) use linear::{LayerNorm, Linear};
+pub(crate) use linear::{By, CutLinear, LayerNorm, Linear};
 pub(crate) use rows::Rows;
 pub(crate) use stack::{DecoderStack, Encoder, StackShape};
 
@@ -42,6 +44,7 @@ use crate::error::ZooError;
 use crate::models::checkpointing::Checkpointing;
 use crate::models::draw::drawn;
 use crate::models::options::{check_dropout, check_heads, check_sizes};
+use crate::models::ranks::ModelRanks;
 
 /// The sizes of a Transformer, with NJUNMT's names. The default is the base model.
 #[derive(Debug, Clone, PartialEq)]
@@ -170,7 +173,14 @@ pub struct Transformer {
 impl Transformer {
     /// Creates the model under `path`.
     pub fn new(path: &Path<'_>, options: &TransformerOptions) -> Result<Self, ZooError> {
+        Self::on(&ModelRanks::default(), path, options)
+    }
+
+    /// Creates this rank's part of a model whose layers are cut among ranks of `tp`, with the initial weights of the whole.
+    /// All ranks have the embeddings and the logits.
+    pub fn on(ranks: &ModelRanks, path: &Path<'_>, options: &TransformerOptions) -> Result<Self, ZooError> {
         options.check()?;
+        ranks.check_no_cp()?;
         let TransformerOptions { d_model, tgt_vocab, src_vocab, pad, .. } = *options;
         // The standard deviation makes the scaled vectors, and the logits of a shared embedding, about 1.
         let stdev = (d_model as f64).powf(-0.5);
@@ -180,8 +190,8 @@ impl Transformer {
         let tgt_embed = embedding("tgt_embed", tgt_vocab);
         let src_embed =
             if options.share_embeddings { tgt_embed.shared() } else { embedding("src_embed", src_vocab) };
-        let encoder = Encoder::new(&(path / "encoder"), options.stack())?;
-        let decoder = DecoderStack::new(&(path / "decoder"), options.stack())?;
+        let encoder = Encoder::new(ranks, &(path / "encoder"), options.stack())?;
+        let decoder = DecoderStack::new(ranks, &(path / "decoder"), options.stack())?;
         let generator = if options.proj_share_weight {
             tgt_embed.weight.shallow_clone()
         } else {

@@ -12,7 +12,7 @@ use crate::config::section::section;
 use crate::config::setting::{Setting, choice};
 use crate::config::table::{Table, public_table, sections};
 use crate::config::{
-    ConfigError, DeviceKind, Fp16, Optim, OptimizerName, Parallel, PrecisionKind, Run, SharedKeys,
+    ConfigError, Cuts, DeviceKind, Fp16, Optim, OptimizerName, Parallel, PrecisionKind, Run, SharedKeys,
     TaskConfig, Test, Train, Value, check_amsgrad_of, check_scheduler,
 };
 use crate::models::Checkpointing;
@@ -380,6 +380,8 @@ impl Table for NmtConfig {
         self.check_files()?;
         self.fp16.check("run_configs.precision", self.run.precision)?;
         self.parallel.check()?;
+        let cuts = Cuts::Heads { key: "model_configs.n_head", count: self.model.n_head, has_cp: false };
+        self.parallel.check_model(cuts)?;
         check_scheduler("optimizer_configs.scheduler", self.optimizer.scheduler.as_ref())?;
         self.check_sizes()
     }

@@ -5,10 +5,21 @@ use tch::nn::VarStore;
 use super::bitext::Codecs;
 use super::config::NmtConfig;
 use crate::error::ZooError;
+use crate::models::ModelRanks;
 use crate::models::transformer::{NormPlace, Specials, Transformer, TransformerOptions};
 
 /// Builds the network with its initial weights.
 pub(crate) fn transformer(
+    config: &NmtConfig,
+    codecs: &Codecs,
+    store: &VarStore,
+) -> Result<Transformer, ZooError> {
+    transformer_on(&ModelRanks::default(), config, codecs, store)
+}
+
+/// Builds this rank's part of the network.
+pub(crate) fn transformer_on(
+    ranks: &ModelRanks,
     config: &NmtConfig,
     codecs: &Codecs,
     store: &VarStore,
@@ -29,5 +40,5 @@ pub(crate) fn transformer(
         pad: Specials::default().pad,
         checkpoint: model.checkpoint,
     };
-    Transformer::new(&store.root(), &options)
+    Transformer::on(ranks, &store.root(), &options)
 }

@@ -18,7 +18,7 @@ use super::bitext::{Bitext, Codecs, NumberedPairs};
 use super::bleu::Bleu;
 use super::config::{MovingAverageMethod, NmtConfig};
 use super::loss::{TargetWords, TranslationLoss};
-use super::net::transformer;
+use super::net::transformer_on;
 use super::schedule::with_learning_rate;
 use super::validation::{Due, Validation};
 use crate::config::table;
@@ -258,10 +258,10 @@ impl Task for NmtTask {
         std::mem::take(&mut self.config.model.dropout) > 0.0
     }
 
-    fn model(&self, store: &VarStore, _: ModelPlace<'_>) -> anyhow::Result<Built<Transformer>> {
-        let model = transformer(&self.config, &self.texts()?.codecs, store)?;
+    fn model(&self, store: &VarStore, place: ModelPlace<'_>) -> anyhow::Result<Built<Transformer>> {
+        let model = transformer_on(place.ranks, &self.config, &self.texts()?.codecs, store)?;
         if let Some(path) = &self.config.run.pretrain_path {
-            weights::load(store, &weights_file(path)?)?;
+            weights::load_parts(store, &place.ranks.tp.parts(), &weights_file(path)?)?;
         }
         Ok(Built::new(Box::new(model)))
     }
@@ -288,7 +288,7 @@ impl Task for NmtTask {
         Ok(Some(Box::new(data.valid_sampler(&self.config, place)?)))
     }
 
-    fn with_loss<'a>(&self, trainer: Trainer<'a, Self>) -> Trainer<'a, Self> {
+    fn with_loss<'a>(&self, trainer: Trainer<'a, Self>, _: &Self::Model) -> Trainer<'a, Self> {
         trainer.loss(TranslationLoss::new(&self.config)).train_metric(TARGET_WORDS, TargetWords::default())
     }
 

@@ -11,7 +11,7 @@ use crate::config::check::{at_least_1, invalid};
 use crate::config::section::section;
 use crate::config::setting::choice;
 use crate::config::table::{Table, sections, task_table};
-use crate::config::{ConfigError, Method, Optim, SharedKeys, Test, Train, WarmupOptim};
+use crate::config::{ConfigError, Cuts, Method, Optim, SharedKeys, Test, Train, WarmupOptim};
 use crate::models::Checkpointing;
 
 choice! {
@@ -179,6 +179,7 @@ impl Table for TextConfig {
 
     fn check(&self) -> Result<(), ConfigError> {
         self.shared.check()?;
+        self.shared.parallel.check_model(Cuts::None)?;
         self.method.check(&self.shared)?;
         self.optim.check()?;
         self.text.check(&self.shared)?;

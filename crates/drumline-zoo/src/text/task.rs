@@ -250,7 +250,7 @@ impl Task for LabelTask {
         Ok(Some(Box::new(data.sampler(dev_plan(&self.config.shared.test), place)?)))
     }
 
-    fn with_loss<'a>(&self, trainer: Trainer<'a, Self>) -> Trainer<'a, Self> {
+    fn with_loss<'a>(&self, trainer: Trainer<'a, Self>, _: &Self::Model) -> Trainer<'a, Self> {
         let task = self.config.labels.task;
         let trainer = trainer.loss(loss(task));
         match &self.met {

@@ -62,6 +62,25 @@ fn two_ranks_learn_and_any_number_evaluates() {
 }
 
 #[test]
+fn ranks_that_have_parts_of_the_layers_make_the_steps_of_one() {
+    let train = "train OPTIM.METHOD sgd MODEL.DROPOUT 0.1 TRAIN.BATCH_SIZE 7 OPTIM.MAX_EPOCH 2";
+    let runs =
+        [(1, ""), (2, "PARALLEL.TP 2"), (4, "PARALLEL.TP 4 MODEL.CHECKPOINT full")].map(|(ranks, words)| {
+            let place = Place::of_masks(&SMALL);
+            place.passes(ranks, &format!("{train} {words}"));
+            let events = place.events();
+            let tested = [1, 2].map(|ranks| line(&place.passes(ranks, &format!("test PARALLEL.TP {ranks}"))));
+            assert_eq!(tested[0].split("best").next(), tested[1].split("best").next());
+            [column(&events, "step", "loss"), column(&events, "eval", "loss"), column(&events, "eval", "acc")]
+                .concat()
+        });
+    for (place, other) in runs[1..].iter().enumerate() {
+        let near = runs[0].iter().zip(other).all(|(a, b)| (a - b).abs() < 1e-4 * a.abs().max(1.0));
+        assert!(runs[0].len() > 6 && runs[0].len() == other.len() && near, "{place}: {runs:?}");
+    }
+}
+
+#[test]
 fn one_rank_and_two_make_the_same_steps() {
     let runs = [(1, 2), (2, 1)].map(|(ranks, accumulate)| {
         let place = Place::of_masks(&SMALL);

@@ -11,17 +11,17 @@
 //! dims has a row for each row of the parameter, and is divided by the same rows. One with fewer dims is whole on each
 //! rank that holds rows of the parameter, and the rank with the first row saves it.
 //!
-//! Not here: files (`shards`), and which rank owns what, which the engine decides.
+//! Not here: a rank's boxes of one tensor (`boxes`), files (`shards`), and which rank owns what, which the engine decides.
 
 use std::collections::BTreeMap;
 
 use drumline_comm::{Axis, MeshShape};
 use drumline_parallel::{Engine, Placed, Whole};
-use drumline_torch::{Named, OptimizerState, TorchError};
+use drumline_torch::{Named, OptimizerState};
 use tch::Tensor;
 
+use super::boxes::{Boxes, to_usize};
 use super::error::CheckpointError;
-use super::region::Region;
 use super::section::plain_name;
 use super::shard_writer::TensorPart;
 use super::state::RunState;
@@ -45,28 +45,18 @@ struct Divided {
 
 #[derive(Debug, Clone)]
 struct Held {
-    region: Region,
+    boxes: Boxes,
     is_saved_here: bool,
 }
 
 impl Divided {
     /// The rows of a state tensor that this rank holds, if it has a row for each row of its parameter and another shape.
-    fn rows_of(&self, shape: &[usize]) -> Option<Region> {
+    fn rows_of(&self, shape: &[usize]) -> Option<Boxes> {
         let (held, first_dim) = (self.held.as_ref()?, self.shape.first());
         if shape.len() < 2 || shape == self.shape || shape.first() != first_dim {
             return None;
         }
-        let mut offsets = vec![0; shape.len()];
-        offsets[0] = *held.region.offsets().first()?;
-        let sizes = [&held.region.shape()[..1], &shape[1..]].concat();
-        Region::new(&offsets, &sizes, shape).ok()
-    }
-}
-
-impl Held {
-    /// Whether it has the first element of the tensor, which only one rank of those that divide it has.
-    fn is_first(&self) -> bool {
-        self.region.offsets().iter().all(|offset| *offset == 0)
+        held.boxes.rows(&self.shape, shape)
     }
 }
 
@@ -108,50 +98,50 @@ impl StateLayout {
     }
 
     /// What this rank saves of its parts of the model.
-    pub(super) fn saved_of_model(&self, held: &[Named]) -> Vec<TensorPart> {
+    pub(super) fn saved_of_model(&self, held: &[Named]) -> Result<Vec<TensorPart>, CheckpointError> {
         let saved = |named: &Named| {
             let tensor = self.model.get(&named.name)?;
             let held = tensor.held.as_ref().filter(|held| held.is_saved_here)?;
-            Some(part(named, &tensor.shape, &held.region))
+            Some(held.boxes.parts(named, &tensor.shape))
         };
-        held.iter().filter_map(saved).collect()
+        joined(held.iter().filter_map(saved))
     }
 
     /// What this rank saves of its optimizer's tensors.
-    pub(super) fn saved_of_optimizer(&self, held: &[Named]) -> Vec<TensorPart> {
+    pub(super) fn saved_of_optimizer(&self, held: &[Named]) -> Result<Vec<TensorPart>, CheckpointError> {
         let saved = |named: &Named| {
             let parameter = self.optimizer.get(parameter_of(&named.name))?;
             let held = parameter.held.as_ref().filter(|held| held.is_saved_here)?;
             let (shape, whole) = (shape_of(&named.tensor), &parameter.shape);
-            if shape == held.region.shape() {
-                return Some(part(named, whole, &held.region));
+            if shape == held.boxes.shape() {
+                return Some(held.boxes.parts(named, whole));
             }
             let global = [whole.get(..1).unwrap_or(&[]), shape.get(1..).unwrap_or(&[])].concat();
             if let Some(rows) = parameter.rows_of(&global).filter(|rows| rows.shape() == shape) {
-                return Some(part(named, &global, &rows));
+                return Some(rows.parts(named, &global));
             }
-            held.is_first().then(|| TensorPart::whole(named))
+            held.boxes.is_first().then(|| Ok(vec![TensorPart::whole(named)]))
         };
-        held.iter().filter_map(saved).collect()
+        joined(held.iter().filter_map(saved))
     }
 
-    /// The region of a tensor of the model that this rank holds; `None` if it holds nothing of it. Trained parameters
-    /// have the names that they have in files.
-    pub(super) fn wanted_of_model(&self, name: &str, shape: &[usize]) -> Option<Region> {
-        let Some(tensor) = self.model.get(plain_name(name)) else { return Some(Region::whole(shape)) };
-        tensor.held.as_ref().map(|held| held.region.clone())
+    /// What this rank holds of a tensor of the model; `None` if it holds nothing of it. Trained parameters have the names
+    /// that they have in files.
+    pub(super) fn wanted_of_model(&self, name: &str, shape: &[usize]) -> Option<Boxes> {
+        let Some(tensor) = self.model.get(plain_name(name)) else { return Some(Boxes::whole(shape)) };
+        tensor.held.as_ref().map(|held| held.boxes.clone())
     }
 
     /// The same of an optimizer's tensor.
-    pub(super) fn wanted_of_optimizer(&self, name: &str, shape: &[usize]) -> Option<Region> {
+    pub(super) fn wanted_of_optimizer(&self, name: &str, shape: &[usize]) -> Option<Boxes> {
         let Some(parameter) = self.optimizer.get(parameter_of(name)) else {
-            return Some(Region::whole(shape));
+            return Some(Boxes::whole(shape));
         };
         let held = parameter.held.as_ref()?;
         if shape == parameter.shape {
-            return Some(held.region.clone());
+            return Some(held.boxes.clone());
         }
-        Some(parameter.rows_of(shape).unwrap_or_else(|| Region::whole(shape)))
+        Some(parameter.rows_of(shape).unwrap_or_else(|| Boxes::whole(shape)))
     }
 
     /// Returns an error with all differences unless a checkpoint has the names and shapes of the model's tensors.
@@ -178,7 +168,7 @@ impl StateLayout {
         self.check_shapes(&state.model)?;
         let of_model = |named: &Named| {
             let Some(tensor) = self.model.get(&named.name) else { return Some(Ok(named.clone())) };
-            tensor.held.as_ref().map(|held| cut(named, &tensor.shape, &held.region))
+            tensor.held.as_ref().map(|held| cut(named, &tensor.shape, &held.boxes))
         };
         let of_optimizer = |named: &Named| {
             let Some(parameter) = self.optimizer.get(parameter_of(&named.name)) else {
@@ -188,7 +178,7 @@ impl StateLayout {
                 let shape = shape_of(&named.tensor);
                 match parameter.rows_of(&shape) {
                     Some(rows) => cut(named, &shape, &rows),
-                    None => cut(named, &parameter.shape, &held.region),
+                    None => cut(named, &parameter.shape, &held.boxes),
                 }
             })
         };
@@ -211,7 +201,7 @@ impl StateLayout {
     fn check_shapes(&self, model: &[Named]) -> Result<(), CheckpointError> {
         let difference = |Named { name, tensor }: &Named| {
             let (known, found) = (self.model.get(name)?, shape_of(tensor));
-            let is_held = known.held.as_ref().is_some_and(|held| held.region.shape() == found);
+            let is_held = known.held.as_ref().is_some_and(|held| held.boxes.shape() == found);
             let wanted = &known.shape;
             (found != *wanted && !is_held).then(|| {
                 format!("`{name}` has shape {found:?} in the checkpoint and {wanted:?} in the model")
@@ -245,15 +235,9 @@ fn add(
     }
     for placed in held {
         let Some(tensor) = tensors.get_mut(&name_of(&placed.name)) else { continue };
-        if !placed.boxes.is_empty() {
-            let cause = "a rank has several parts of it, which one file cannot hold".to_owned();
-            return Err(CheckpointError::Tensor { name: placed.name.clone(), cause });
-        }
-        let [offsets, whole] = [&placed.offsets, &placed.whole].map(|sizes| to_usize(sizes));
-        let region = Region::new(&offsets, &shape_of(&placed.tensor), &whole);
-        let region = region
+        let boxes = Boxes::of(placed)
             .map_err(|source| super::index::IndexError::Region { name: placed.name.clone(), source })?;
-        tensor.held = Some(Held { region, is_saved_here: placed.is_saved_here });
+        tensor.held = Some(Held { boxes, is_saved_here: placed.is_saved_here });
     }
     Ok(())
 }
@@ -263,30 +247,20 @@ pub(super) fn parameter_of(name: &str) -> &str {
     name.rsplit_once('.').map_or(name, |(parameter, _)| parameter)
 }
 
-fn part(named: &Named, global_shape: &[usize], region: &Region) -> TensorPart {
-    TensorPart {
-        name: named.name.clone(),
-        global_shape: global_shape.to_vec(),
-        offsets: region.offsets().to_vec(),
-        tensor: named.tensor.shallow_clone(),
-    }
+/// All parts, or the first error.
+fn joined(
+    parts: impl Iterator<Item = Result<Vec<TensorPart>, CheckpointError>>,
+) -> Result<Vec<TensorPart>, CheckpointError> {
+    Ok(parts.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
 }
 
-/// This region of a tensor that has the whole shape; any other tensor itself.
-fn cut(named: &Named, whole: &[usize], region: &Region) -> Result<Named, CheckpointError> {
-    let mut tensor = named.tensor.shallow_clone();
-    if shape_of(&tensor) == whole {
-        for (dim, (offset, size)) in region.offsets().iter().zip(region.shape()).enumerate() {
-            tensor = tensor.f_narrow(dim as i64, *offset as i64, *size as i64).map_err(TorchError::from)?;
-        }
-    }
+/// What a rank holds of a tensor that has the whole shape; any other tensor itself.
+fn cut(named: &Named, whole: &[usize], held: &Boxes) -> Result<Named, CheckpointError> {
+    let is_whole = shape_of(&named.tensor) == whole;
+    let tensor = if is_whole { held.of_whole(&named.tensor)? } else { named.tensor.shallow_clone() };
     Ok(Named { name: named.name.clone(), tensor })
 }
 
 fn shape_of(tensor: &Tensor) -> Vec<usize> {
     to_usize(&tensor.size())
-}
-
-fn to_usize(sizes: &[i64]) -> Vec<usize> {
-    sizes.iter().map(|size| *size as usize).collect()
 }

@@ -48,7 +48,12 @@ impl Section {
     /// assert_eq!(Section::Model.shard_file(0), "shard-00001-model-00001-of-00001.safetensors");
     /// ```
     pub fn shard_file(self, rank: usize) -> String {
-        format!("shard-{:05}-{}-00001-of-00001.safetensors", rank + 1, self.name())
+        self.shard_file_of(rank, 0, 1)
+    }
+
+    /// The nth of several files of one rank.
+    pub(super) fn shard_file_of(self, rank: usize, nth: usize, count: usize) -> String {
+        format!("shard-{:05}-{}-{:05}-of-{count:05}.safetensors", rank + 1, self.name(), nth + 1)
     }
 }
 

@@ -7,6 +7,7 @@
 //! Nothing is gathered but the descriptions of the files. All ranks must see the folder: rank 0 checks that the files
 //! of all ranks are in it.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use drumline_comm::ProcessGroup;
@@ -136,11 +137,11 @@ fn write_parts(
     if !folder.is_dir() {
         return Err(CheckpointError::NotShared { path: folder.to_owned(), rank });
     }
-    let trained = layout.saved_of_model(&state.trained);
+    let trained = layout.saved_of_model(&state.trained)?;
     let in_file = |part: TensorPart| TensorPart { name: with_suffix(&part.name), ..part };
     let sections = [
-        (Section::Model, layout.saved_of_model(&state.model)),
-        (Section::Optimizer, layout.saved_of_optimizer(&state.optimizer.tensors)),
+        (Section::Model, layout.saved_of_model(&state.model)?),
+        (Section::Optimizer, layout.saved_of_optimizer(&state.optimizer.tensors)?),
         (Section::Trained, trained.into_iter().map(in_file).collect()),
     ];
     let mut shards = Vec::new();
@@ -154,19 +155,26 @@ fn write_parts(
     Ok(Written { shards, is_finite: state.is_finite() })
 }
 
-/// Writes one file; none if there is nothing to write.
+/// Writes as many files as a tensor has parts, because a file has one of each; none if there is nothing to write.
 fn write_shard(
     folder: &Path,
     section: Section,
     parts: Vec<TensorPart>,
     rank: usize,
-) -> Result<Option<Shard>, CheckpointError> {
-    if parts.is_empty() {
-        return Ok(None);
+) -> Result<Vec<Shard>, CheckpointError> {
+    let (mut writers, mut seen) = (Vec::new(), BTreeMap::new());
+    for part in parts {
+        let nth: &mut usize = seen.entry(part.name.clone()).or_default();
+        if *nth == writers.len() {
+            writers.push(ShardWriter::new(section));
+        }
+        writers[*nth].add(part)?;
+        *nth += 1;
     }
-    let mut writer = ShardWriter::new(section);
-    parts.into_iter().try_for_each(|part| writer.add(part))?;
-    writer.write(folder, &section.shard_file(rank)).map(Some)
+    let count = writers.len();
+    let write =
+        |(nth, writer): (usize, &ShardWriter)| writer.write(folder, &section.shard_file_of(rank, nth, count));
+    writers.iter().enumerate().map(write).collect()
 }
 
 /// The same error on all ranks, if a rank has failed.

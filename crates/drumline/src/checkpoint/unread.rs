@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 use drumline_comm::ProcessGroup;
 use drumline_torch::{Named, OptimizerState};
 
+use super::boxes::Boxes;
 use super::error::CheckpointError;
 use super::index::Index;
 use super::layout::{StateLayout, parameter_of};
 use super::load::{Loaded, unusable};
 use super::manifest::Manifest;
-use super::region::Region;
 use super::section::{Section, without_suffix};
 use super::shard_reader::ShardReader;
 use super::shards::agree;
@@ -95,7 +95,7 @@ impl Unread {
             trained: index(Section::Trained)?,
             optimizer: Some(index(Section::Optimizer)?),
         };
-        let rng = Reading::of(folder, &index(Section::Rng)?)?.all(|_, shape| Some(Region::whole(shape)))?;
+        let rng = Reading::of(folder, &index(Section::Rng)?)?.all(|_, shape| Some(Boxes::whole(shape)))?;
         Ok((unread, rng))
     }
 
@@ -106,11 +106,11 @@ impl Unread {
         }
         let of_model = |name: &str, shape: &[usize]| match layout {
             Some(layout) => layout.wanted_of_model(name, shape),
-            None => Some(Region::whole(shape)),
+            None => Some(Boxes::whole(shape)),
         };
         let of_optimizer = |name: &str, shape: &[usize]| match layout {
             Some(layout) => layout.wanted_of_optimizer(name, shape),
-            None => Some(Region::whole(shape)),
+            None => Some(Boxes::whole(shape)),
         };
         let [model, trained] = [&self.model, &self.trained].map(|index| Reading::of(&self.folder, index));
         let optimizer = self.optimizer.as_ref().map(|index| Reading::of(&self.folder, index)).transpose()?;
@@ -141,12 +141,12 @@ impl UnreadOptimizer {
         layout: Option<&StateLayout>,
         wanted: impl Fn(&str) -> bool,
     ) -> Result<OptimizerState, CheckpointError> {
-        let region = |name: &str, shape: &[usize]| match layout {
+        let boxes = |name: &str, shape: &[usize]| match layout {
             _ if !wanted(parameter_of(name)) => None,
             Some(layout) => layout.wanted_of_optimizer(name, shape),
-            None => Some(Region::whole(shape)),
+            None => Some(Boxes::whole(shape)),
         };
-        Ok(OptimizerState { tensors: self.reading.all(region)?, ..self.head.clone() })
+        Ok(OptimizerState { tensors: self.reading.all(boxes)?, ..self.head.clone() })
     }
 }
 
@@ -158,12 +158,13 @@ impl Reading {
         ShardReader::new(folder, index.clone()).map(Self)
     }
 
-    /// The wanted region of each tensor that has one.
-    fn all(&self, wanted: impl Fn(&str, &[usize]) -> Option<Region>) -> Result<Vec<Named>, CheckpointError> {
+    /// The wanted boxes of each tensor that has some.
+    fn all(&self, wanted: impl Fn(&str, &[usize]) -> Option<Boxes>) -> Result<Vec<Named>, CheckpointError> {
         let mut tensors = Vec::new();
         for name in self.0.names() {
-            if let Some(region) = wanted(name, self.0.shape(name)?) {
-                tensors.push(Named { name: name.to_owned(), tensor: self.0.read(name, &region)? });
+            if let Some(boxes) = wanted(name, self.0.shape(name)?) {
+                let tensor = boxes.joined(|region| self.0.read(name, region))?;
+                tensors.push(Named { name: name.to_owned(), tensor });
             }
         }
         Ok(tensors)

@@ -272,7 +272,15 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
     fn mesh(&self) -> Result<Mesh, TrainerError> {
         let shape = self.engine.mesh_shape(self.group.size());
         let shape = shape.map_err(|error| SharedFailure::on_all_ranks(error.to_string()))?;
-        Ok(Mesh::new(&self.group, shape)?)
+        match &self.mesh {
+            None => Ok(Mesh::new(&self.group, shape)?),
+            Some(mesh) if *mesh.shape() == shape => Ok(mesh.clone()),
+            Some(mesh) => Err(SharedFailure::on_all_ranks(format!(
+                "the mesh of the model's layers is {}, that of the engine {shape}; try the same sizes for both",
+                mesh.shape()
+            ))
+            .into()),
+        }
     }
 }
 

@@ -8,6 +8,7 @@ mod from_deepspeed;
 mod full_disk;
 mod killed;
 mod killed_through;
+mod meshes;
 mod not_finite;
 mod python;
 mod ranks;

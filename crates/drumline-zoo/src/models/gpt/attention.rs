@@ -1,20 +1,26 @@
 //! Causal self-attention: each place attends to itself and earlier places.
 
+use drumline::engine::ParallelError;
+use drumline::engine::context::{self, ring_attention};
+use drumline::engine::tensor::AttentionShape;
 use drumline_torch::mask_layer;
 use tch::nn::Path;
 use tch::{Device, Kind, Tensor};
 
 use super::cache::LayerCache;
-use super::conv1d::Conv1d;
+use super::conv1d::{By, Conv1d, ConvShape};
 use super::{GptOptions, STDEV};
+use crate::error::ZooError;
 use crate::models::checkpointing::{drawn_product, product};
-use crate::models::transformer::{KeysValues, Mask, attend};
+use crate::models::ranks::ModelRanks;
+use crate::models::transformer::{KeysValues, Mask, attend, attend_with};
 
 /// The layer. One product computes queries, keys and values.
 #[derive(Debug)]
 pub(super) struct Attention {
     c_attn: Conv1d,
     c_proj: Conv1d,
+    /// This rank's heads.
     n_head: i64,
 }
 
@@ -22,11 +28,18 @@ pub(super) struct Attention {
 type Heads = [Tensor; 3];
 
 impl Attention {
-    pub(super) fn new(path: &Path<'_>, options: &GptOptions, stdev_back: f64) -> Self {
+    pub(super) fn new(
+        ranks: &ModelRanks,
+        path: &Path<'_>,
+        options: &GptOptions,
+        stdev_back: f64,
+    ) -> Result<Self, ZooError> {
         let &GptOptions { n_embd, n_head, .. } = options;
-        let c_attn = Conv1d::new(path / "c_attn", n_embd, 3 * n_embd, STDEV);
-        let c_proj = Conv1d::new(path / "c_proj", n_embd, n_embd, stdev_back);
-        Self { c_attn, c_proj, n_head }
+        let n_head = AttentionShape::heads_of_rank(n_head, ranks.tp.size())?;
+        let shape = ConvShape { inputs: n_embd, outputs: n_embd, stdev: stdev_back, cut: By::Inputs };
+        let c_attn = ConvShape { outputs: 3 * n_embd, stdev: STDEV, cut: By::Outputs(3), ..shape };
+        let c_attn = Conv1d::new(ranks, &(path / "c_attn"), c_attn)?;
+        Ok(Self { c_attn, c_proj: Conv1d::new(ranks, &(path / "c_proj"), shape)?, n_head })
     }
 
     /// The attention output before `c_proj`. `p` is the dropout of the attention weights: on a GPU that of libtorch's fused
@@ -48,6 +61,27 @@ impl Attention {
             _ => drawn_product(&inputs, fused),
         };
         joined(&seen)
+    }
+
+    /// The same of this rank's heads of `xs`, which are its places of texts of `len` places.
+    pub(super) fn seen_of_part(
+        &self,
+        xs: &Tensor,
+        ranks: &ModelRanks,
+        len: i64,
+        p: f64,
+    ) -> Result<Tensor, ParallelError> {
+        let [queries, keys, values] = self.heads(xs);
+        let seen = if ranks.cp.is_cut() {
+            let heads = context::Heads { queries: &queries, keys: &keys, values: &values };
+            ring_attention(&ranks.cp, heads, len, context::Mask::Causal)?
+        } else {
+            let _masks = mask_layer("attn", 0);
+            let kept = KeysValues { keys, values };
+            let all_heads = self.n_head * ranks.tp.size() as i64;
+            attend_with(&queries, &kept, Mask::Causal, p, &|probs| ranks.dropout(probs, all_heads, p))
+        };
+        Ok(joined(&seen))
     }
 
     /// The output projection.

@@ -8,35 +8,39 @@ use tch::nn::Path;
 
 use super::attention::Attention;
 use super::cache::LayerCache;
-use super::conv1d::Conv1d;
+use super::conv1d::{By, Conv1d, ConvShape};
 use super::{GptOptions, STDEV};
+use crate::error::ZooError;
 use crate::models::checkpointing::product_of;
 use crate::models::dropout::sum_with_dropout;
+use crate::models::ranks::ModelRanks;
 use crate::models::transformer::LayerNorm;
 
 #[derive(Debug)]
 pub(super) struct Block {
-    ln_1: LayerNorm,
-    attn: Attention,
-    ln_2: LayerNorm,
-    c_fc: Conv1d,
-    c_proj: Conv1d,
+    pub(super) ln_1: LayerNorm,
+    pub(super) attn: Attention,
+    pub(super) ln_2: LayerNorm,
+    pub(super) c_fc: Conv1d,
+    pub(super) c_proj: Conv1d,
 }
 
 impl Block {
-    pub(super) fn new(path: &Path<'_>, options: &GptOptions) -> Self {
+    pub(super) fn new(ranks: &ModelRanks, path: &Path<'_>, options: &GptOptions) -> Result<Self, ZooError> {
         let &GptOptions { n_embd, n_layer, .. } = options;
         // Each layer adds to the residual stream twice. The initial weights are scaled so that its variance does not
         // grow with depth.
         let stdev_back = STDEV / ((2 * n_layer) as f64).sqrt();
         let mlp = path / "mlp";
-        Self {
+        let c_fc = ConvShape { inputs: n_embd, outputs: 4 * n_embd, stdev: STDEV, cut: By::Outputs(1) };
+        let c_proj = ConvShape { inputs: 4 * n_embd, outputs: n_embd, stdev: stdev_back, cut: By::Inputs };
+        Ok(Self {
             ln_1: LayerNorm::new(path / "ln_1", n_embd),
-            attn: Attention::new(&(path / "attn"), options, stdev_back),
+            attn: Attention::new(ranks, &(path / "attn"), options, stdev_back)?,
             ln_2: LayerNorm::new(path / "ln_2", n_embd),
-            c_fc: Conv1d::new(&mlp / "c_fc", n_embd, 4 * n_embd, STDEV),
-            c_proj: Conv1d::new(&mlp / "c_proj", 4 * n_embd, n_embd, stdev_back),
-        }
+            c_fc: Conv1d::new(ranks, &(&mlp / "c_fc"), c_fc)?,
+            c_proj: Conv1d::new(ranks, &(&mlp / "c_proj"), c_proj)?,
+        })
     }
 
     /// Maps the residual stream before this block to that after it. If the norm that follows is known, its result is

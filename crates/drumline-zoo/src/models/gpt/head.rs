@@ -42,7 +42,8 @@ impl Head {
     fn bias(&self) -> Option<&Tensor> {
         let rows = self.weight.size()[0];
         let make = || {
-            let bias = no_grad(|| Tensor::zeros([rows], (Kind::Float, self.weight.device())));
+            let kind = if self.weight.kind() == Kind::Double { Kind::Double } else { Kind::Float };
+            let bias = no_grad(|| Tensor::zeros([rows], (kind, self.weight.device())));
             let _ = bias.narrow(0, self.vocab_size, rows - self.vocab_size).fill_(NEVER);
             bias
         };

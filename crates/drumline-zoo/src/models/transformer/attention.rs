@@ -6,16 +6,16 @@
 //! Queries may come from another sequence than keys and values (cross-attention), and keys and values may be cached
 //! between calls. `decode` uses both.
 
-use std::borrow::Borrow;
-
+use drumline::engine::tensor::AttentionShape;
 use tch::nn::Path;
 use tch::{Kind, Tensor};
 
-use super::linear::Linear;
+use super::linear::{By, CutLinear, Linear};
 use super::rows::Rows;
+use crate::error::ZooError;
 use crate::models::checkpointing::product;
-use crate::models::draw::drawn;
 use crate::models::dropout::dropout;
+use crate::models::ranks::ModelRanks;
 
 /// Which keys a query attends to.
 #[derive(Debug, Clone, Copy)]
@@ -72,34 +72,45 @@ pub(crate) struct Sources<'a> {
 pub(crate) struct Attention {
     in_proj: Linear,
     out_proj: Linear,
+    /// This rank's heads.
     n_head: i64,
+    ranks: ModelRanks,
 }
 
 impl Attention {
-    pub(crate) fn new<'a>(path: impl Borrow<Path<'a>>, d_model: i64, n_head: i64) -> Self {
-        let path = path.borrow();
-        let in_proj = Linear {
-            weight: drawn(
-                path,
-                "in_proj_weight",
-                &[3 * d_model, d_model],
-                Linear::xavier(d_model, 3 * d_model),
-            ),
-            bias: path.zeros("in_proj_bias", &[3 * d_model]),
-        };
-        Self { in_proj, out_proj: Linear::new(path / "out_proj", d_model, d_model), n_head }
+    pub(crate) fn new(
+        ranks: &ModelRanks,
+        path: &Path<'_>,
+        d_model: i64,
+        n_head: i64,
+    ) -> Result<Self, ZooError> {
+        let init = Linear::xavier(d_model, 3 * d_model);
+        let in_proj = CutLinear { inputs: d_model, outputs: 3 * d_model, init, by: By::Outputs(3) };
+        let init = Linear::xavier(d_model, d_model);
+        let out_proj = CutLinear { inputs: d_model, outputs: d_model, init, by: By::Inputs };
+        Ok(Self {
+            in_proj: Linear::part_named(ranks, path, in_proj, ["in_proj_weight", "in_proj_bias"])?,
+            out_proj: Linear::part(ranks, &(path / "out_proj"), out_proj)?,
+            n_head: AttentionShape::heads_of_rank(n_head, ranks.tp.size())?,
+            ranks: ranks.clone(),
+        })
+    }
+
+    fn attend(&self, queries: &Tensor, kept: &KeysValues, mask: Mask<'_>, p: f64) -> Tensor {
+        let heads = self.n_head * self.ranks.tp.size() as i64;
+        attend_with(queries, kept, mask, p, &|probs| self.ranks.dropout(probs, heads, p))
     }
 
     /// Self-attention: rows `xs` attend to the rows of their sentence.
     pub(crate) fn within(&self, xs: &Tensor, rows: &Rows, mask: Mask<'_>, p: f64) -> Tensor {
         let (queries, kept) = self.project(xs, rows);
-        self.join(&attend(&queries, &kept, mask, p), rows)
+        self.join(&self.attend(&queries, &kept, mask, p), rows)
     }
 
     /// Cross-attention: rows `xs` attend to the result of [`keys_values`](Self::keys_values).
     pub(crate) fn across(&self, xs: &Tensor, rows: &Rows, source: Source<'_>, p: f64) -> Tensor {
         let queries = self.split(&rows.unpack(&self.part(xs, 0, 1)));
-        self.join(&attend(&queries, source.kept, Mask::Added(source.mask), p), rows)
+        self.join(&self.attend(&queries, source.kept, Mask::Added(source.mask), p), rows)
     }
 
     /// Self-attention for one more place in each row of `xs`. `past` appends to the cached places and returns all of
@@ -125,8 +136,9 @@ impl Attention {
 
     /// `count` of the three parts of the input projection, starting with `first`.
     fn part(&self, xs: &Tensor, first: i64, count: i64) -> Tensor {
-        let d_model = self.in_proj.weight.size()[1];
-        let rows = |tensor: &Tensor| tensor.narrow(0, first * d_model, count * d_model);
+        let own = self.in_proj.weight.size()[0] / 3;
+        let rows = |tensor: &Tensor| tensor.narrow(0, first * own, count * own);
+        let xs = &self.in_proj.enter(xs);
         product(&[xs], || xs.f_linear(&rows(&self.in_proj.weight), Some(rows(&self.in_proj.bias))))
     }
 
@@ -154,6 +166,17 @@ pub(crate) fn joined(heads: &Tensor, rows: &Rows) -> Tensor {
 /// Scaled dot-product attention; `p` is the dropout of the attention weights. libtorch's fused kernel does not support
 /// dropout on a CPU, and its fallback is slower than this one.
 pub(crate) fn attend(queries: &Tensor, kept: &KeysValues, mask: Mask<'_>, p: f64) -> Tensor {
+    attend_with(queries, kept, mask, p, &|probs| dropout(probs, p))
+}
+
+/// The same, with a function that drops attention weights.
+pub(crate) fn attend_with(
+    queries: &Tensor,
+    kept: &KeysValues,
+    mask: Mask<'_>,
+    p: f64,
+    drop: &dyn Fn(&Tensor) -> Tensor,
+) -> Tensor {
     let KeysValues { keys, values } = kept;
     let added = match mask {
         Mask::Added(added) => Some(added.to_kind(queries.kind())),
@@ -173,5 +196,5 @@ pub(crate) fn attend(queries: &Tensor, kept: &KeysValues, mask: Mask<'_>, p: f64
     if causal {
         scores += Tensor::full([size[2], size[2]], HIDDEN, (queries.kind(), queries.device())).triu_(1);
     }
-    dropout(&scores.softmax(-1, None), p).matmul(values)
+    drop(&scores.softmax(-1, None)).matmul(values)
 }

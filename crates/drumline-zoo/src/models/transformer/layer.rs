@@ -5,9 +5,11 @@ use tch::Tensor;
 use tch::nn::Path;
 
 use super::attention::{Attention, KeysValues, Mask, Source};
-use super::linear::{LayerNorm, Linear};
+use super::linear::{By, CutLinear, LayerNorm, Linear};
 use super::rows::Rows;
+use crate::error::ZooError;
 use crate::models::dropout::{relu_dropout, sum_with_dropout};
+use crate::models::ranks::ModelRanks;
 
 /// Where the norms are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -53,17 +55,32 @@ impl Residual {
 struct FeedForward {
     linear1: Linear,
     linear2: Linear,
+    inner: i64,
+    ranks: ModelRanks,
 }
 
 impl FeedForward {
-    fn new(path: &Path<'_>, shape: &LayerShape) -> Self {
-        let LayerShape { d_model, d_inner_hid, .. } = *shape;
-        let linear1 = Linear::new(path / "linear1", d_model, d_inner_hid);
-        Self { linear1, linear2: Linear::new(path / "linear2", d_inner_hid, d_model) }
+    fn new(ranks: &ModelRanks, path: &Path<'_>, shape: &LayerShape) -> Result<Self, ZooError> {
+        let LayerShape { d_model, d_inner_hid: inner, .. } = *shape;
+        let init = Linear::xavier(d_model, inner);
+        let linear1 = CutLinear { inputs: d_model, outputs: inner, init, by: By::Outputs(1) };
+        let linear2 = CutLinear { inputs: inner, outputs: d_model, init, by: By::Inputs };
+        Ok(Self {
+            linear1: Linear::part(ranks, &(path / "linear1"), linear1)?,
+            linear2: Linear::part(ranks, &(path / "linear2"), linear2)?,
+            inner,
+            ranks: ranks.clone(),
+        })
     }
 
     fn forward(&self, xs: &Tensor, p: f64) -> Tensor {
-        self.linear2.forward(&relu_dropout(&self.linear1.forward(xs), p))
+        let hidden = self.linear1.forward(xs);
+        let hidden = if self.ranks.tp.is_cut() {
+            self.ranks.dropout(&hidden.relu(), self.inner, p)
+        } else {
+            relu_dropout(&hidden, p)
+        };
+        self.linear2.forward(&hidden)
     }
 }
 
@@ -76,12 +93,12 @@ pub(crate) struct EncoderLayer {
 }
 
 impl EncoderLayer {
-    pub(crate) fn new(path: &Path<'_>, shape: &LayerShape) -> Self {
-        Self {
-            self_attn: Attention::new(path / "self_attn", shape.d_model, shape.n_head),
-            feed_forward: FeedForward::new(path, shape),
+    pub(crate) fn new(ranks: &ModelRanks, path: &Path<'_>, shape: &LayerShape) -> Result<Self, ZooError> {
+        Ok(Self {
+            self_attn: Attention::new(ranks, &(path / "self_attn"), shape.d_model, shape.n_head)?,
+            feed_forward: FeedForward::new(ranks, path, shape)?,
             norms: ["norm1", "norm2"].map(|name| Residual::new(path / name, shape)),
-        }
+        })
     }
 
     pub(crate) fn forward(&self, xs: &Tensor, rows: &Rows, mask: Mask<'_>, p: f64) -> Tensor {
@@ -100,14 +117,14 @@ pub(crate) struct DecoderLayer {
 }
 
 impl DecoderLayer {
-    pub(crate) fn new(path: &Path<'_>, shape: &LayerShape) -> Self {
-        let attention = |name: &str| Attention::new(path / name, shape.d_model, shape.n_head);
-        Self {
-            self_attn: attention("self_attn"),
-            multihead_attn: attention("multihead_attn"),
-            feed_forward: FeedForward::new(path, shape),
+    pub(crate) fn new(ranks: &ModelRanks, path: &Path<'_>, shape: &LayerShape) -> Result<Self, ZooError> {
+        let attention = |name: &str| Attention::new(ranks, &(path / name), shape.d_model, shape.n_head);
+        Ok(Self {
+            self_attn: attention("self_attn")?,
+            multihead_attn: attention("multihead_attn")?,
+            feed_forward: FeedForward::new(ranks, path, shape)?,
             norms: ["norm1", "norm2", "norm3"].map(|name| Residual::new(path / name, shape)),
-        }
+        })
     }
 
     /// Computes all rows at once. Each row attends to the earlier rows of its sentence.

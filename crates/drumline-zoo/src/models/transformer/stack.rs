@@ -10,6 +10,7 @@ use super::linear::LayerNorm;
 use super::rows::Rows;
 use crate::error::ZooError;
 use crate::models::checkpointing::{Blocks, Checkpointing};
+use crate::models::ranks::ModelRanks;
 
 /// The layers of a stack.
 #[derive(Debug, Clone, Copy)]
@@ -51,9 +52,10 @@ pub(crate) struct Encoder {
 }
 
 impl Encoder {
-    pub(crate) fn new(path: &Path<'_>, stack: StackShape) -> Result<Self, ZooError> {
+    pub(crate) fn new(ranks: &ModelRanks, path: &Path<'_>, stack: StackShape) -> Result<Self, ZooError> {
         let StackShape { n_layers, layer, checkpoint } = stack;
-        let layers = (0..n_layers).map(|place| EncoderLayer::new(&(path / "layers" / place), &layer));
+        let layers = (0..n_layers).map(|place| EncoderLayer::new(ranks, &(path / "layers" / place), &layer));
+        let layers = layers.collect::<Result<Vec<_>, _>>()?;
         Ok(Self { layers: Blocks::new(layers, checkpoint)?, norm: last_norm(path, &layer) })
     }
 
@@ -80,9 +82,10 @@ pub(crate) struct DecoderStack {
 }
 
 impl DecoderStack {
-    pub(crate) fn new(path: &Path<'_>, stack: StackShape) -> Result<Self, ZooError> {
+    pub(crate) fn new(ranks: &ModelRanks, path: &Path<'_>, stack: StackShape) -> Result<Self, ZooError> {
         let StackShape { n_layers, layer, checkpoint } = stack;
-        let layers = (0..n_layers).map(|place| DecoderLayer::new(&(path / "layers" / place), &layer));
+        let layers = (0..n_layers).map(|place| DecoderLayer::new(ranks, &(path / "layers" / place), &layer));
+        let layers = layers.collect::<Result<Vec<_>, _>>()?;
         Ok(Self { layers: Blocks::new(layers, checkpoint)?, norm: last_norm(path, &layer) })
     }
 

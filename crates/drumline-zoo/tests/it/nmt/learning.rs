@@ -32,6 +32,20 @@ fn ranks_that_divide_everything_make_the_steps_of_one() {
     assert_eq!(last, translated);
 }
 
+#[test]
+fn ranks_that_have_parts_of_the_layers_make_the_steps_of_one() {
+    // Where padding is removed, masks depend on the rank that has a sentence: only ranks of tp have the same ones.
+    for (dropout, nproc, cycle, more) in
+        [("0.1", 2, 2, "PARALLEL.TP 2"), ("0", 4, 1, "PARALLEL.TP 2 PARALLEL.ZERO 1")]
+    {
+        let dropout = format!("model_configs.dropout {dropout}");
+        let (losses, bleu, last) = curve_with(1, 2, &dropout);
+        let (cut, cut_bleu, translated) = curve_with(nproc, cycle, &format!("{dropout} {more}"));
+        assert!(difference(&losses, &cut) < 1e-4, "{more}: {losses:?} {cut:?}");
+        assert_eq!((cut_bleu.len(), translated), (bleu.len(), last), "{more}");
+    }
+}
+
 /// The seed's experiment: more ranks with a smaller update cycle give the same result.
 #[test]
 fn ranks_and_update_cycles_are_interchangeable() {
