@@ -15,10 +15,11 @@
 
 mod own_stream;
 mod recorded;
+mod stay_eager;
 
-use drumline_parallel::{Agreed, GradSync, NotRecordable};
+use drumline_parallel::{Agreed, GradSync};
 use drumline_torch::cuda::{Graph, Pool, pinned_like, synchronize};
-use drumline_torch::{Beside, Named, TensorCollectives, TorchError, grad};
+use drumline_torch::{Beside, Named, TorchError, grad};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::batch::Batch;
@@ -27,13 +28,14 @@ use super::error::TrainerError;
 use super::hooks::Hook;
 use super::learner::{Computed, Learner};
 use super::model::{Mode, Model};
-use super::step_mode::{Key, NeverGraph, Parameters, Seen, Shapes, Wish, shapes};
+use super::step_mode::{Key, Parameters, Seen, Shapes, Wish, shapes};
 use super::supply::{Supply, Window};
 use crate::comm::shared_failure::{LocalFailure, SharedFailure, guarded, with_causes};
 use crate::data::loader::Cause;
 use crate::quiet::guarded_quietly;
 pub(super) use own_stream::OwnStream;
 use recorded::{Made, Recorded};
+use stay_eager::{StayEager, check_recordable, first_line};
 
 /// The graphs of a training; none where it stays eager.
 pub(super) struct Graphs<B, O>(Option<Active<B, O>>);
@@ -125,7 +127,7 @@ impl<B: Batch, O> Graphs<B, O> {
         let why = match active.seen.wish(key, recorded) {
             Wish::Eager => return false,
             Wish::Graph if is_recorded => return true,
-            Wish::Graph => check_recordable(learner),
+            Wish::Graph => check_recordable(&*learner.engine, learner.scaler.as_ref()),
             Wish::Forget => match self.forget(learner, context) {
                 Ok(()) => return false,
                 Err(error) => Err(StayEager::Torch(error)),
@@ -328,32 +330,6 @@ struct Recording<'s, B> {
     agreed: &'s Agreed,
 }
 
-/// Why the steps of a training stay eager.
-#[derive(Debug, thiserror::Error)]
-enum StayEager {
-    #[error(transparent)]
-    Steps(NeverGraph),
-    #[error(transparent)]
-    Communication(#[from] NotRecordable),
-    #[error("{cause}")]
-    Recording { cause: String },
-    #[error(transparent)]
-    Torch(TorchError),
-}
-
-/// An error if the communication of a step cannot be recorded.
-fn check_recordable<M: Model<B> + ?Sized, B: Batch>(learner: &Learner<'_, M, B>) -> Result<(), StayEager> {
-    if !learner.engine.communicates() {
-        return Ok(());
-    }
-    learner.engine.is_recordable()?;
-    let whole = learner.engine.mesh().whole();
-    if learner.scaler.is_some() && whole.size() > 1 {
-        whole.is_recordable().map_err(NotRecordable::from)?;
-    }
-    Ok(())
-}
-
 /// Takes the batches of the next step, and begins to copy them to the GPU.
 fn take_ahead<M: Model<B> + ?Sized, B: Batch>(
     learner: &Learner<'_, M, B>,
@@ -539,24 +515,4 @@ fn copied_to<B: Batch>(batch: B, device: Device) -> Result<B, TorchError> {
 /// An error of the model or the loss.
 fn failed(cause: Cause) -> TrainerError {
     TrainerError::Model { cause }
-}
-
-/// The text without libtorch's stack trace. In the message of a panic a line break is two characters.
-fn first_line(text: &str) -> &str {
-    let end = [text.find('\n'), text.find("\\n")].into_iter().flatten().min();
-    text[..end.unwrap_or(text.len())].trim_end()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_reason_is_one_line() {
-        assert_eq!(first_line("plain"), "plain");
-        assert_eq!(first_line("first \nsecond"), "first");
-        let panic =
-            format!("panicked: {:?}", "not permitted when stream is capturing\nException raised from …\n");
-        assert_eq!(first_line(&panic), "panicked: \"not permitted when stream is capturing");
-    }
 }

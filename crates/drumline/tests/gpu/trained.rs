@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drumline::data::{Dataset, Sample, SampleError};
-use drumline::engine::{EngineOptions, ShardOptions, Stage, SyncBatchNorm, SyncGroup};
+use drumline::engine::{EngineOptions, Offload, Place, ShardOptions, Stage, SyncBatchNorm, SyncGroup};
 use drumline::optim::{AdamOptions, AdamW, DynamicScale, Named, ScalePolicy, Sgd, SgdOptions, parameters};
 use drumline::schedule::At;
 use drumline::tch::nn::{Linear, Module, ModuleT, VarStore, linear};
@@ -68,6 +68,8 @@ pub(super) struct Case {
     pub(super) kept: Kept,
     /// The stage of ZeRO, which a single rank goes through as if there were several. The model is then created on the CPU.
     pub(super) zero: Option<Stage>,
+    /// Whether a rank without ZeRO has the optimizer's state in host memory.
+    pub(super) offloads: bool,
 }
 
 impl Case {
@@ -89,6 +91,7 @@ impl Case {
         dropout: 0.0,
         kept: Kept::All,
         zero: None,
+        offloads: false,
     };
 }
 
@@ -266,6 +269,10 @@ pub(super) fn train_on(
         Some(stage) => {
             ShardOptions { shards_alone: true, keep_gathered: 100, sync_group, ..ShardOptions::new(stage) }
                 .into()
+        }
+        None if case.offloads => {
+            let offload = Offload { optimizer: Place::Host, ..Offload::default() };
+            ShardOptions { offload, ..ShardOptions::new(Stage::Zero0) }.into()
         }
         None => DdpOptions { reduces_alone: case.reduces_alone, sync_group, ..DdpOptions::default() }.into(),
     };
