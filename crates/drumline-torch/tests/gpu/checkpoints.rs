@@ -212,6 +212,20 @@ fn offloaded_tensors_leave_the_gpu_and_come_back_in_time() {
 }
 
 #[test]
+fn a_tensor_that_is_modified_while_it_is_copied_to_the_host_is_an_error() {
+    let _turn = gpu();
+    let x = Tensor::ones([1 << 24], FLOAT).set_requires_grad(true);
+    let y = offload_saved(|| (&x * 2.0).exp()).unwrap();
+    let _ = y.shallow_clone().g_add_scalar_(1.0);
+    let error = y.sum(Kind::Float).f_backward().unwrap_err().to_string();
+    assert!(error.contains("was modified in place (version 1, expected 0)"), "{error}");
+    // The control: what is not modified has its gradient.
+    offload_saved(|| (&x * 2.0).exp()).unwrap().sum(Kind::Float).backward();
+    let expected = 2.0 * 2f64.exp();
+    assert!((x.grad().mean(Kind::Double).double_value(&[]) / expected - 1.0).abs() < 1e-5);
+}
+
+#[test]
 fn random_numbers_of_libtorch_in_a_recorded_checkpoint_are_refused() {
     let _turn = gpu();
     let weight = Tensor::ones([8, 8], FLOAT).set_requires_grad(true);
