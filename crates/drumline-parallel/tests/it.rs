@@ -27,6 +27,8 @@ mod net;
 mod observer;
 #[path = "it/offload.rs"]
 mod offload;
+#[path = "it/offload_optimizers.rs"]
+mod offload_optimizers;
 #[path = "it/power_sgd.rs"]
 mod power_sgd;
 #[path = "it/pytorch_cases.rs"]

@@ -168,9 +168,15 @@ pub trait Optimizer: Send {
         })
     }
 
-    /// While it is on, steps look at twins alone: other parameters may be in use, and their gradients incomplete.
-    fn limit_to_twins(&mut self, is_on: bool) {
+    /// While it is on, steps look at twins alone: other parameters may be in use, and their gradients incomplete. An
+    /// optimizer that implements [`step_twins`](Self::step_twins) implements this, too: by default it is an error, which is
+    /// returned before training.
+    fn limit_to_twins(&mut self, is_on: bool) -> Result<(), TorchError> {
         let _ = is_on;
+        Err(TorchError::Unsupported {
+            operation: "step parameters in host memory",
+            reason: "the optimizer does not implement `limit_to_twins`; try one of this library's, or no offload",
+        })
     }
 
     /// The bytes of state that are on the device already.

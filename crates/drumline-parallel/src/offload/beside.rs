@@ -99,7 +99,7 @@ impl Beside {
         let memory = HostMemory::new(there.map(|(unit, _)| unit).collect(), units.device);
         let memory = agree(group, memory)?;
         let note = memory.note(&plan);
-        Self::with(memory, units.device, optimizer, note)
+        agree(group, Self::with(memory, units.device, optimizer, note))
     }
 
     fn with(memory: HostMemory, device: Device, optimizer: &mut dyn Optimizer, note: String) -> Result<Self> {
@@ -111,6 +111,8 @@ impl Beside {
         let parameters = optimizer.parameters();
         let resident = parameters.into_iter().filter(|named| twin(&named.name).is_none()).collect();
         if !units.is_empty() {
+            // An optimizer that cannot would step other parameters once more with each unit.
+            optimizer.limit_to_twins(false)?;
             optimizer.step_twins(&mut |named| twin(&named.name))?;
         }
         Ok(Self { units, resident, num_slots, copier: Copier::new(device)?, note, failure: None })
@@ -150,9 +152,9 @@ impl Beside {
             drop(units);
             // Twins have no gradients yet: a GPU makes this step while the CPU makes the others.
             beside.step_resident(optimizer)?;
-            optimizer.limit_to_twins(true);
+            optimizer.limit_to_twins(true)?;
             let stepped = beside.step_units(optimizer, &arrivals, false);
-            optimizer.limit_to_twins(false);
+            optimizer.limit_to_twins(false)?;
             stepped?;
             beside.copier.end()
         })
@@ -167,7 +169,7 @@ impl Beside {
         self.unless_failed(|beside| {
             beside.begin(optimizer)?;
             let (arrivals, watch) = Completion::watch(&beside.units, beside.copier.device())?;
-            optimizer.limit_to_twins(true);
+            optimizer.limit_to_twins(true)?;
             let (computed, stepped) = std::thread::scope(|scope| {
                 let (units, optimizer) = (&mut *beside, &mut *optimizer);
                 let worker = scope.spawn(move || units.step_units(optimizer, &arrivals, true));
@@ -176,7 +178,7 @@ impl Beside {
                 let panicked = ParallelError::Internal { what: "a step in host memory has panicked" };
                 (computed, worker.join().unwrap_or(Err(panicked)))
             });
-            optimizer.limit_to_twins(false);
+            optimizer.limit_to_twins(false)?;
             computed.and(stepped)?;
             beside.step_resident(optimizer)?;
             beside.copier.end()

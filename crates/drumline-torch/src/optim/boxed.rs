@@ -69,8 +69,8 @@ impl<O: Optimizer + ?Sized> Optimizer for Box<O> {
         (**self).step_twins(twins)
     }
 
-    fn limit_to_twins(&mut self, is_on: bool) {
-        (**self).limit_to_twins(is_on);
+    fn limit_to_twins(&mut self, is_on: bool) -> Result<(), TorchError> {
+        (**self).limit_to_twins(is_on)
     }
 
     fn held_bytes(&self) -> usize {

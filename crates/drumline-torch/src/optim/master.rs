@@ -294,9 +294,10 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
         Ok(())
     }
 
-    fn limit_to_twins(&mut self, is_on: bool) {
+    fn limit_to_twins(&mut self, is_on: bool) -> Result<(), TorchError> {
+        self.inner.limit_to_twins(is_on)?;
         self.only_twins = is_on;
-        self.inner.limit_to_twins(is_on);
+        Ok(())
     }
 
     fn held_bytes(&self) -> usize {
