@@ -166,9 +166,9 @@ impl Beside {
         optimizer: &mut dyn Optimizer,
         backward: &mut dyn FnMut() -> Result,
     ) -> Result {
+        let (arrivals, watch) = Completion::watch(&self.units, self.copier.device())?;
         self.unless_failed(|beside| {
             beside.begin(optimizer)?;
-            let (arrivals, watch) = Completion::watch(&beside.units, beside.copier.device())?;
             optimizer.limit_to_twins(true)?;
             let (computed, stepped) = std::thread::scope(|scope| {
                 let (units, optimizer) = (&mut *beside, &mut *optimizer);
