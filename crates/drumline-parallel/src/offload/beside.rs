@@ -39,11 +39,12 @@ const PART_FOR_PROGRAM: u64 = 16;
 
 /// State of which some lies in host memory.
 pub(super) struct Beside {
+    /// Dropped before the units, since it waits for copies from and to their memory.
+    copier: Copier,
     units: Vec<TwinUnit>,
     /// Parameters whose state stays on the device.
     resident: Vec<Named>,
     num_slots: usize,
-    copier: Copier,
     /// The decision as a table.
     pub(super) note: String,
     /// Why its steps have ended.

@@ -112,6 +112,15 @@ impl Copier {
     }
 }
 
+impl Drop for Copier {
+    /// Copies may still run, from and to memory that is freed next. If the GPU fails here, nobody uses the result.
+    fn drop(&mut self) {
+        if let Self::Gpu { out, back, .. } = self {
+            let _ = (out.synchronize(), back.synchronize());
+        }
+    }
+}
+
 fn dense(pairs: &[(Tensor, Tensor)]) -> Result<Vec<(Tensor, Tensor)>> {
     let pair = |(to, from): &(Tensor, Tensor)| {
         let from = if from.is_sparse() { from.f_to_dense(None, false)? } else { from.shallow_clone() };
