@@ -153,10 +153,8 @@ impl Beside {
             drop(units);
             // Twins have no gradients yet: a GPU makes this step while the CPU makes the others.
             beside.step_resident(optimizer)?;
-            optimizer.limit_to_twins(true)?;
-            let stepped = beside.step_units(optimizer, &arrivals, false);
-            optimizer.limit_to_twins(false)?;
-            stepped?;
+            let limited = Limited::begin(optimizer)?;
+            beside.step_units(&mut *limited.optimizer, &arrivals, false)?;
             beside.copier.end()
         })
     }
@@ -170,16 +168,16 @@ impl Beside {
         let (arrivals, watch) = Completion::watch(&self.units, self.copier.device())?;
         self.unless_failed(|beside| {
             beside.begin(optimizer)?;
-            optimizer.limit_to_twins(true)?;
+            let limited = Limited::begin(optimizer)?;
             let (computed, stepped) = std::thread::scope(|scope| {
-                let (units, optimizer) = (&mut *beside, &mut *optimizer);
+                let (units, optimizer) = (&mut *beside, &mut *limited.optimizer);
                 let worker = scope.spawn(move || units.step_units(optimizer, &arrivals, true));
                 let computed = backward().and_then(|()| watch.send_rest());
                 drop(watch);
                 let panicked = ParallelError::Internal { what: "a step in host memory has panicked" };
                 (computed, worker.join().unwrap_or(Err(panicked)))
             });
-            optimizer.limit_to_twins(false)?;
+            drop(limited);
             computed.and(stepped)?;
             beside.step_resident(optimizer)?;
             beside.copier.end()
@@ -191,10 +189,10 @@ impl Beside {
         if let Some(cause) = &self.failure {
             return Err(ParallelError::OffloadEnded { cause: cause.clone() });
         }
+        // A panic ends the steps as an error does.
+        self.failure = Some("a step has panicked".to_owned());
         let outcome = body(self);
-        if let Err(error) = &outcome {
-            self.failure = Some(error.to_string());
-        }
+        self.failure = outcome.as_ref().err().map(ToString::to_string);
         outcome
     }
 
@@ -260,6 +258,25 @@ impl Beside {
     }
 }
 
+/// Steps look at twins alone until this is dropped, also by a panic in backward.
+struct Limited<'a> {
+    optimizer: &'a mut dyn Optimizer,
+}
+
+impl<'a> Limited<'a> {
+    fn begin(optimizer: &'a mut dyn Optimizer) -> Result<Self> {
+        optimizer.limit_to_twins(true)?;
+        Ok(Self { optimizer })
+    }
+}
+
+impl Drop for Limited<'_> {
+    fn drop(&mut self) {
+        // It could be limited, so that the limit can be taken away.
+        let _ = self.optimizer.limit_to_twins(false);
+    }
+}
+
 /// What is free for each rank, the same on all.
 fn room(units: &Units, sizes: &Sizes, optimizer: &dyn Optimizer, group: &ProcessGroup) -> Result<Room> {
     let num_ranks = group.ranks_on_node().len() as u64;
@@ -280,3 +297,6 @@ fn free_on(device: Device, host: u64) -> Result<u64> {
     let memory = cuda::memory(index)?;
     Ok(memory.free + memory.reserved.saturating_sub(memory.allocated))
 }
+
+#[cfg(test)]
+mod tests;
