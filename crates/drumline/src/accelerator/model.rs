@@ -221,6 +221,12 @@ impl<M> PreparedModel<M> {
         Ok(body())
     }
 
+    /// Where the optimizer's state lies, as a table, once the optimizer is prepared and if the state is offloaded. Rank 0 logs
+    /// it.
+    pub fn offload_note(&self) -> Option<String> {
+        self.replica.engine().offload_note()
+    }
+
     /// The parameters that are trained.
     pub fn parameters(&self) -> Vec<Named> {
         self.replica.engine().parameters()

@@ -29,6 +29,12 @@ impl OptimizerHandle {
         Ok(())
     }
 
+    /// Whether all its parameters are those of prepared models.
+    pub(super) fn is_of_prepared_models(&self, shared: &Shared) -> bool {
+        let (own, models) = (self.optimizer.borrow().parameters(), shared.models.borrow());
+        !own.is_empty() && own.iter().all(|named| models.iter().any(|model| model.has(named)))
+    }
+
     /// Whether it trains one of these parameters on this rank.
     pub(super) fn trains(&self, parameters: &[Named]) -> bool {
         let own = self.optimizer.borrow().parameters();

@@ -137,7 +137,11 @@ impl Shared {
             return Ok(None);
         }
         let place = models.iter().position(|model| has_some(&model)).unwrap_or(0);
-        models[place].replica.engine().adopt(optimizer)?;
+        let engine = models[place].replica.engine();
+        engine.adopt(optimizer)?;
+        if let Some(note) = engine.offload_note().filter(|_| self.group.rank() == 0) {
+            tracing::info!("{note}");
+        }
         Ok(Some(place))
     }
 

@@ -128,7 +128,7 @@ impl DeepSpeedBuilder {
             (schedule, _) => schedule,
         };
         let model = accelerator.prepare_model(model, store, accelerator.engine_options())?;
-        let steps = Steps::new(&accelerator, optimizer, schedule);
+        let steps = Steps::new(&accelerator, optimizer, schedule)?;
         Ok(DeepSpeedEngine::new(accelerator, model, steps, resolved))
     }
 }

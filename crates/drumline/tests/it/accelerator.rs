@@ -4,6 +4,7 @@ mod collecting;
 mod failing;
 mod methods;
 mod norms;
+mod offloading;
 mod planned;
 mod precision;
 mod saving;
