@@ -60,7 +60,7 @@ impl Begun {
             autocast: AutocastSettings::now()?,
             beside: Beside::current(),
             drawn: None,
-            place: Place::current(),
+            place: Place::current().map(Place::of_this_step),
         };
         Ok(Self { surroundings, generators, state: generators.state()?, random })
     }
@@ -83,7 +83,7 @@ pub(super) struct Surroundings {
     beside: Option<Beside>,
     /// The state of the generators before it, if it has drawn from them.
     drawn: Option<(Generators, RngState)>,
-    /// Where dropout was.
+    /// Where dropout was, and in which step.
     place: Option<Place>,
 }
 
