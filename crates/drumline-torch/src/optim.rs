@@ -127,10 +127,11 @@ pub trait Optimizer: Send {
     fn set_lr(&mut self, lr: f64);
 
     /// Sets the decay rates of both running means, for schedules that cycle the momentum. Returns false if the optimizer
-    /// has none; then nothing changes. A captured graph keeps those with which it was recorded.
-    fn set_betas(&mut self, beta1: f64, beta2: f64) -> bool {
+    /// has none; then nothing changes. If they are not at least 0 and less than 1, returns an error and changes nothing. A
+    /// captured graph keeps those with which it was recorded.
+    fn set_betas(&mut self, beta1: f64, beta2: f64) -> Result<bool, TorchError> {
         let _ = (beta1, beta2);
-        false
+        Ok(false)
     }
 
     /// The parameters, group by group.

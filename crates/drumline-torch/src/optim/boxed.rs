@@ -46,7 +46,7 @@ impl<O: Optimizer + ?Sized> Optimizer for Box<O> {
         (**self).set_lr(lr);
     }
 
-    fn set_betas(&mut self, beta1: f64, beta2: f64) -> bool {
+    fn set_betas(&mut self, beta1: f64, beta2: f64) -> Result<bool, TorchError> {
         (**self).set_betas(beta1, beta2)
     }
 

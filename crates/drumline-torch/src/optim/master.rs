@@ -250,7 +250,7 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
         self.inner.set_lr(lr);
     }
 
-    fn set_betas(&mut self, beta1: f64, beta2: f64) -> bool {
+    fn set_betas(&mut self, beta1: f64, beta2: f64) -> Result<bool, TorchError> {
         self.inner.set_betas(beta1, beta2)
     }
 

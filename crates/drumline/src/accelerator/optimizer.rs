@@ -174,7 +174,9 @@ impl<O: Optimizer, S: Schedule> Scheduled for OneSchedule<O, S> {
         let mut optimizer = self.optimizer.borrow_mut();
         optimizer.set_lr(self.schedule.lr(at));
         if let Some((beta1, beta2)) = self.schedule.betas(at) {
-            optimizer.set_betas(beta1, beta2);
+            if let Err(error) = optimizer.set_betas(beta1, beta2) {
+                self.shared.note(error.into());
+            }
         }
     }
 }
