@@ -115,7 +115,12 @@ impl<M: Model<B> + ?Sized, B: Batch> Step<'_, '_, M, B> {
         if let Some((beta1, beta2)) = betas {
             match state.optimizer.set_betas(beta1, beta2) {
                 // A graph of the optimizer's step would keep those of its recording.
-                Ok(has_betas) => state.is_optimizer_changed |= has_betas,
+                Ok(has_betas) if has_betas && self.learner.betas != Some((beta1, beta2)) => {
+                    state.is_optimizer_changed = true;
+                    self.graphs.note_betas(state.rank());
+                    self.learner.betas = Some((beta1, beta2));
+                }
+                Ok(_) => {}
                 Err(error) => self.context.hooks.note(error.into()),
             }
         }
