@@ -29,6 +29,10 @@ mod observer;
 mod offload;
 #[path = "it/offload_optimizers.rs"]
 mod offload_optimizers;
+#[path = "it/offload_space.rs"]
+mod offload_space;
+#[path = "it/offload_units.rs"]
+mod offload_units;
 #[path = "it/power_sgd.rs"]
 mod power_sgd;
 #[path = "it/pytorch_cases.rs"]
