@@ -99,7 +99,10 @@ ranks_test!(too_little_host_memory_is_an_error_that_says_what_fits, 2, {
     for place in [Place::Host, Place::Auto(".".into())] {
         let error = refused(&group, with(place))?;
         assert!(error.contains("the optimizer's state has 7"), "70 terabytes: {error}");
-        assert!(error.contains(" fit on the device, ") && error.contains(" in host memory and 0 on disk"), "{error}");
+        assert!(
+            error.contains(" fit on the device, ") && error.contains(" in host memory and 0 on disk"),
+            "{error}"
+        );
         assert!(error.contains("; try more ranks, a smaller model or optimizer, or room for "), "{error}");
     }
     // The control: with less state the same ranks train.

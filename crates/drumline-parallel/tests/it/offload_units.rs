@@ -30,22 +30,18 @@ impl Mixed {
         let vs = VarStore::new(Device::Cpu);
         let normal = Init::Randn { mean: 0.0, stdev: 0.2 };
         let root = vs.root();
-        root.var("table.0.weight", &[10, WIDTH], normal);
+        (&root / "table" / 0).var("weight", &[10, WIDTH], normal);
         for block in 0..3 {
-            let name = |what: &str| format!("h.{block}.{what}");
-            root.var(&name("weight"), &[WIDTH, WIDTH], normal);
-            root.var(&name("frozen"), &[WIDTH, WIDTH], normal);
-            root.var(&name("sometimes"), &[WIDTH], normal);
-            root.var(&name("never"), &[WIDTH, 3], normal);
-            root.var(&name("empty"), &[0, WIDTH], normal);
+            let path = &root / "h" / block;
+            path.var("weight", &[WIDTH, WIDTH], normal);
+            path.var("frozen", &[WIDTH, WIDTH], normal);
+            path.var("sometimes", &[WIDTH], normal);
+            path.var("never", &[WIDTH, 3], normal);
+            path.var("empty", &[0, WIDTH], normal);
         }
-        // Of this unit nothing is trained.
-        root.var("h.3.frozen", &[WIDTH, WIDTH], normal);
-        for Named { name, tensor } in parameters(&vs) {
-            if name.ends_with("frozen") {
-                let _ = tensor.shallow_clone().set_requires_grad(false);
-            }
-        }
+        // One is frozen before the engine is made, and others are later.
+        let last = (&root / "h" / 3).var("frozen", &[WIDTH, WIDTH], normal).set_requires_grad(false);
+        assert!(!last.requires_grad());
         let mut variables: Vec<Named> =
             vs.variables().into_iter().map(|(name, tensor)| Named { name, tensor }).collect();
         variables.sort_by(|one, other| one.name.cmp(&other.name));
@@ -54,6 +50,11 @@ impl Mixed {
         let mesh = Mesh::new(group, options.mesh_shape(group.size())?)?;
         let engine = Box::new(options).engine(EngineSetup::new(&vs, &mesh))?;
         engine.adopt(&mut optimizer)?;
+        for Named { name, tensor } in parameters(&vs) {
+            if name.ends_with("frozen") {
+                let _ = tensor.shallow_clone().set_requires_grad(false);
+            }
+        }
         Ok(Self { vs, engine, optimizer })
     }
 
@@ -68,7 +69,8 @@ impl Mixed {
                 x = x + of(&format!("h.{block}.sometimes"));
             }
         }
-        x.matmul(&of("h.3.frozen")).square().mean(Kind::Float)
+        let empty = of("h.1.empty").sum(Kind::Float);
+        x.matmul(&of("h.3.frozen")).square().mean(Kind::Float) + empty
     }
 
     fn step(&mut self, step: i64, is_in_backward: bool) -> Result<()> {
@@ -105,15 +107,13 @@ ranks_test!(units_of_unused_frozen_empty_and_sparse_parameters_make_the_same_ste
         for is_in_backward in [false, true] {
             let mut resident = Mixed::new(&group, ShardOptions::new(Stage::Zero1))?;
             let mut offloaded = Mixed::new(&group, beside(Stage::Zero1, ratio))?;
-            let begin = offloaded.bits();
+            let begin = offloaded.vs.variables()["table.0.weight"].detach().copy();
             for step in 0..5 {
                 resident.step(step, false)?;
                 offloaded.step(step, is_in_backward)?;
                 assert_same_bits(&offloaded, &resident, &format!("{ratio} {is_in_backward} {step}"));
             }
-            // The control: something was trained, the table among it.
-            assert!(!begin[begin.len() - 1].equal(&offloaded.bits()[begin.len() - 1]));
-            assert!(!offloaded.vs.variables()["table.0.weight"].equal(&Mixed::new(&group, ShardOptions::new(Stage::Zero1))?.vs.variables()["table.0.weight"]));
+            assert!(!begin.equal(&offloaded.vs.variables()["table.0.weight"]), "the control: it trains");
         }
     }
 });

@@ -44,9 +44,7 @@ fn betas_are_checked_when_they_are_set() {
         Box::new(AdamW::new(one(), AdamOptions::default()).unwrap()),
         Box::new(Lion::new(one(), LionOptions::default()).unwrap()),
         Box::new(Lamb::new(one(), LambOptions::default()).unwrap()),
-        Box::new(
-            MasterWeights::new(one(), |copies| AdamW::new(copies, AdamOptions::default())).unwrap(),
-        ),
+        Box::new(MasterWeights::new(one(), |copies| AdamW::new(copies, AdamOptions::default())).unwrap()),
     ];
     for mut optimizer in optimizers {
         assert!(optimizer.set_betas(0.0, 0.99).unwrap());

@@ -2,8 +2,9 @@
 
 use drumline_torch::cuda::{GraphedStep, memory, reset_peak, synchronize};
 use drumline_torch::{
-    Autocast, FunctionError, Masks, NotRecordable, Optimizer, Sgd, SgdOptions, StepSamples, TorchError, checkpoint, keep,
-    keep_drawn, mask_layer, offload_saved, parameters, selective_checkpoint, sum_with_dropout,
+    Autocast, FunctionError, Masks, NotRecordable, Optimizer, Sgd, SgdOptions, StepSamples, TorchError,
+    checkpoint, keep, keep_drawn, mask_layer, offload_saved, parameters, selective_checkpoint,
+    sum_with_dropout,
 };
 use tch::nn::{Init, VarStore};
 use tch::{Kind, Tensor};

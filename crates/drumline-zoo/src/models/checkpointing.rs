@@ -253,7 +253,10 @@ mod tests {
     #[test]
     fn offload_on_a_cpu_is_noted() {
         let note = Checkpointing::Offload.note(Device::Cpu).unwrap();
-        assert!(note.contains("saves nothing on a CPU") && note.ends_with("; try full or selective =="), "{note}");
+        assert!(
+            note.contains("saves nothing on a CPU") && note.ends_with("; try full or selective =="),
+            "{note}"
+        );
         assert_eq!(Checkpointing::Offload.note(Device::Cuda(0)), None);
         assert_eq!(Checkpointing::Full.note(Device::Cpu), None);
     }

@@ -231,7 +231,10 @@ impl Task for LabelTask {
     fn train_data(&self, device: Device) -> anyhow::Result<DataSets<TextData>> {
         let Met { data, dev, .. } = self.met()?;
         let all = [Some(data), dev.as_ref()].into_iter().flatten();
-        let notes = all.filter_map(|data| data.note(EMPTY)).chain(self.config.model.checkpoint.note(device)).collect();
+        let notes = all
+            .filter_map(|data| data.note(EMPTY))
+            .chain(self.config.model.checkpoint.note(device))
+            .collect();
         Ok(DataSets { train: data.clone(), dev: dev.clone(), notes })
     }
 

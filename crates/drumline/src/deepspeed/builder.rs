@@ -189,7 +189,8 @@ fn create_folders(
 
 /// What must be the same on all ranks.
 fn shared_values(plan: &DeepSpeedPlan) -> NamedValues {
-    let DeepSpeedPlan { batch, precision, clip_norm, optimizer, scheduler, zero, offload, reduce_in, .. } = plan;
+    let DeepSpeedPlan { batch, precision, clip_norm, optimizer, scheduler, zero, offload, reduce_in, .. } =
+        plan;
     let BatchPlan { train_batch, micro_batch, accumulation, .. } = batch;
     let values = [
         ("train_batch_size", train_batch.to_string()),

@@ -168,7 +168,10 @@ mod tests {
         // 0.9 × (1 + 0.01 × steps after the tenth) reaches 1 in the twelfth step after it.
         assert_eq!((checked(&cycle, Some(22)), checked(&cycle, None)), (Ok(None), Ok(None)));
         let error = checked(&cycle, Some(23)).unwrap_err().to_string();
-        assert!(error.contains("in step 23") && error.ends_with("try a smaller decay_mom_rate, or 0"), "{error}");
+        assert!(
+            error.contains("in step 23") && error.ends_with("try a smaller decay_mom_rate, or 0"),
+            "{error}"
+        );
         let constant = OneCycle { cycle_momentum: false, ..cycle };
         assert_eq!(checked(&constant, Some(1000)), Ok(None));
     }

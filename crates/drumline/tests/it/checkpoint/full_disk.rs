@@ -7,9 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use drumline::ProcessGroup;
 use drumline::checkpoint::{CheckpointError, Checkpoints, Mark, RunState, StateLayout};
 use drumline::comm::{Axis, LocalGroup, MeshShape};
-use drumline::ProcessGroup;
 use drumline::engine::{Offload, Place, Placed, ShardOptions, Stage};
 use drumline::optim::{AdamOptions, AdamW, Named, parameters};
 use drumline::trainer::{CrossEntropy, DistTrainer, LoadBestModel};
