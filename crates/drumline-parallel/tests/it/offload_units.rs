@@ -8,7 +8,7 @@ use drumline_torch::{
     AdamOptions, AdamW, GradHook, LossScaler, Named, Optimizer, ScalePolicy, StepMade, grad, parameters,
 };
 use rank_test::ranks_test;
-use tch::nn::{Init, VarStore};
+use tch::nn::{Init, Path, VarStore};
 use tch::{Device, Kind, Tensor};
 
 use super::net::values;
@@ -30,14 +30,17 @@ impl Mixed {
         let vs = VarStore::new(Device::Cpu);
         let normal = Init::Randn { mean: 0.0, stdev: 0.2 };
         let root = vs.root();
-        (&root / "table" / 0).var("weight", &[10, WIDTH], normal);
+        let make = |path: Path<'_>, name: &str, size: &[i64]| drop(path.var(name, size, normal));
+        make(&root / "table" / 0, "weight", &[10, WIDTH]);
         for block in 0..3 {
-            let path = &root / "h" / block;
-            path.var("weight", &[WIDTH, WIDTH], normal);
-            path.var("frozen", &[WIDTH, WIDTH], normal);
-            path.var("sometimes", &[WIDTH], normal);
-            path.var("never", &[WIDTH, 3], normal);
-            path.var("empty", &[0, WIDTH], normal);
+            let sizes: [(&str, &[i64]); 5] = [
+                ("weight", &[WIDTH, WIDTH]),
+                ("frozen", &[WIDTH, WIDTH]),
+                ("sometimes", &[WIDTH]),
+                ("never", &[WIDTH, 3]),
+                ("empty", &[0, WIDTH]),
+            ];
+            sizes.into_iter().for_each(|(name, size)| make(&root / "h" / block, name, size));
         }
         // One is frozen before the engine is made, and others are later.
         let last = (&root / "h" / 3).var("frozen", &[WIDTH, WIDTH], normal).set_requires_grad(false);
@@ -140,7 +143,7 @@ fn scaled_step(training: &mut Training, step: i64, factor: f64) -> Result<StepMa
     training.optimizer.zero_grad()?;
     let engine = &training.engine;
     let loss = engine.forward_with(GradSync::Reduce, || training.model.loss(step, rank) * factor)?;
-    scaler.backward_with(&loss, |scaled| engine.backward(scaled, GradSync::Reduce))?;
+    let _grads = scaler.backward_with(&loss, |scaled| engine.backward(scaled, GradSync::Reduce))?;
     let unscaled = engine.unscale(&scaler, training.optimizer.parameters())?;
     Ok(engine.step_unless_overflowed(&unscaled, &mut *training.optimizer)?)
 }

@@ -1,8 +1,8 @@
 //! Where the state of a prepared optimizer lies is decided before training.
 
-use drumline::LogOptions;
 use drumline::engine::{Offload, Place, ShardOptions, Stage};
-use drumline::optim::{AdamOptions, AdamW, Lamb, LambOptions};
+use drumline::optim::{AdamOptions, AdamW, Lamb, LambOptions, parameters};
+use drumline::{LogOptions, ProcessGroup};
 use rank_test::ranks_test;
 
 use super::*;
