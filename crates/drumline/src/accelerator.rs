@@ -13,13 +13,14 @@
 //! *turn* is one batch of it, on all ranks at once. A rank whose data has ended still takes turns, with a *filler*: a
 //! batch that does not count. So all ranks make the same calls.
 //!
-//! Read in this order: `window`, `shared`, `share`, `loader`, `model`, `scaling`, `optimizer`, `collect`, `save`,
+//! Read in this order: `window`, `shared`, `share`, `loader`, `model`, `masks`, `scaling`, `optimizer`, `collect`, `save`,
 //! `several`, `tracker`.
 
 mod builder;
 mod collect;
 mod error;
 mod loader;
+mod masks;
 mod model;
 mod optimizer;
 mod save;

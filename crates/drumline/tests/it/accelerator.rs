@@ -2,6 +2,7 @@
 
 mod collecting;
 mod failing;
+mod masks;
 mod methods;
 mod norms;
 mod offloading;
