@@ -258,7 +258,8 @@ pub trait Engine {
 
     /// The last backward of a step, and the step. A single rank whose optimizer's state is in host memory steps units in
     /// backward, as soon as their gradients are complete, and frees these gradients. Gradients are neither clipped nor
-    /// scaled in between.
+    /// scaled in between. It hooks the parameters: one that has a hook of the program is an error, before anything is
+    /// computed.
     #[track_caller]
     fn backward_and_step(&self, loss: &Tensor, optimizer: &mut dyn Optimizer) -> Result {
         self.backward(loss, GradSync::Reduce)?;

@@ -218,6 +218,14 @@ pub enum ParallelError {
         /// Its error.
         cause: String,
     },
+    /// A parameter has a hook of the program.
+    #[error(
+        "`{parameter}` has a GradHook of the program, which `backward_and_step` would replace; try `backward` and `step`"
+    )]
+    HookedParameter {
+        /// The parameter.
+        parameter: String,
+    },
     /// Offloaded state was not read or written completely, and is not that of a step any more.
     #[error("the optimizer makes no more steps, because of an earlier error: {cause}")]
     OffloadEnded {

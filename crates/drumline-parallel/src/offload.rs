@@ -41,7 +41,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use drumline_comm::ProcessGroup;
-use drumline_torch::{Named, Optimizer, Pages, SwapFile};
+use drumline_torch::{Named, Optimizer, Pages, SwapFile, grad};
 use tch::Tensor;
 
 use crate::error::{NotRecordable, ParallelError};
@@ -299,11 +299,40 @@ impl StateTensors {
     }
 }
 
+/// The bytes of these parameters' gradients that are allocated already.
+pub(crate) fn held_gradients(parameters: &[Named]) -> Result<u64> {
+    let bytes = |named: &Named| -> Result<u64> {
+        let held = grad(&named.tensor)?.filter(|gradient| !gradient.is_sparse());
+        Ok(held.map_or(0, |gradient| (gradient.numel() * gradient.kind().elt_size_in_bytes()) as u64))
+    };
+    parameters.iter().map(bytes).sum()
+}
+
 /// The same error on all ranks, if one has failed.
 pub(crate) fn agree<T>(group: &ProcessGroup, outcome: Result<T>) -> Result<T> {
     let causes = group.all_gather_object(&outcome.as_ref().err().map(ToString::to_string))?;
     match causes.into_iter().enumerate().find_map(|(rank, cause)| Some((rank, cause?))) {
         Some((rank, cause)) => Err(ParallelError::OffloadOnRank { rank, cause }),
         None => outcome,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drumline_torch::set_grad;
+    use tch::{Device, Kind};
+
+    use super::*;
+
+    #[test]
+    fn gradients_that_are_there_are_counted() {
+        let leaf = |name: &str| {
+            let tensor = Tensor::ones([5], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+            Named { name: name.to_owned(), tensor }
+        };
+        let leaves = [leaf("with"), leaf("without")];
+        assert_eq!(held_gradients(&leaves).unwrap(), 0);
+        set_grad(&leaves[0].tensor, Some(&leaves[0].tensor.ones_like())).unwrap();
+        assert_eq!(held_gradients(&leaves).unwrap(), 20);
     }
 }

@@ -27,6 +27,12 @@ mod net;
 mod observer;
 #[path = "it/offload.rs"]
 mod offload;
+#[path = "it/offload_optimizers.rs"]
+mod offload_optimizers;
+#[path = "it/offload_space.rs"]
+mod offload_space;
+#[path = "it/offload_units.rs"]
+mod offload_units;
 #[path = "it/pipeline.rs"]
 mod pipeline;
 #[path = "it/pipeline_engine.rs"]

@@ -42,6 +42,10 @@ Message drumline_hook_set(at::Tensor* leaf, drumline::Closure closure, uint64_t*
   });
 }
 
+Message drumline_hook_is_set(const at::Tensor* leaf, bool* is_set) {
+  return guarded([&] { *is_set = torch::autograd::impl::post_acc_grad_hooks(*leaf) != nullptr; });
+}
+
 // A later hook, which has replaced this one, stays.
 Message drumline_hook_clear(at::Tensor* leaf, uint64_t number) {
   return guarded([&] {

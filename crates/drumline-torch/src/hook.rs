@@ -14,6 +14,7 @@ use crate::status::{Closure, Message, check};
 
 unsafe extern "C" {
     fn drumline_hook_set(leaf: *mut C_tensor, closure: Closure, number: *mut u64) -> Message;
+    fn drumline_hook_is_set(leaf: *const C_tensor, is_set: *mut bool) -> Message;
     fn drumline_hook_clear(leaf: *mut C_tensor, number: u64) -> Message;
 }
 
@@ -34,7 +35,9 @@ unsafe extern "C" {
 /// })?;
 /// (&weight * &weight).sum(Kind::Float).backward();
 /// assert_eq!(fired.load(Ordering::Relaxed), 1);
+/// assert!(GradHook::is_on(&weight)?);
 /// drop(hook);
+/// assert!(!GradHook::is_on(&weight)?);
 /// (&weight * 2).sum(Kind::Float).backward();
 /// assert_eq!(fired.load(Ordering::Relaxed), 1);
 /// # Ok::<(), drumline_torch::TorchError>(())
@@ -59,6 +62,14 @@ impl GradHook {
         let message = unsafe { drumline_hook_set(leaf.as_ptr().cast_mut(), Closure::new(hook), &mut number) };
         check(message, "cannot hook a gradient")?;
         Ok(Self { leaf: leaf.shallow_clone(), number })
+    }
+
+    /// Whether a leaf has a hook, which another one would replace.
+    pub fn is_on(leaf: &Tensor) -> Result<bool, TorchError> {
+        let mut is_set = false;
+        // SAFETY: the leaf is valid for the call, which writes one bool.
+        check(unsafe { drumline_hook_is_set(leaf.as_ptr(), &mut is_set) }, "cannot look for a hook")?;
+        Ok(is_set)
     }
 }
 

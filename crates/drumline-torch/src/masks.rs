@@ -72,6 +72,9 @@ impl Masks {
     }
 
     /// Sets the step. On a GPU later work of the current stream sees it, also as a part of a graph.
+    ///
+    /// Call it, and [`advance`](Self::advance), before a forward and not between a forward and its backward: kernels of a GPU
+    /// read the step from its memory, and draw a mask once more in backward. In another step that is an error.
     pub fn set_step(&self, step: u64) -> Result<(), TorchError> {
         self.0.step.store(step, Ordering::Relaxed);
         if let Some(mut number) = self.0.device_step() {
@@ -91,7 +94,7 @@ impl Masks {
 
     /// Dropout on this thread draws these masks for these samples, until the result is dropped.
     pub fn enter(&self, samples: StepSamples) -> MaskScope {
-        let place = Place { masks: self.clone(), samples, layer: 0, calls: 0 };
+        let place = Place { masks: self.clone(), step: None, samples, layer: 0, calls: 0 };
         MaskScope { before: CURRENT.replace(Some(place)), stays: PhantomData }
     }
 }
@@ -111,6 +114,8 @@ fn lock(number: &Mutex<Tensor>) -> MutexGuard<'_, Tensor> {
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
     masks: Masks,
+    /// Set if it stays at a step.
+    step: Option<u64>,
     samples: StepSamples,
     layer: u32,
     /// Dropouts of this layer so far.
@@ -150,7 +155,37 @@ pub fn mask_layer(name: &str, index: usize) -> MaskScope {
     MaskScope { before, stays: PhantomData }
 }
 
+/// The step of which a forward has drawn masks.
+#[derive(Debug, Clone)]
+pub(crate) struct DrawnStep {
+    of: Arc<Shared>,
+    step: u64,
+}
+
+impl DrawnStep {
+    /// An error if the same masks cannot be drawn again, because another step has begun.
+    pub(crate) fn check(&self) -> Result<(), TorchError> {
+        if self.of.step.load(Ordering::Relaxed) == self.step {
+            return Ok(());
+        }
+        Err(TorchError::Unsupported {
+            operation: "draw the masks of dropout again in backward",
+            reason: "the step of its Masks has changed since forward; try set_step and advance after backward",
+        })
+    }
+}
+
 impl Place {
+    /// The same, which stays at the present step.
+    pub(crate) fn of_this_step(self) -> Self {
+        Self { step: Some(self.step().step), ..self }
+    }
+
+    fn step(&self) -> DrawnStep {
+        let of = Arc::clone(&self.masks.0);
+        DrawnStep { step: self.step.unwrap_or_else(|| of.step.load(Ordering::Relaxed)), of }
+    }
+
     /// That of this thread.
     pub(crate) fn current() -> Option<Self> {
         CURRENT.with_borrow(Clone::clone)
@@ -167,7 +202,7 @@ impl Place {
 pub(crate) struct Position {
     /// The seed and the layer.
     keys: [u32; 2],
-    step: u64,
+    step: DrawnStep,
     /// For kernels of a GPU.
     step_on_device: Option<Tensor>,
     samples: StepSamples,
@@ -177,13 +212,15 @@ impl Position {
     /// That of the next dropout on this thread; `None` outside of a scope.
     pub(crate) fn next() -> Option<Self> {
         CURRENT.with_borrow_mut(|place| {
-            let Place { masks: Masks(shared), samples, layer, calls } = place.as_mut()?;
+            let place = place.as_mut()?;
+            let step = place.step();
+            let Place { masks: Masks(shared), samples, layer, calls, .. } = place;
             *calls += 1;
             let site = mix(*layer ^ mix(*calls));
             let (low, high) = (shared.seed as u32, (shared.seed >> 32) as u32);
             Some(Self {
                 keys: [mix(low ^ site), mix(high.wrapping_add(site.wrapping_mul(ODD[0])))],
-                step: shared.step.load(Ordering::Relaxed),
+                step,
                 step_on_device: shared.device_step(),
                 samples: *samples,
             })
@@ -203,7 +240,7 @@ impl Position {
     /// The seed of each sample of a tensor of this size.
     pub(crate) fn seeds(&self, size: &[i64]) -> Vec<[u32; 2]> {
         let StepSamples { first, stride, count } = self.samples_of(size);
-        let step = fold(self.step);
+        let step = fold(self.step.step);
         let [a, b] = [mix(self.keys[0] ^ step), mix(self.keys[1].wrapping_add(step.wrapping_mul(ODD[0])))];
         let of_sample = |nth: u64| {
             let sample = fold(first + nth * stride);
@@ -216,7 +253,7 @@ impl Position {
     pub(crate) fn on_device(self, device: Device, size: &[i64]) -> Option<DevicePosition> {
         let StepSamples { first, stride, count } = self.samples_of(size);
         let step = self.step_on_device.filter(|step| step.device() == device)?;
-        Some(DevicePosition { keys: self.keys, step, first, stride, count })
+        Some(DevicePosition { keys: self.keys, drawn: self.step, step, first, stride, count })
     }
 }
 
@@ -224,6 +261,8 @@ impl Position {
 #[derive(Debug)]
 pub(crate) struct DevicePosition {
     pub(crate) keys: [u32; 2],
+    /// The step as the host knows it: a kernel reads the number that `step` has at its time.
+    pub(crate) drawn: DrawnStep,
     pub(crate) step: Tensor,
     pub(crate) first: u64,
     pub(crate) stride: u64,
@@ -355,6 +394,35 @@ mod tests {
             x.grad()
         };
         assert_eq!(grad(true), grad(false));
+    }
+
+    #[test]
+    fn a_backward_in_another_step_has_the_masks_of_its_forward() {
+        let masks = Masks::new(7, Device::Cpu).unwrap();
+        let _scope = masks.enter(every(4));
+        let grad = |checkpointed: bool| {
+            masks.set_step(3).unwrap();
+            let x = ones(&[4, 30]).set_requires_grad(true);
+            let block = |xs: &[Tensor]| {
+                let _layer = mask_layer("block", 0);
+                Ok(dropout(&xs[0].f_exp()?, 0.5)?.f_exp()?)
+            };
+            let y = if checkpointed {
+                checkpoint(block, &[&x]).unwrap()
+            } else {
+                block(&[x.shallow_clone()]).unwrap()
+            };
+            masks.advance().unwrap();
+            y.sum(Kind::Float).backward();
+            x.grad()
+        };
+        assert_eq!(grad(true), grad(false));
+        // A kernel of a GPU would draw others, and is not launched.
+        let position = Position::next().unwrap();
+        position.step.check().unwrap();
+        masks.advance().unwrap();
+        let error = position.step.check().unwrap_err().to_string();
+        assert!(error.contains("the step of its Masks has changed since forward; try set_step"), "{error}");
     }
 
     /// The bits are part of what a seed means.

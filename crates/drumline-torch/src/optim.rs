@@ -127,10 +127,11 @@ pub trait Optimizer: Send {
     fn set_lr(&mut self, lr: f64);
 
     /// Sets the decay rates of both running means, for schedules that cycle the momentum. Returns false if the optimizer
-    /// has none; then nothing changes. A captured graph keeps those with which it was recorded.
-    fn set_betas(&mut self, beta1: f64, beta2: f64) -> bool {
+    /// has none; then nothing changes. If they are not at least 0 and less than 1, returns an error and changes nothing. A
+    /// captured graph keeps those with which it was recorded.
+    fn set_betas(&mut self, beta1: f64, beta2: f64) -> Result<bool, TorchError> {
         let _ = (beta1, beta2);
-        false
+        Ok(false)
     }
 
     /// The parameters, group by group.
@@ -174,9 +175,15 @@ pub trait Optimizer: Send {
         })
     }
 
-    /// While it is on, steps look at twins alone: other parameters may be in use, and their gradients incomplete.
-    fn limit_to_twins(&mut self, is_on: bool) {
+    /// While it is on, steps look at twins alone: other parameters may be in use, and their gradients incomplete. An
+    /// optimizer that implements [`step_twins`](Self::step_twins) implements this, too: by default it is an error, which is
+    /// returned before training.
+    fn limit_to_twins(&mut self, is_on: bool) -> Result<(), TorchError> {
         let _ = is_on;
+        Err(TorchError::Unsupported {
+            operation: "step parameters in host memory",
+            reason: "the optimizer does not implement `limit_to_twins`; try one of this library's, or no offload",
+        })
     }
 
     /// The bytes of state that are on the device already.

@@ -221,7 +221,7 @@ pub(crate) struct Unchanged {
 }
 
 /// A saved tensor was modified in place.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug, Clone, thiserror::Error)]
 #[error(
     "a tensor of shape {shape:?} that backward needs was modified in place (version {version}, expected {expected}); \
      try the operation without the underscore at the end of its name"

@@ -13,13 +13,14 @@
 //! *turn* is one batch of it, on all ranks at once. A rank whose data has ended still takes turns, with a *filler*: a
 //! batch that does not count. So all ranks make the same calls.
 //!
-//! Read in this order: `window`, `shared`, `share`, `loader`, `model`, `scaling`, `optimizer`, `collect`, `save`,
+//! Read in this order: `window`, `shared`, `share`, `loader`, `model`, `masks`, `scaling`, `optimizer`, `collect`, `save`,
 //! `several`, `tracker`.
 
 mod builder;
 mod collect;
 mod error;
 mod loader;
+mod masks;
 mod model;
 mod optimizer;
 mod save;
@@ -142,10 +143,7 @@ impl Accelerator {
     {
         let loader = self.prepare_loader(loader)?;
         let model = self.prepare_model(model, store, self.shared.engine_options())?;
-        let prepared = PreparedOptimizer::new(optimizer, &self.shared);
-        prepared.handle().adopt(&self.shared)?;
-        self.optimizers.borrow_mut().push(prepared.handle());
-        Ok((model, prepared, loader))
+        Ok((model, self.adopt(optimizer)?, loader))
     }
 
     /// Prepares one more model, or one with options that say how ranks train it together. They arrange the ranks as
@@ -157,12 +155,27 @@ impl Accelerator {
         store: &VarStore,
         options: impl Into<Box<dyn EngineOptions>>,
     ) -> Result<PreparedModel<M>> {
-        on_behalf_of(call_site(), || PreparedModel::new(model, store, options.into(), &self.shared))
+        on_behalf_of(call_site(), || {
+            let model = PreparedModel::new(model, store, options.into(), &self.shared)?;
+            // Of an optimizer that was prepared first it is decided now where its state lies, before training.
+            let optimizers = self.optimizers.borrow();
+            let mut known = optimizers.iter().filter(|handle| handle.is_of_prepared_models(&self.shared));
+            known.try_for_each(|handle| handle.adopt(&self.shared))?;
+            Ok(model)
+        })
     }
 
     /// The options of the engine of a model, those of [`AcceleratorBuilder::engine`].
     pub(crate) fn engine_options(&self) -> Box<dyn EngineOptions> {
         self.shared.engine_options()
+    }
+
+    /// Prepares one more optimizer, after its model, and returns what cannot be done.
+    pub(crate) fn adopt<O: Optimizer + 'static>(&self, optimizer: O) -> Result<PreparedOptimizer<O>> {
+        let prepared = PreparedOptimizer::new(optimizer, &self.shared);
+        prepared.handle().adopt(&self.shared)?;
+        self.optimizers.borrow_mut().push(prepared.handle());
+        Ok(prepared)
     }
 
     /// Prepares one more optimizer, after its model. It cannot return an error; the next backward returns it instead.

@@ -10,7 +10,7 @@ use tch::{Device, Tensor};
 use super::{Engine, GradSync, ModelParts, Moved, Placed, Result, move_to};
 use crate::agreement::Agreed;
 use crate::error::NotRecordable;
-use crate::offload::{Offload, StatePlace, Units};
+use crate::offload::{Offload, StatePlace, Units, held_gradients};
 use crate::shard::names_of_units;
 
 /// One rank, which has all samples, and the whole model or a part of it that no other rank has.
@@ -115,10 +115,11 @@ impl Engine for Alone {
         self.moved.adopt(optimizer)?;
         let bytes = |named: &Named| (named.tensor.numel() * named.tensor.kind().elt_size_in_bytes()) as u64;
         let device = self.parameters.first().map_or(Device::Cpu, |named| named.tensor.device());
+        let gradients: u64 = self.parameters.iter().map(bytes).sum();
         let units = Units {
             device,
             names: names_of_units(&self.parameters),
-            gradients: self.parameters.iter().map(bytes).sum(),
+            gradients: gradients.saturating_sub(held_gradients(&self.parameters)?),
         };
         self.place.borrow_mut().adopt(&self.offload, &units, optimizer, self.mesh.whole())
     }

@@ -39,11 +39,12 @@ const PART_FOR_PROGRAM: u64 = 16;
 
 /// State of which some lies in host memory.
 pub(super) struct Beside {
+    /// Dropped before the units, since it waits for copies from and to their memory.
+    copier: Copier,
     units: Vec<TwinUnit>,
     /// Parameters whose state stays on the device.
     resident: Vec<Named>,
     num_slots: usize,
-    copier: Copier,
     /// The decision as a table.
     pub(super) note: String,
     /// Why its steps have ended.
@@ -99,7 +100,7 @@ impl Beside {
         let memory = HostMemory::new(there.map(|(unit, _)| unit).collect(), units.device);
         let memory = agree(group, memory)?;
         let note = memory.note(&plan);
-        Self::with(memory, units.device, optimizer, note)
+        agree(group, Self::with(memory, units.device, optimizer, note))
     }
 
     fn with(memory: HostMemory, device: Device, optimizer: &mut dyn Optimizer, note: String) -> Result<Self> {
@@ -111,6 +112,8 @@ impl Beside {
         let parameters = optimizer.parameters();
         let resident = parameters.into_iter().filter(|named| twin(&named.name).is_none()).collect();
         if !units.is_empty() {
+            // An optimizer that cannot would step other parameters once more with each unit.
+            optimizer.limit_to_twins(false)?;
             optimizer.step_twins(&mut |named| twin(&named.name))?;
         }
         Ok(Self { units, resident, num_slots, copier: Copier::new(device)?, note, failure: None })
@@ -150,10 +153,8 @@ impl Beside {
             drop(units);
             // Twins have no gradients yet: a GPU makes this step while the CPU makes the others.
             beside.step_resident(optimizer)?;
-            optimizer.limit_to_twins(true);
-            let stepped = beside.step_units(optimizer, &arrivals, false);
-            optimizer.limit_to_twins(false);
-            stepped?;
+            let limited = Limited::begin(optimizer)?;
+            beside.step_units(&mut *limited.optimizer, &arrivals, false)?;
             beside.copier.end()
         })
     }
@@ -164,19 +165,19 @@ impl Beside {
         optimizer: &mut dyn Optimizer,
         backward: &mut dyn FnMut() -> Result,
     ) -> Result {
+        let (arrivals, watch) = Completion::watch(&self.units, self.copier.device())?;
         self.unless_failed(|beside| {
             beside.begin(optimizer)?;
-            let (arrivals, watch) = Completion::watch(&beside.units, beside.copier.device())?;
-            optimizer.limit_to_twins(true);
+            let limited = Limited::begin(optimizer)?;
             let (computed, stepped) = std::thread::scope(|scope| {
-                let (units, optimizer) = (&mut *beside, &mut *optimizer);
+                let (units, optimizer) = (&mut *beside, &mut *limited.optimizer);
                 let worker = scope.spawn(move || units.step_units(optimizer, &arrivals, true));
                 let computed = backward().and_then(|()| watch.send_rest());
                 drop(watch);
                 let panicked = ParallelError::Internal { what: "a step in host memory has panicked" };
                 (computed, worker.join().unwrap_or(Err(panicked)))
             });
-            optimizer.limit_to_twins(false);
+            drop(limited);
             computed.and(stepped)?;
             beside.step_resident(optimizer)?;
             beside.copier.end()
@@ -188,10 +189,10 @@ impl Beside {
         if let Some(cause) = &self.failure {
             return Err(ParallelError::OffloadEnded { cause: cause.clone() });
         }
+        // A panic ends the steps as an error does.
+        self.failure = Some("a step has panicked".to_owned());
         let outcome = body(self);
-        if let Err(error) = &outcome {
-            self.failure = Some(error.to_string());
-        }
+        self.failure = outcome.as_ref().err().map(ToString::to_string);
         outcome
     }
 
@@ -257,6 +258,25 @@ impl Beside {
     }
 }
 
+/// Steps look at twins alone until this is dropped, also by a panic in backward.
+struct Limited<'a> {
+    optimizer: &'a mut dyn Optimizer,
+}
+
+impl<'a> Limited<'a> {
+    fn begin(optimizer: &'a mut dyn Optimizer) -> Result<Self> {
+        optimizer.limit_to_twins(true)?;
+        Ok(Self { optimizer })
+    }
+}
+
+impl Drop for Limited<'_> {
+    fn drop(&mut self) {
+        // It could be limited, so that the limit can be taken away.
+        let _ = self.optimizer.limit_to_twins(false);
+    }
+}
+
 /// What is free for each rank, the same on all.
 fn room(units: &Units, sizes: &Sizes, optimizer: &dyn Optimizer, group: &ProcessGroup) -> Result<Room> {
     let num_ranks = group.ranks_on_node().len() as u64;
@@ -277,3 +297,6 @@ fn free_on(device: Device, host: u64) -> Result<u64> {
     let memory = cuda::memory(index)?;
     Ok(memory.free + memory.reserved.saturating_sub(memory.allocated))
 }
+
+#[cfg(test)]
+mod tests;

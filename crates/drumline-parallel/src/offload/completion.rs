@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use drumline_torch::cuda::{Event, Stream, Timing};
-use drumline_torch::{GradHook, grad};
+use drumline_torch::{GradHook, Named, grad};
 use tch::Tensor;
 
 use super::Result;
@@ -39,16 +39,23 @@ pub(super) struct Completion {
 }
 
 impl Completion {
-    /// Watches the gradients of a backward on this GPU, or on the CPU.
+    /// Watches the gradients of a backward on this GPU, or on the CPU. A parameter has one hook, and one of the program stays:
+    /// that is an error.
     pub(super) fn watch(units: &[TwinUnit], device: Option<usize>) -> Result<(Receiver<Arrival>, Self)> {
         let (arrivals, received) = channel();
         let mut watch = Self { units: Vec::new(), device, arrivals, hooks: Vec::new() };
         for (unit, twins) in units.iter().enumerate() {
             let leaves: Vec<Tensor> =
                 twins.twins.iter().map(|twin| twin.parameter.tensor.shallow_clone()).collect();
-            let known = Known { missing: Some(leaves.len()), streams: Vec::new() };
+            // One that is frozen gets no gradient.
+            let trained = twins.twins.iter().map(|twin| &twin.parameter);
+            let trained: Vec<_> = trained.filter(|parameter| parameter.tensor.requires_grad()).collect();
+            let known = Known { missing: Some(trained.len()), streams: Vec::new() };
             let known = Arc::new(Mutex::new(known));
-            for leaf in &leaves {
+            for Named { name, tensor: leaf } in trained {
+                if GradHook::is_on(leaf)? {
+                    return Err(ParallelError::HookedParameter { parameter: name.clone() });
+                }
                 let (known, arrivals) = (Arc::clone(&known), watch.arrivals.clone());
                 let hook = GradHook::new(leaf, move || {
                     let ready = known.lock().unwrap_or_else(PoisonError::into_inner).note(device)?;

@@ -71,20 +71,23 @@ impl Copier {
         Ok(())
     }
 
-    /// Begins copies to the host after these events, of each pair from the second to the first.
+    /// Begins copies to the host after these events, of each pair from the second to the first. One that is sparse, such as
+    /// the gradient of an embedding, becomes dense in the stream of the copies: before the events it has no values.
     pub(super) fn fetch(&self, pairs: Vec<(Tensor, Tensor)>, ready: &[Event]) -> Result<Fetched> {
         match self {
             Self::Host => {
-                copy_all(&pairs)?;
+                copy_all(&dense(&pairs)?)?;
                 Ok(Fetched { done: None, from: Vec::new() })
             }
             Self::Gpu { out, .. } => {
                 ready.iter().try_for_each(|ready| out.wait_for(ready))?;
                 let _scope = out.enter()?;
-                copy_all(&pairs)?;
+                let dense = dense(&pairs)?;
+                copy_all(&dense)?;
                 let done = Event::new(Timing::Off)?;
                 done.record(*out)?;
-                Ok(Fetched { done: Some(done), from: pairs.into_iter().map(|(_, from)| from).collect() })
+                let from = pairs.into_iter().chain(dense).map(|(_, from)| from).collect();
+                Ok(Fetched { done: Some(done), from })
             }
         }
     }
@@ -107,6 +110,23 @@ impl Copier {
         }
         Ok(())
     }
+}
+
+impl Drop for Copier {
+    /// Copies may still run, from and to memory that is freed next. If the GPU fails here, nobody uses the result.
+    fn drop(&mut self) {
+        if let Self::Gpu { out, back, .. } = self {
+            let _ = (out.synchronize(), back.synchronize());
+        }
+    }
+}
+
+fn dense(pairs: &[(Tensor, Tensor)]) -> Result<Vec<(Tensor, Tensor)>> {
+    let pair = |(to, from): &(Tensor, Tensor)| {
+        let from = if from.is_sparse() { from.f_to_dense(None, false)? } else { from.shallow_clone() };
+        Ok((to.shallow_clone(), from))
+    };
+    pairs.iter().map(pair).collect()
 }
 
 fn copy_all(pairs: &[(Tensor, Tensor)]) -> Result {

@@ -75,11 +75,7 @@ impl TwinUnit {
         for Twin { parameter, grads, is_stepped, .. } in &mut self.twins {
             let gradient = grad(&parameter.tensor)?;
             *is_stepped = gradient.is_some();
-            if let Some(gradient) = gradient {
-                let gradient =
-                    if gradient.is_sparse() { gradient.f_to_dense(None, false)? } else { gradient };
-                pairs.push((grads[slot].shallow_clone(), gradient));
-            }
+            pairs.extend(gradient.map(|gradient| (grads[slot].shallow_clone(), gradient)));
         }
         Ok(pairs)
     }

@@ -19,7 +19,7 @@ use super::weights::Weights;
 use crate::agreement::Agreed;
 use crate::engine::{Cut, Engine, Forwards, GradSync, ModelParts, Placed, Whole, copy_into};
 use crate::error::{NotRecordable, ParallelError};
-use crate::offload::{Offload, StatePlace, Units};
+use crate::offload::{Offload, StatePlace, Units, held_gradients};
 use crate::saved_grads::SavedGrads;
 use crate::synced::{Alias, BackwardKind, Synced};
 
@@ -121,18 +121,19 @@ impl Sharded {
     }
 
     /// The units as an optimizer on this rank sees them.
-    fn units(&self) -> Units {
+    fn units(&self) -> Result<Units> {
         let params = self.synced.params();
         let names = |unit: &Weights| unit.own.iter().map(|rows| params[rows.param].name.clone()).collect();
         let bytes = |unit: &Weights| {
             let held = StateBytes::of(&unit.plan.layout, self.stage, of_gradient(unit.plan.kind));
             held.gradients as u64
         };
-        Units {
+        let gradients: u64 = self.weights.iter().map(bytes).sum();
+        Ok(Units {
             device: self.device,
             names: self.weights.iter().map(names).collect(),
-            gradients: self.weights.iter().map(bytes).sum(),
-        }
+            gradients: gradients.saturating_sub(held_gradients(&self.own)?),
+        })
     }
 
     /// What gathers parameters in an evaluation whose forwards all ranks make together.
@@ -330,7 +331,7 @@ impl Engine for Sharded {
             })
         };
         optimizer.divide(&Division { group: Arc::clone(&self.groups.shard), rows: &rows })?;
-        self.place.borrow_mut().adopt(&self.offload, &self.units(), optimizer, &self.groups.all)
+        self.place.borrow_mut().adopt(&self.offload, &self.units()?, optimizer, &self.groups.all)
     }
 
     fn offload_note(&self) -> Option<String> {

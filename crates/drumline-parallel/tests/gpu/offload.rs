@@ -302,6 +302,21 @@ ranks_test!(state_in_host_memory_takes_none_of_the_gpu, 1, timeout = super::BRIE
     assert!(resident >= offloaded + state, "{resident} and {offloaded} bytes, and the state has {state}");
 });
 
+ranks_test!(an_engine_that_ends_right_after_a_step_waits_for_its_copies, 1, timeout = super::BRIEF, {
+    let group = join()?;
+    for _ in 0..20 {
+        let mut training = Training::new(&group, to_host(Stage::Zero0, 1.0), CASES[2])?;
+        training.accumulate(0, 1.0)?;
+        training.engine.step(&mut *training.optimizer)?;
+        // Weights are still being copied to the GPU from twins, whose memory ends here.
+        let Training { vs, engine, optimizer, .. } = training;
+        drop((engine, optimizer));
+        drumline_torch::cuda::synchronize(0)?;
+        let is_finite = |named: &Named| named.tensor.isfinite().all().int64_value(&[]) == 1;
+        assert!(parameters(&vs).iter().all(is_finite));
+    }
+});
+
 ranks_test!(pinned_memory_is_as_large_as_asked, 1, timeout = super::BRIEF, {
     join()?;
     let asked = 300 << 20;

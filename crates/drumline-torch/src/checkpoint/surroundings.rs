@@ -9,7 +9,7 @@ use tch::{Device, Tensor};
 use super::operation::{self, Watch};
 use crate::autocast::AutocastSettings;
 use crate::convolution::Beside;
-use crate::cuda::is_recorded;
+use crate::cuda::{device_count, is_open, is_recorded};
 use crate::error::TorchError;
 use crate::masks::Place;
 use crate::recordable::NotRecordable;
@@ -23,13 +23,15 @@ pub(super) enum Generators {
 }
 
 impl Generators {
-    /// Those whose state can be read now, for a function of tensors on these devices.
+    /// Those whose state can be read now, for a function of tensors on these devices. One of tensors in host memory may move
+    /// them to a GPU.
     pub(super) fn of(mut devices: impl Iterator<Item = Device>) -> Result<Self, TorchError> {
         let gpu = devices.find(|device| device.is_cuda());
-        Ok(match gpu {
-            Some(device) if !is_recorded(device)? => Self::All,
-            _ => Self::Host,
-        })
+        let is_readable = match gpu {
+            Some(device) => !is_recorded(device)?,
+            None => is_open() && !some_gpu_is_recorded()?,
+        };
+        Ok(if is_readable { Self::All } else { Self::Host })
     }
 
     pub(super) fn state(self) -> Result<RngState, TorchError> {
@@ -38,6 +40,15 @@ impl Generators {
             Self::All => RngState::capture(),
         }
     }
+}
+
+fn some_gpu_is_recorded() -> Result<bool, TorchError> {
+    for device in 0..device_count()? {
+        if is_recorded(Device::Cuda(device))? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// The first forward has begun.
@@ -53,14 +64,13 @@ impl Begun {
     /// Now, with these inputs.
     pub(super) fn now(inputs: &[Tensor]) -> Result<Self, TorchError> {
         let generators = Generators::of(inputs.iter().map(Tensor::device))?;
-        let is_on_gpu = inputs.iter().any(|input| input.device().is_cuda());
-        let is_recorded = is_on_gpu && generators == Generators::Host;
+        let is_recorded = is_open() && generators == Generators::Host;
         let random = is_recorded.then(Watch::random).transpose()?;
         let surroundings = Surroundings {
             autocast: AutocastSettings::now()?,
             beside: Beside::current(),
             drawn: None,
-            place: Place::current(),
+            place: Place::current().map(Place::of_this_step),
         };
         Ok(Self { surroundings, generators, state: generators.state()?, random })
     }
@@ -83,7 +93,7 @@ pub(super) struct Surroundings {
     beside: Option<Beside>,
     /// The state of the generators before it, if it has drawn from them.
     drawn: Option<(Generators, RngState)>,
-    /// Where dropout was.
+    /// Where dropout was, and in which step.
     place: Option<Place>,
 }
 

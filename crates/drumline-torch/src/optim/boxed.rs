@@ -46,7 +46,7 @@ impl<O: Optimizer + ?Sized> Optimizer for Box<O> {
         (**self).set_lr(lr);
     }
 
-    fn set_betas(&mut self, beta1: f64, beta2: f64) -> bool {
+    fn set_betas(&mut self, beta1: f64, beta2: f64) -> Result<bool, TorchError> {
         (**self).set_betas(beta1, beta2)
     }
 
@@ -73,8 +73,8 @@ impl<O: Optimizer + ?Sized> Optimizer for Box<O> {
         (**self).step_twins(twins)
     }
 
-    fn limit_to_twins(&mut self, is_on: bool) {
-        (**self).limit_to_twins(is_on);
+    fn limit_to_twins(&mut self, is_on: bool) -> Result<(), TorchError> {
+        (**self).limit_to_twins(is_on)
     }
 
     fn held_bytes(&self) -> usize {

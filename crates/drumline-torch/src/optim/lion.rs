@@ -136,9 +136,10 @@ impl Optimizer for Lion {
 
     methods_of_trained!();
 
-    fn set_betas(&mut self, beta1: f64, beta2: f64) -> bool {
+    fn set_betas(&mut self, beta1: f64, beta2: f64) -> Result<bool, TorchError> {
+        work::check_betas(beta1, beta2)?;
         self.options.betas = (beta1, beta2);
-        true
+        Ok(true)
     }
 
     fn state(&self) -> OptimizerState {

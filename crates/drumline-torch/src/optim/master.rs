@@ -18,7 +18,7 @@ mod pair;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tch::{Kind, Tensor, no_grad};
+use tch::{Device, Kind, Tensor, no_grad};
 
 use super::groups::ParameterGroups;
 use super::state::{OptimizerState, StateError};
@@ -162,6 +162,15 @@ impl<O: Optimizer> MasterWeights<O> {
         self.pairs.iter().filter(|pair| pair.is_copied())
     }
 
+    /// Whether the optimizer may have a pass for this step. On a CPU none has one for fp16, and then it steps all parameters by
+    /// other kernels: those of a unit without copies are stepped by the same ones.
+    fn has_one_pass(&self, copies: &[CopiedParameter<'_>]) -> bool {
+        let is_in_fp16 = |pair: &Pair| {
+            pair.parameter.tensor.kind() == Kind::Half && pair.parameter.tensor.device() == Device::Cpu
+        };
+        !copies.is_empty() || !self.copied().any(is_in_fp16)
+    }
+
     /// A refresh that is recorded would run again with each launch.
     fn check_not_recorded(&self) -> Result<(), TorchError> {
         for pair in self.copied() {
@@ -194,7 +203,7 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
                              weights in channels last on a CPU; try MasterKind::Copy",
                 });
             }
-        } else if !self.inner.step_copies(&copies, tensors)? {
+        } else if !self.has_one_pass(&copies) || !self.inner.step_copies(&copies, tensors)? {
             cast_gradients(&pairs, &copies)?;
             self.inner.step_with(tensors)?;
             let (parameters, masters): (Vec<_>, Vec<_>) =
@@ -250,7 +259,7 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
         self.inner.set_lr(lr);
     }
 
-    fn set_betas(&mut self, beta1: f64, beta2: f64) -> bool {
+    fn set_betas(&mut self, beta1: f64, beta2: f64) -> Result<bool, TorchError> {
         self.inner.set_betas(beta1, beta2)
     }
 
@@ -298,9 +307,10 @@ impl<O: Optimizer> Optimizer for MasterWeights<O> {
         Ok(())
     }
 
-    fn limit_to_twins(&mut self, is_on: bool) {
+    fn limit_to_twins(&mut self, is_on: bool) -> Result<(), TorchError> {
+        self.inner.limit_to_twins(is_on)?;
         self.only_twins = is_on;
-        self.inner.limit_to_twins(is_on);
+        Ok(())
     }
 
     fn held_bytes(&self) -> usize {

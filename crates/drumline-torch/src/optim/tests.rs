@@ -34,6 +34,31 @@ fn stepped(parameters: Vec<Named>) -> Sgd {
 }
 
 #[test]
+fn betas_are_checked_when_they_are_set() {
+    let one = || vec![leaf("weight", &[2])];
+    let betas = |optimizer: &dyn Optimizer| {
+        let scalars = optimizer.state().scalars;
+        ["beta1", "beta2"].map(|name| scalars[name])
+    };
+    let optimizers: [Box<dyn Optimizer>; 4] = [
+        Box::new(AdamW::new(one(), AdamOptions::default()).unwrap()),
+        Box::new(Lion::new(one(), LionOptions::default()).unwrap()),
+        Box::new(Lamb::new(one(), LambOptions::default()).unwrap()),
+        Box::new(MasterWeights::new(one(), |copies| AdamW::new(copies, AdamOptions::default())).unwrap()),
+    ];
+    for mut optimizer in optimizers {
+        assert!(optimizer.set_betas(0.0, 0.99).unwrap());
+        for (beta1, beta2) in [(1.0, 0.99), (0.9, 1.5), (-0.1, 0.9), (f64::NAN, 0.9)] {
+            let error = optimizer.set_betas(beta1, beta2).unwrap_err().to_string();
+            assert!(error.ends_with("expected at least 0 and less than 1"), "{error}");
+            assert_eq!(betas(&*optimizer), [0.0, 0.99], "nothing changes");
+        }
+    }
+    let mut sgd = Sgd::new(one(), momentum()).unwrap();
+    assert!(!sgd.set_betas(0.5, 0.99).unwrap());
+}
+
+#[test]
 fn groups_have_their_own_learning_rates() {
     let [decaying, kept] = no_decay_on_norms(vec![leaf("fc.weight", &[2, 2]), leaf("fc.bias", &[2])]);
     let fast = ParameterGroup { lr_factor: 10.0, ..vec![leaf("head.weight", &[1, 2])].into() };

@@ -107,8 +107,9 @@ macro_rules! methods_of_trained {
             self.trained.step_twins(twins)
         }
 
-        fn limit_to_twins(&mut self, is_on: bool) {
+        fn limit_to_twins(&mut self, is_on: bool) -> Result<(), TorchError> {
             self.trained.limit_to_twins(is_on);
+            Ok(())
         }
     };
 }

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tch::{Device, Kind, Tensor};
 
-use super::{Unchanged, Unpack, saved_tensor_hooks};
+use super::{Modified, Unchanged, Unpack, saved_tensor_hooks};
 use crate::cuda::{Event, Priority, Stream, Timing, copy_async, is_recorded, keep_until, pinned_like};
 use crate::error::TorchError;
 use crate::function::FunctionError;
@@ -48,7 +48,7 @@ pub fn offload_saved<R>(body: impl FnOnce() -> R) -> Result<R, TorchError> {
             (Device::Cuda(device), Some(bytes)) if bytes >= SMALL_BYTES => {
                 let line = Line::of(device)?;
                 let saved = line.add(tensor, bytes)?;
-                Ok(Box::new(move || Ok(line.take(&saved)?)))
+                Ok(Box::new(move || line.take(&saved)))
             }
             _ => {
                 let kept = Unchanged::new(tensor.shallow_clone());
@@ -77,8 +77,9 @@ struct Line {
 /// A tensor that is being copied to the host.
 #[derive(Debug)]
 struct Leaving {
-    /// Keeps its memory.
-    _tensor: Tensor,
+    /// Keeps its memory. A later change is harmless, but one while the copy runs may be in the copy.
+    tensor: Unchanged,
+    saved: Weak<Mutex<OnHost>>,
     copied: Event,
     bytes: usize,
 }
@@ -108,9 +109,12 @@ impl Line {
         if is_recorded(tensor.device())? {
             return Err(NotRecordable::OffloadedActivations.into());
         }
-        let host = self.to_host(tensor, bytes)?;
+        let (host, copied) = self.to_host(tensor)?;
         let options = (tensor.kind(), tensor.device());
-        let saved = Arc::new(Mutex::new(OnHost { host, options, bytes, back: None }));
+        let saved = Arc::new(Mutex::new(OnHost { host, options, bytes, modified: None, back: None }));
+        let tensor = Unchanged::new(tensor.shallow_clone());
+        lock(&self.leaving).push_back(Leaving { tensor, saved: Arc::downgrade(&saved), copied, bytes });
+        self.release(UNDER_WAY_BYTES)?;
         let mut waiting = lock(&self.waiting);
         // Those of a forward without backward.
         while waiting.last().is_some_and(|last| last.strong_count() == 0) {
@@ -121,7 +125,7 @@ impl Line {
     }
 
     /// Begins to copy a tensor.
-    fn to_host(&self, tensor: &Tensor, bytes: usize) -> Result<Tensor, TorchError> {
+    fn to_host(&self, tensor: &Tensor) -> Result<(Tensor, Event), TorchError> {
         let (mut host, copied) = (pinned_like(tensor)?, Event::new(Timing::Off)?);
         self.to_host.wait_for_stream(Stream::current(self.to_host.device())?)?;
         {
@@ -129,9 +133,7 @@ impl Line {
             copy_async(&mut host, tensor)?;
         }
         copied.record(self.to_host)?;
-        lock(&self.leaving).push_back(Leaving { _tensor: tensor.shallow_clone(), copied, bytes });
-        self.release(UNDER_WAY_BYTES)?;
-        Ok(host)
+        Ok((host, copied))
     }
 
     /// Frees tensors that have been copied, until the others have at most so many bytes. Later work of the current stream
@@ -145,15 +147,21 @@ impl Line {
             }
             Stream::current(self.to_host.device())?.wait_for(&oldest.copied)?;
             bytes -= oldest.bytes;
+            if let (Err(modified), Some(saved)) = (oldest.tensor.get(), oldest.saved.upgrade()) {
+                lock(&saved).modified = Some(modified);
+            }
             drop(leaving.pop_front());
         }
         Ok(())
     }
 
     /// The tensor on the GPU, for the current stream. Begins to copy those that backward needs after it.
-    fn take(&self, saved: &Saved) -> Result<Tensor, TorchError> {
+    fn take(&self, saved: &Saved) -> Result<Tensor, FunctionError> {
         // From here on the copies to the host are done for the current stream.
         self.release(0)?;
+        if let Some(modified) = &lock(saved).modified {
+            return Err(modified.clone().into());
+        }
         let tensor = lock(saved).take(self.from_host)?;
         let mut waiting = lock(&self.waiting);
         let own = waiting.iter().rposition(|other| std::ptr::eq(other.as_ptr(), Arc::as_ptr(saved)));
@@ -178,6 +186,8 @@ struct OnHost {
     host: Tensor,
     options: (Kind, Device),
     bytes: usize,
+    /// Set if the tensor was modified in place before its copy was done.
+    modified: Option<Modified>,
     back: Option<Back>,
 }
 

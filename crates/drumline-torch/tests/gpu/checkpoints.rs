@@ -2,8 +2,9 @@
 
 use drumline_torch::cuda::{GraphedStep, memory, reset_peak, synchronize};
 use drumline_torch::{
-    Autocast, Masks, NotRecordable, Optimizer, Sgd, SgdOptions, StepSamples, TorchError, checkpoint, keep,
-    keep_drawn, mask_layer, offload_saved, parameters, selective_checkpoint, sum_with_dropout,
+    Autocast, FunctionError, Masks, NotRecordable, Optimizer, Sgd, SgdOptions, StepSamples, TorchError,
+    checkpoint, keep, keep_drawn, mask_layer, offload_saved, parameters, selective_checkpoint,
+    sum_with_dropout,
 };
 use tch::nn::{Init, VarStore};
 use tch::{Kind, Tensor};
@@ -209,6 +210,44 @@ fn offloaded_tensors_leave_the_gpu_and_come_back_in_time() {
         println!("{} of {} MB", peak >> 20, plain >> 20);
         assert!(peak < plain - 6 * BYTES, "{peak} of {plain}");
     }
+}
+
+#[test]
+fn a_tensor_that_is_modified_while_it_is_copied_to_the_host_is_an_error() {
+    let _turn = gpu();
+    let x = Tensor::ones([1 << 24], FLOAT).set_requires_grad(true);
+    let y = offload_saved(|| (&x * 2.0).exp()).unwrap();
+    let _ = y.shallow_clone().g_add_scalar_(1.0);
+    let error = y.sum(Kind::Float).f_backward().unwrap_err().to_string();
+    assert!(error.contains("was modified in place (version 1, expected 0)"), "{error}");
+    // The control: what is not modified has its gradient.
+    offload_saved(|| (&x * 2.0).exp()).unwrap().sum(Kind::Float).backward();
+    let expected = 2.0 * 2f64.exp();
+    assert!((x.grad().mean(Kind::Double).double_value(&[]) / expected - 1.0).abs() < 1e-5);
+}
+
+#[test]
+fn a_function_that_moves_its_inputs_to_the_gpu_leaves_its_generator_where_it_was() {
+    let _turn = gpu();
+    let host = (Kind::Float, tch::Device::Cpu);
+    let run = |checkpointed: bool| {
+        tch::manual_seed(3);
+        let x = Tensor::ones([64], host).set_requires_grad(true);
+        let block = |xs: &[Tensor]| -> Result<Tensor, FunctionError> {
+            let on_gpu = xs[0].f_to_device(GPU)?;
+            let drawn = keep_drawn(&[&on_gpu], || Ok(on_gpu.f_exp()?.f_dropout(0.5, true)?))?;
+            Ok(drawn.f_sin()?.f_dropout(0.5, true)?)
+        };
+        let y = if checkpointed {
+            checkpoint(block, &[&x]).unwrap()
+        } else {
+            block(&[x.shallow_clone()]).unwrap()
+        };
+        let between = Tensor::rand([8], FLOAT);
+        y.sum(Kind::Float).backward();
+        (x.grad(), between, Tensor::rand([8], FLOAT), Tensor::rand([8], host))
+    };
+    assert_eq!(run(true), run(false));
 }
 
 #[test]

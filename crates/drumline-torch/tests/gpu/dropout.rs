@@ -46,6 +46,31 @@ fn made(operation: Operation, size: &[i64], kind: Kind, device: Device) -> [Vec<
 }
 
 #[test]
+fn a_backward_in_another_step_is_an_error() {
+    let _turn = gpu();
+    let masks = Masks::new(42, GPU).unwrap();
+    let _scope = masks.enter(samples(4));
+    for (name, operation) in OPERATIONS {
+        let run = |advances: bool| {
+            let (xs, base) = (leaf(&numbers(&[4, 64]).to_device(GPU)), numbers(&[4, 64]).to_device(GPU));
+            let loss = operation(&xs, &base).unwrap().sum(Kind::Float);
+            if advances {
+                masks.advance().unwrap();
+            }
+            loss.f_backward().map_err(|error| error.to_string())
+        };
+        run(false).unwrap();
+        match run(true) {
+            Err(error) => {
+                assert!(error.contains("the step of its Masks has changed since forward"), "{name}: {error}")
+            }
+            // Its result says what was dropped.
+            Ok(()) => assert_eq!(name, "relu_dropout"),
+        }
+    }
+}
+
+#[test]
 fn masks_are_those_of_a_cpu() {
     let _turn = gpu();
     for (name, operation) in OPERATIONS {

@@ -43,7 +43,7 @@ section! {
         /// Chunks in which the loss of a batch is computed, which saves the memory of its logits; 1 is the fastest on a
         /// GPU
         "LOSS_CHUNKS" loss_chunks: usize = 1;
-        /// Activation checkpointing: none, full, selective, or N for every Nth block
+        /// Activation checkpointing: none, full, selective, offload, or N for every Nth block
         "CHECKPOINT" checkpoint: Checkpointing = Checkpointing::None;
         /// safetensors file with initial weights, with Hugging Face's names
         "WEIGHTS" weights: Option<PathBuf> = None;

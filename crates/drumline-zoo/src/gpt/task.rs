@@ -206,10 +206,11 @@ impl Task for GptTask {
         Ok(Built::new(Box::new(model)))
     }
 
-    fn train_data(&self, _: Device) -> anyhow::Result<DataSets<TokenData>> {
+    fn train_data(&self, device: Device) -> anyhow::Result<DataSets<TokenData>> {
         let begin = if self.config.shared.train.shuffle { Begin::Moved } else { Begin::Fixed };
         let train = self.train.clone().context("a test has no training tokens")?.beginning(begin);
-        Ok(DataSets { train, dev: self.dev.clone(), notes: Vec::new() })
+        let notes = self.config.model.checkpoint.note(device).into_iter().collect();
+        Ok(DataSets { train, dev: self.dev.clone(), notes })
     }
 
     fn test_data(&self, _: Device) -> anyhow::Result<TestData<TokenData>> {

@@ -22,7 +22,7 @@ section! {
         "PRETRAINED" pretrained: bool = false;
         /// Synchronise batch norm over all ranks
         "SYNCBN" syncbn: bool = false;
-        /// Activation checkpointing of ResNets: none, full, selective, or N for every Nth block
+        /// Activation checkpointing of ResNets: none, full, selective, offload, or N for every Nth block
         "CHECKPOINT" checkpoint: Checkpointing = Checkpointing::None;
         /// safetensors file with initial weights, with torchvision's names
         "WEIGHTS" weights: Option<PathBuf> = None;

@@ -114,7 +114,8 @@ impl Task for ImageTask {
         let (train, test) = (train_images(train, &self.config)?, test_images(&self.test, &self.config)?);
         let placing = Placing::of(&self.config, device, &[&train, &test])?;
         let (train, dev) = (placing.put(train)?, Some(placing.put(test)?));
-        Ok(DataSets { train, dev, notes: placing.note.into_iter().collect() })
+        let notes = placing.note.into_iter().chain(self.config.model.checkpoint.note(device)).collect();
+        Ok(DataSets { train, dev, notes })
     }
 
     fn test_data(&self, device: Device) -> anyhow::Result<TestData<Images>> {

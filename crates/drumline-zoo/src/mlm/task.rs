@@ -135,9 +135,11 @@ impl Task for MlmTask {
         Ok(Built::new(Box::new(model)))
     }
 
-    fn train_data(&self, _: Device) -> anyhow::Result<DataSets<MaskedData>> {
+    fn train_data(&self, device: Device) -> anyhow::Result<DataSets<MaskedData>> {
         let Met { data, dev, .. } = self.met()?;
-        Ok(DataSets { train: data.clone(), dev: dev.clone(), notes: notes([data].into_iter().chain(dev)) })
+        let mut notes = notes([data].into_iter().chain(dev));
+        notes.extend(self.config.model.checkpoint.note(device));
+        Ok(DataSets { train: data.clone(), dev: dev.clone(), notes })
     }
 
     fn test_data(&self, _: Device) -> anyhow::Result<TestData<MaskedData>> {

@@ -55,7 +55,7 @@ section! {
         "MAX_POSITION_EMBEDDINGS" max_position_embeddings: usize = 512;
         /// Probability of dropout
         "DROPOUT" dropout: f64 = 0.1;
-        /// Activation checkpointing: none, full, selective, or N for every Nth layer
+        /// Activation checkpointing: none, full, selective, offload, or N for every Nth layer
         "CHECKPOINT" checkpoint: Checkpointing = Checkpointing::None;
     }
 }

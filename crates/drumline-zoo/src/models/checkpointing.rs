@@ -5,6 +5,7 @@
 //!   full        of each block, only its input
 //!   selective   and the results of its matrix products, convolutions and attention
 //!   N           as full, for every Nth block only
+//!   offload     all that backward needs, but in host memory instead of a GPU's: nothing is computed again
 //! ```
 //! A model has its blocks in [`Blocks`], and its expensive operations call [`product`].
 
@@ -12,10 +13,11 @@ use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use drumline_torch::{
-    FunctionError, MaskScope, TorchError, checkpoint, keep, keep_drawn, mask_layer, selective_checkpoint,
+    FunctionError, MaskScope, TorchError, checkpoint, keep, keep_drawn, mask_layer, offload_saved,
+    selective_checkpoint,
 };
 use serde_json::{Value as Json, json};
-use tch::{TchError, Tensor};
+use tch::{Device, TchError, Tensor};
 
 use crate::config::Value;
 use crate::config::setting::Setting;
@@ -33,6 +35,8 @@ pub enum Checkpointing {
     Selective,
     /// The inputs of every Nth block, and all that backward needs of the others.
     Every(usize),
+    /// All that backward needs. What blocks save on a GPU is moved to pinned host memory, and back in backward.
+    Offload,
 }
 
 impl Checkpointing {
@@ -47,6 +51,16 @@ impl Checkpointing {
                 Err(ZooError::Unsuitable { what, fix: "none".to_owned() })
             }
         }
+    }
+
+    /// A line for the user if it saves nothing on the device on which the model trains.
+    pub(crate) fn note(self, device: Device) -> Option<String> {
+        let saves = self != Self::Offload || device.is_cuda();
+        (!saves).then(|| {
+            "[init] == checkpointing is offload, which saves nothing on a CPU, where activations are in host memory anyway; \
+             try full or selective =="
+                .to_owned()
+        })
     }
 
     fn check(self, num_blocks: usize) -> Result<(), ZooError> {
@@ -76,6 +90,7 @@ impl std::fmt::Display for Checkpointing {
             Self::Full => f.write_str("full"),
             Self::Selective => f.write_str("selective"),
             Self::Every(every) => write!(f, "{every}"),
+            Self::Offload => f.write_str("offload"),
         }
     }
 }
@@ -88,6 +103,7 @@ impl FromStr for Checkpointing {
             "none" => Ok(Self::None),
             "full" => Ok(Self::Full),
             "selective" => Ok(Self::Selective),
+            "offload" => Ok(Self::Offload),
             number => match number.parse() {
                 Ok(every) if every > 0 => Ok(Self::Every(every)),
                 _ => {
@@ -101,11 +117,11 @@ impl FromStr for Checkpointing {
 
 impl Setting for Checkpointing {
     fn expects() -> String {
-        "none, full, selective, or a number from 1".into()
+        "none, full, selective, offload, or a number from 1".into()
     }
 
     fn schema() -> Json {
-        json!({"anyOf": [{"enum": ["none", "full", "selective"]}, {"type": "integer", "minimum": 1}]})
+        json!({"anyOf": [{"enum": ["none", "full", "selective", "offload"]}, {"type": "integer", "minimum": 1}]})
     }
 
     fn read(value: &Value) -> Option<Self> {
@@ -180,10 +196,11 @@ impl<B: Send + 'static> Blocks<B> {
             let _masks = masks_of(index);
             forward(&lock(&block), inputs)
         };
+        let all = || inputs.iter().map(|input| input.shallow_clone()).collect::<Vec<_>>();
         match self.how.of_block(index) {
-            Checkpointing::None => {
-                let inputs: Vec<Tensor> = inputs.iter().map(|input| input.shallow_clone()).collect();
-                function(&inputs)
+            Checkpointing::None => function(&all()),
+            Checkpointing::Offload => {
+                offload_saved(|| function(&all())).map_err(FunctionError::from).and_then(|made| made)
             }
             Checkpointing::Selective => selective_checkpoint(function, inputs).map_err(Into::into),
             Checkpointing::Full | Checkpointing::Every(_) => checkpoint(function, inputs).map_err(Into::into),
@@ -233,6 +250,7 @@ mod tests {
             ("none", Checkpointing::None),
             ("full", Checkpointing::Full),
             ("selective", Checkpointing::Selective),
+            ("offload", Checkpointing::Offload),
             ("3", Checkpointing::Every(3)),
         ] {
             assert_eq!((text(name), how.to_string()), (Some(how), name.to_owned()));
@@ -240,6 +258,17 @@ mod tests {
         }
         assert_eq!(Checkpointing::read(&Value::Int(2)), Some(Checkpointing::Every(2)));
         assert_eq!([text("0"), text("some"), text("-1"), Checkpointing::read(&Value::Bool(true))], [None; 4]);
+    }
+
+    #[test]
+    fn offload_on_a_cpu_is_noted() {
+        let note = Checkpointing::Offload.note(Device::Cpu).unwrap();
+        assert!(
+            note.contains("saves nothing on a CPU") && note.ends_with("; try full or selective =="),
+            "{note}"
+        );
+        assert_eq!(Checkpointing::Offload.note(Device::Cuda(0)), None);
+        assert_eq!(Checkpointing::Full.note(Device::Cpu), None);
     }
 
     #[test]

@@ -167,7 +167,7 @@ section! {
         "share_embeddings" share_embeddings: bool = false;
         /// Label smoothing
         "label_smoothing" label_smoothing: f64 = 0.1;
-        /// Activation checkpointing: none, full, selective, or N for every Nth layer; ours
+        /// Activation checkpointing: none, full, selective, offload, or N for every Nth layer; ours
         "checkpoint" checkpoint: Checkpointing = Checkpointing::None;
     }
 }

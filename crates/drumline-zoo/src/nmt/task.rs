@@ -266,11 +266,12 @@ impl Task for NmtTask {
         Ok(Built::new(Box::new(model)))
     }
 
-    fn train_data(&self, _: Device) -> anyhow::Result<DataSets<Bitext>> {
+    fn train_data(&self, device: Device) -> anyhow::Result<DataSets<Bitext>> {
         let ParallelTexts { train, valid, .. } = self.texts()?;
         let train = train.clone().context("a test has no training text")?;
         let mut notes = vec![note("train", &train)];
         notes.extend(valid.as_ref().map(|valid| note("valid", valid)));
+        notes.extend(self.config.model.checkpoint.note(device));
         Ok(DataSets { train, dev: valid.clone(), notes })
     }
 

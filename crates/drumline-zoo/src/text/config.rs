@@ -91,7 +91,7 @@ section! {
         "D_INNER_HID" d_inner_hid: usize = 256;
         /// Probability of dropout
         "DROPOUT" dropout: f64 = 0.1;
-        /// transformer: activation checkpointing: none, full, selective, or N for every Nth layer
+        /// transformer: activation checkpointing: none, full, selective, offload, or N for every Nth layer
         "CHECKPOINT" checkpoint: Checkpointing = Checkpointing::None;
         /// safetensors file with initial weights
         "WEIGHTS" weights: Option<PathBuf> = None;

@@ -228,10 +228,13 @@ impl Task for LabelTask {
         Ok(Built::new(net))
     }
 
-    fn train_data(&self, _: Device) -> anyhow::Result<DataSets<TextData>> {
+    fn train_data(&self, device: Device) -> anyhow::Result<DataSets<TextData>> {
         let Met { data, dev, .. } = self.met()?;
-        let notes =
-            [Some(data), dev.as_ref()].into_iter().flatten().filter_map(|data| data.note(EMPTY)).collect();
+        let all = [Some(data), dev.as_ref()].into_iter().flatten();
+        let notes = all
+            .filter_map(|data| data.note(EMPTY))
+            .chain(self.config.model.checkpoint.note(device))
+            .collect();
         Ok(DataSets { train: data.clone(), dev: dev.clone(), notes })
     }
 

@@ -16,8 +16,13 @@ use super::failing_runs::shared;
 use super::running::Place;
 use super::texts::weights;
 
-const ALL: [Checkpointing; 4] =
-    [Checkpointing::None, Checkpointing::Full, Checkpointing::Selective, Checkpointing::Every(2)];
+const ALL: [Checkpointing; 5] = [
+    Checkpointing::None,
+    Checkpointing::Full,
+    Checkpointing::Selective,
+    Checkpointing::Every(2),
+    Checkpointing::Offload,
+];
 
 /// The loss, the gradients and the buffers of two steps, the same for each kind of checkpointing.
 fn same_bits(what: &str, step: impl Fn(&VarStore, Checkpointing) -> Box<dyn Fn() -> Tensor>) {

@@ -68,7 +68,10 @@ impl AcceleratorBuilder {
         Self { loss_scale: policy, ..self }
     }
 
-    /// Seeds libtorch's random number generators: `seed + r` on rank `r`.
+    /// Seeds libtorch's random number generators: `seed + r` on rank `r`. Drumline's dropout in forwards of a prepared model
+    /// then draws masks by position, which are the same on any number of ranks: in the batches of a prepared loader, and in
+    /// windows ([`accumulate`](Accelerator::accumulate), or an engine of [`deepspeed`](crate::deepspeed)). All ranks give the
+    /// same seed.
     #[must_use]
     pub fn seed(self, seed: u64) -> Self {
         Self { seed: Some(seed), ..self }
@@ -138,6 +141,7 @@ impl AcceleratorBuilder {
             ("gradient_accumulation_steps".into(), window.to_string()),
             ("precision".into(), format!("{:?}", self.precision)),
             ("loss_scale".into(), format!("{:?}", self.loss_scale)),
+            ("seed".into(), format!("{:?}", self.seed)),
             ("accept_new_data".into(), (self.new_data == NewData::Accept).to_string()),
         ])
     }
@@ -158,7 +162,8 @@ impl AcceleratorBuilder {
         let scaler = agree::<_, AcceleratorError>(group, scaler.map_err(LocalFailure::from))?;
         let trackers = if group.rank() == 0 { self.trackers } else { Vec::new() };
         let engine = self.engine.unwrap_or_else(|| Box::new(Default::default));
-        let options = SharedOptions { device, precision: self.precision, scaler, window, engine };
+        let (precision, seed) = (self.precision, self.seed);
+        let options = SharedOptions { device, precision, scaler, window, engine, seed };
         Ok(Accelerator {
             shared: Rc::new(Shared::new(group.clone(), options)?),
             optimizers: Default::default(),

@@ -174,6 +174,12 @@ impl<M: 'static> PreparedModel<M> {
     /// norms over all ranks act as in an evaluation.
     #[track_caller]
     pub fn forward_with<R>(&self, body: impl FnOnce(&M) -> R) -> Result<R> {
+        self.forward_of(None, body)
+    }
+
+    /// The same for a batch of so many samples, if that is known.
+    #[track_caller]
+    fn forward_of<R>(&self, count: Option<usize>, body: impl FnOnce(&M) -> R) -> Result<R> {
         let site = call_site();
         let turn = on_behalf_of(site, || self.begin())?;
         let _autocast = self.shared.autocast()?;
@@ -181,6 +187,7 @@ impl<M: 'static> PreparedModel<M> {
         if turn.factor.is_none() {
             return Ok(engine.alone_with(|| body(&self.model)));
         }
+        let _masks = self.shared.enter_masks(&turn, count)?;
         let sync = self.shared.sync_of(&turn);
         Ok(on_behalf_of(site, || engine.forward_with(sync, || body(&self.model)))?)
     }
@@ -221,6 +228,12 @@ impl<M> PreparedModel<M> {
         Ok(body())
     }
 
+    /// Where the optimizer's state lies, as a table, once the optimizer is prepared and if the state is offloaded. Rank 0 logs
+    /// it.
+    pub fn offload_note(&self) -> Option<String> {
+        self.replica.engine().offload_note()
+    }
+
     /// The parameters that are trained.
     pub fn parameters(&self) -> Vec<Named> {
         self.replica.engine().parameters()
@@ -248,7 +261,8 @@ impl<M: ModuleT + 'static> PreparedModel<M> {
             let _autocast = self.shared.autocast()?;
             return widened(self.replica.engine().alone_with(|| self.model.forward_t(input, false)));
         }
-        let output = self.forward_with(|model| model.forward_t(input, true))?;
+        let count = input.size().first().map(|count| *count as usize);
+        let output = self.forward_of(count, |model| model.forward_t(input, true))?;
         widened(output)
     }
 

@@ -29,6 +29,12 @@ impl OptimizerHandle {
         Ok(())
     }
 
+    /// Whether all its parameters are those of prepared models.
+    pub(super) fn is_of_prepared_models(&self, shared: &Shared) -> bool {
+        let (own, models) = (self.optimizer.borrow().parameters(), shared.models.borrow());
+        !own.is_empty() && own.iter().all(|named| models.iter().any(|model| model.has(named)))
+    }
+
     /// Whether it trains one of these parameters on this rank.
     pub(super) fn trains(&self, parameters: &[Named]) -> bool {
         let own = self.optimizer.borrow().parameters();
@@ -168,7 +174,9 @@ impl<O: Optimizer, S: Schedule> Scheduled for OneSchedule<O, S> {
         let mut optimizer = self.optimizer.borrow_mut();
         optimizer.set_lr(self.schedule.lr(at));
         if let Some((beta1, beta2)) = self.schedule.betas(at) {
-            optimizer.set_betas(beta1, beta2);
+            if let Err(error) = optimizer.set_betas(beta1, beta2) {
+                self.shared.note(error.into());
+            }
         }
     }
 }

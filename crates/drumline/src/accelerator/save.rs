@@ -325,6 +325,10 @@ impl Accelerator {
             handle.steps.set(saved.accelerator[STEPS][place].as_u64().unwrap_or(saved.step));
             handle.grads.skipped.set(saved.accelerator[SKIPPED][place].as_u64().unwrap_or(0));
         }
+        let begun = optimizers.iter().map(|handle| handle.steps.get() + handle.grads.skipped.get());
+        if let (Some(masks), Some(step)) = (&self.shared.masks, begun.max()) {
+            masks.resume_at(step);
+        }
         Ok(())
     }
 

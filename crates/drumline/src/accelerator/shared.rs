@@ -9,6 +9,7 @@ use drumline_torch::{Autocast, LossScaler, Named, Optimizer, nccl};
 use tch::{Device, Tensor};
 
 use super::error::{AcceleratorError, Result};
+use super::masks::{InForward, TurnMasks};
 use super::model::{OfModel, Prepared, Replica};
 use super::save::LoaderPosition;
 use super::scaling::{OwnGrads, Scaled, Scaling};
@@ -50,6 +51,8 @@ pub(super) struct Shared {
     faults: RefCell<InjectedFaults>,
     /// An error that a forward could not return. The next backward returns it.
     failure: RefCell<Option<AcceleratorError>>,
+    /// Where dropout draws from, with a seed.
+    pub(super) masks: Option<TurnMasks>,
 }
 
 /// The options of an accelerator that all prepared objects need.
@@ -61,11 +64,13 @@ pub(super) struct SharedOptions {
     /// Turns in a window.
     pub(super) window: usize,
     pub(super) engine: MakeEngineOptions,
+    /// Of random numbers, if the program has given one.
+    pub(super) seed: Option<u64>,
 }
 
 impl Shared {
     pub(super) fn new(group: ProcessGroup, options: SharedOptions) -> Result<Self> {
-        let SharedOptions { device, precision, scaler, window, engine } = options;
+        let SharedOptions { device, precision, scaler, window, engine, seed } = options;
         let shape = engine().mesh_shape(group.size());
         let shape = shape.map_err(|error| SharedFailure::on_all_ranks(error.to_string()))?;
         Ok(Self {
@@ -86,6 +91,7 @@ impl Shared {
             is_unreduced: Cell::new(false),
             stale: RefCell::default(),
             failure: RefCell::default(),
+            masks: seed.map(|seed| TurnMasks::new(seed, device)).transpose()?,
         })
     }
 
@@ -137,7 +143,11 @@ impl Shared {
             return Ok(None);
         }
         let place = models.iter().position(|model| has_some(&model)).unwrap_or(0);
-        models[place].replica.engine().adopt(optimizer)?;
+        let engine = models[place].replica.engine();
+        engine.adopt(optimizer)?;
+        if let Some(note) = engine.offload_note().filter(|_| self.group.rank() == 0) {
+            tracing::info!("{note}");
+        }
         Ok(Some(place))
     }
 
@@ -159,7 +169,15 @@ impl Shared {
 
     /// An optimizer is about to make this step. Injected faults happen here.
     pub(super) fn at_step(&self, step: u64) {
+        self.masks.iter().for_each(|masks| masks.note_step(step));
         self.faults.borrow_mut().at(step, &self.group);
+    }
+
+    /// Dropout of a forward in this turn draws masks by position, until the result is dropped. `count` is the number of
+    /// samples, where the turn does not know it.
+    pub(super) fn enter_masks(&self, turn: &Turn, count: Option<usize>) -> Result<Option<InForward>> {
+        let Some(masks) = self.masks.as_ref().filter(|_| self.is_in_turn()) else { return Ok(None) };
+        Ok(masks.enter(&self.mesh, turn, count)?)
     }
 
     /// The current turn.

@@ -31,6 +31,8 @@ pub(super) struct Window {
     pub(super) backwards: Cell<usize>,
     /// The agreement of all ranks, in a prepared loop.
     pub(super) agreed: Option<Agreed>,
+    /// The step whose masks its forwards draw, from the first of them on.
+    pub(super) masks_of: Cell<Option<u64>>,
 }
 
 /// One turn, as this rank sees it.
@@ -43,6 +45,10 @@ pub(super) struct Turn {
     pub(super) is_last: bool,
     /// The samples of each rank; empty outside prepared loops.
     pub(super) samples: Vec<usize>,
+    /// This rank's samples in the turns of the window before this one; 0 outside prepared loops.
+    pub(super) seen: usize,
+    /// Forwards in this turn that have drawn masks.
+    pub(super) forwards: Cell<usize>,
     /// Backwards in this turn.
     pub(super) backwards: Cell<usize>,
 }
@@ -55,6 +61,8 @@ impl Turn {
             factor: Some(1.0),
             is_last: true,
             samples: Vec::new(),
+            seen: 0,
+            forwards: Cell::new(0),
             backwards: Cell::new(0),
         }
     }
@@ -73,15 +81,19 @@ impl Turn {
 /// The turns of a window, as seen by `rank`.
 fn turns_of(agreed: Agreed, rank: usize) -> Vec<Turn> {
     let each: Vec<Vec<Count>> = agreed.micro_batches.clone();
-    let window = Rc::new(Window { backwards: Cell::new(0), agreed: Some(agreed) });
-    let num = each.len();
+    let window = Rc::new(Window { agreed: Some(agreed), ..Window::default() });
+    let (num, mut seen) = (each.len(), 0);
     let turn = |(place, counts): (usize, Vec<Count>)| {
+        let before = seen;
+        seen += counts[rank].samples;
         let agreed = window.agreed.as_ref().filter(|_| counts[rank].samples > 0);
         Turn {
             factor: agreed.map(|agreed| agreed.factor_of_mean(counts[rank].weight)),
             window: window.clone(),
             is_last: place + 1 == num,
             samples: counts.iter().map(|count| count.samples).collect(),
+            seen: before,
+            forwards: Cell::new(0),
             backwards: Cell::new(0),
         }
     };

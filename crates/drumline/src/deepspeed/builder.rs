@@ -128,7 +128,7 @@ impl DeepSpeedBuilder {
             (schedule, _) => schedule,
         };
         let model = accelerator.prepare_model(model, store, accelerator.engine_options())?;
-        let steps = Steps::new(&accelerator, optimizer, schedule);
+        let steps = Steps::new(&accelerator, optimizer, schedule)?;
         Ok(DeepSpeedEngine::new(accelerator, model, steps, resolved))
     }
 }
@@ -189,7 +189,8 @@ fn create_folders(
 
 /// What must be the same on all ranks.
 fn shared_values(plan: &DeepSpeedPlan) -> NamedValues {
-    let DeepSpeedPlan { batch, precision, clip_norm, optimizer, scheduler, zero, reduce_in, .. } = plan;
+    let DeepSpeedPlan { batch, precision, clip_norm, optimizer, scheduler, zero, offload, reduce_in, .. } =
+        plan;
     let BatchPlan { train_batch, micro_batch, accumulation, .. } = batch;
     let values = [
         ("train_batch_size", train_batch.to_string()),
@@ -200,6 +201,7 @@ fn shared_values(plan: &DeepSpeedPlan) -> NamedValues {
         ("optimizer", format!("{optimizer:?}")),
         ("scheduler", format!("{scheduler:?}")),
         ("zero_optimization", format!("{zero:?}")),
+        ("offload_optimizer", format!("{:?}, ratio {}", offload.optimizer, offload.optimizer_ratio)),
         ("communication_data_type", format!("{reduce_in:?}")),
     ];
     values.map(|(name, value)| (name.to_owned(), value)).to_vec()

@@ -52,10 +52,11 @@ impl Steps {
         accelerator: &Accelerator,
         optimizer: Option<AnyOptimizer>,
         schedule: Option<Box<dyn Schedule>>,
-    ) -> Option<Self> {
-        let optimizer = accelerator.prepare_optimizer(optimizer?);
+    ) -> Result<Option<Self>> {
+        let Some(optimizer) = optimizer else { return Ok(None) };
+        let optimizer = accelerator.adopt(optimizer)?;
         let schedule = schedule.map(|schedule| accelerator.prepare_schedule(&optimizer, schedule));
-        Some(Self { optimizer, schedule })
+        Ok(Some(Self { optimizer, schedule }))
     }
 }
 

@@ -68,6 +68,17 @@ impl OneCycle {
         })
     }
 
+    /// An error if the momentum is no beta any more before the end of a training.
+    pub(super) fn check_until(&self, total_steps: u64) -> Result<(), ScheduleError> {
+        let last = self.momentum(total_steps.saturating_sub(1));
+        ensure(!self.cycle_momentum || (0.0..1.0).contains(&last), "OneCycle", || {
+            format!(
+                "after the cycle the momentum grows to {last} in step {total_steps}; expected 0 to below 1; \
+                 try a smaller decay_mom_rate, or 0"
+            )
+        })
+    }
+
     /// The learning rate of the next step.
     pub fn lr(&self, at: At) -> f64 {
         let total = self.cycle_first_step_size + self.second_step_size();
@@ -137,4 +148,31 @@ fn eight_tenths() -> f64 {
 
 fn nine_tenths() -> f64 {
     0.9
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::schedule::{LrPolicy, LrSchedule, Schedule};
+
+    use super::*;
+
+    #[test]
+    fn a_momentum_that_grows_too_far_is_an_error_before_training() {
+        let keys = r#"{"cycle_min_lr": 0.1, "cycle_max_lr": 1.0, "cycle_first_step_size": 5,
+            "decay_step_size": 1, "decay_mom_rate": 0.01}"#;
+        let cycle: OneCycle = serde_json::from_str(keys).unwrap();
+        let checked = |cycle: &OneCycle, total_steps| {
+            let schedule = LrSchedule::new(0.1, LrPolicy::OneCycle(cycle.clone())).unwrap();
+            schedule.check(total_steps)
+        };
+        // 0.9 × (1 + 0.01 × steps after the tenth) reaches 1 in the twelfth step after it.
+        assert_eq!((checked(&cycle, Some(22)), checked(&cycle, None)), (Ok(None), Ok(None)));
+        let error = checked(&cycle, Some(23)).unwrap_err().to_string();
+        assert!(
+            error.contains("in step 23") && error.ends_with("try a smaller decay_mom_rate, or 0"),
+            "{error}"
+        );
+        let constant = OneCycle { cycle_momentum: false, ..cycle };
+        assert_eq!(checked(&constant, Some(1000)), Ok(None));
+    }
 }

@@ -152,6 +152,13 @@ impl Schedule for LrSchedule {
     fn betas(&self, at: At) -> Option<(f64, f64)> {
         self.policy.betas(at)
     }
+
+    fn check(&self, total_steps: Option<u64>) -> Result<Option<String>, ScheduleError> {
+        if let (LrPolicy::OneCycle(policy), Some(total)) = (&self.policy, total_steps) {
+            policy.check_until(total)?;
+        }
+        Ok(None)
+    }
 }
 
 impl TryFrom<Unchecked> for LrSchedule {

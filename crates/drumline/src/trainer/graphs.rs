@@ -13,12 +13,14 @@
 //! while the others record would leave them waiting. Only if all succeed, they record together. Not here: which mode a
 //! step has (`step_mode`), batches copied during a step (`upload`).
 
+mod compute;
 mod own_stream;
 mod recorded;
+mod stay_eager;
 
-use drumline_parallel::{Agreed, GradSync, NotRecordable};
-use drumline_torch::cuda::{Graph, Pool, pinned_like, synchronize};
-use drumline_torch::{Beside, Named, TensorCollectives, TorchError, grad};
+use drumline_parallel::Agreed;
+use drumline_torch::TorchError;
+use drumline_torch::cuda::{Graph, Pool, synchronize};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use super::batch::Batch;
@@ -26,14 +28,15 @@ use super::context::Context;
 use super::error::TrainerError;
 use super::hooks::Hook;
 use super::learner::{Computed, Learner};
-use super::model::{Mode, Model};
-use super::step_mode::{Key, NeverGraph, Parameters, Seen, Shapes, Wish, shapes};
+use super::model::Model;
+use super::step_mode::{Key, Parameters, Seen, Shapes, Wish, shapes};
 use super::supply::{Supply, Window};
 use crate::comm::shared_failure::{LocalFailure, SharedFailure, guarded, with_causes};
-use crate::data::loader::Cause;
 use crate::quiet::guarded_quietly;
+use compute::{compute, copied_to, record_whole};
 pub(super) use own_stream::OwnStream;
 use recorded::{Made, Recorded};
+use stay_eager::{StayEager, check_recordable, first_line};
 
 /// The graphs of a training; none where it stays eager.
 pub(super) struct Graphs<B, O>(Option<Active<B, O>>);
@@ -45,6 +48,7 @@ struct Active<B, O> {
     watched: Watched,
     gradients: Option<Recorded<B, O>>,
     optimizer: OptimizerGraph,
+    has_reported_betas: bool,
 }
 
 /// Tensors that must be as they were when a graph was recorded.
@@ -79,6 +83,7 @@ impl<B, O> Active<B, O> {
             watched,
             gradients: None,
             optimizer: OptimizerGraph::Unrecorded,
+            has_reported_betas: false,
         })
     }
 
@@ -111,6 +116,17 @@ impl<B: Batch, O> Graphs<B, O> {
         Ok(Self(Some(Active::new(watched)?)))
     }
 
+    /// The schedule has changed the optimizer's betas, which a graph would not see. Rank 0 reports it once.
+    pub(super) fn note_betas(&mut self, rank: usize) {
+        let Some(active) = &mut self.0 else { return };
+        let is_news = matches!(active.optimizer, OptimizerGraph::Recorded(_) | OptimizerGraph::Unrecorded)
+            && active.gradients.is_some()
+            && !std::mem::replace(&mut active.has_reported_betas, true);
+        if is_news && rank == 0 {
+            tracing::info!("the optimizer does not run as a CUDA graph while the schedule changes its betas");
+        }
+    }
+
     /// Whether this rank can run a step of these batches as graphs. It is called once per step.
     pub(super) fn can_run<M: Model<B, Output = O> + ?Sized>(
         &mut self,
@@ -125,7 +141,7 @@ impl<B: Batch, O> Graphs<B, O> {
         let why = match active.seen.wish(key, recorded) {
             Wish::Eager => return false,
             Wish::Graph if is_recorded => return true,
-            Wish::Graph => check_recordable(learner),
+            Wish::Graph => check_recordable(&*learner.engine, learner.scaler.as_ref()),
             Wish::Forget => match self.forget(learner, context) {
                 Ok(()) => return false,
                 Err(error) => Err(StayEager::Torch(error)),
@@ -328,32 +344,6 @@ struct Recording<'s, B> {
     agreed: &'s Agreed,
 }
 
-/// Why the steps of a training stay eager.
-#[derive(Debug, thiserror::Error)]
-enum StayEager {
-    #[error(transparent)]
-    Steps(NeverGraph),
-    #[error(transparent)]
-    Communication(#[from] NotRecordable),
-    #[error("{cause}")]
-    Recording { cause: String },
-    #[error(transparent)]
-    Torch(TorchError),
-}
-
-/// An error if the communication of a step cannot be recorded.
-fn check_recordable<M: Model<B> + ?Sized, B: Batch>(learner: &Learner<'_, M, B>) -> Result<(), StayEager> {
-    if !learner.engine.communicates() {
-        return Ok(());
-    }
-    learner.engine.is_recordable()?;
-    let whole = learner.engine.mesh().whole();
-    if learner.scaler.is_some() && whole.size() > 1 {
-        whole.is_recordable().map_err(NotRecordable::from)?;
-    }
-    Ok(())
-}
-
 /// Takes the batches of the next step, and begins to copy them to the GPU.
 fn take_ahead<M: Model<B> + ?Sized, B: Batch>(
     learner: &Learner<'_, M, B>,
@@ -427,136 +417,5 @@ fn recording_failed(context: &Context<'_>, error: TrainerError) -> TrainerError 
             step: context.state.step + 1,
             cause: first_line(&with_causes(&other)).to_owned(),
         },
-    }
-}
-
-fn record_whole<M: Model<B> + ?Sized, B: Batch>(
-    learner: &mut Learner<'_, M, B>,
-    context: &mut Context<'_>,
-    recording: &Recording<'_, B>,
-    factor: Tensor,
-) -> Result<Made<M::Output>, TrainerError> {
-    let state = &mut context.state;
-    state.optimizer.zero_grad()?;
-    let (graph, (figures, mut outputs)) = Graph::record(recording.pool, || {
-        let (sum, outputs) = compute(learner, recording.batches, &factor)?;
-        Ok::<_, TrainerError>((figures(learner, &state.parameters, sum)?, outputs))
-    })?;
-    if learner.scores.0.is_empty() {
-        outputs.clear();
-    }
-    let grads: Result<_, _> = state.parameters.iter().map(|named| grad(&named.tensor)).collect();
-    Ok(Made {
-        graph,
-        factor,
-        read: pinned_like(&figures)?,
-        figures,
-        is_scaled: learner.scaler.is_some(),
-        outputs,
-        grads: grads?,
-    })
-}
-
-/// The sum of the losses, and the outputs.
-fn compute<M: Model<B> + ?Sized, B: Batch>(
-    learner: &Learner<'_, M, B>,
-    batches: &[B],
-    factor: &Tensor,
-) -> Result<(Tensor, Vec<M::Output>), TrainerError> {
-    let (mut sums, mut outputs, beside) = (Vec::new(), Vec::new(), beside(learner)?);
-    let mut seen = 0;
-    for (done, batch) in batches.iter().enumerate() {
-        let sync = GradSync::of(done, batches.len());
-        learner.engine.begin_micro_batch();
-        let _masks = learner.enter_masks(seen, batch);
-        seen += batch.num_samples();
-        let forward = || forward(learner, batch, sync);
-        let (output, loss) = match &beside {
-            Some(beside) => beside.forward(forward)?,
-            None => forward()?,
-        };
-        let part = loss.f_mul(&factor.f_to_kind(loss.kind())?)?;
-        match &beside {
-            Some(beside) => beside.backward(|| learner.backward(&part, sync))?,
-            None => learner.backward(&part, sync)?,
-        }
-        sums.push(loss.detach());
-        outputs.push(output);
-    }
-    Ok((Tensor::f_stack(&sums, 0)?.f_sum(Kind::Double)?, outputs))
-}
-
-/// The output of a batch and its loss.
-fn forward<M: Model<B> + ?Sized, B: Batch>(
-    learner: &Learner<'_, M, B>,
-    batch: &B,
-    sync: GradSync,
-) -> Result<(M::Output, Tensor), TrainerError> {
-    let _autocast = learner.autocast()?;
-    let output = learner.engine.forward_with(sync, || learner.model.forward_batch(batch, Mode::Train))?;
-    let output = output.map_err(failed)?;
-    let loss = learner.loss.sum(&output, batch).map_err(failed)?;
-    Ok((output, loss))
-}
-
-/// Computes gradients of the weights of small convolutions on a second stream, unless ranks communicate during
-/// backward.
-fn beside<M: Model<B> + ?Sized, B: Batch>(learner: &Learner<'_, M, B>) -> Result<Option<Beside>, TorchError> {
-    match learner.device() {
-        Device::Cuda(index) if !learner.engine.communicates() => Beside::new(index).map(Some),
-        _ => Ok(None),
-    }
-}
-
-/// The values that the host reads after the step. In fp16 gradients are unscaled, and the scale is updated for the next
-/// step. Then gradients are clipped. All of it happens on the GPU.
-fn figures<M: Model<B> + ?Sized, B: Batch>(
-    learner: &mut Learner<'_, M, B>,
-    parameters: &[Named],
-    sum: Tensor,
-) -> Result<Tensor, TrainerError> {
-    let mut figures = vec![sum];
-    if let Some(scaler) = &mut learner.scaler {
-        let unscaled = learner.engine.unscale(scaler, parameters.to_vec())?;
-        figures.extend(<[Tensor; 2]>::from(unscaled.update(scaler)?));
-    }
-    let norms = learner.clips.iter().map(|clip| learner.engine.clip_on_device(*clip, parameters));
-    figures.extend(norms.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().next());
-    let figures =
-        figures.iter().map(|figure| figure.f_to_kind(Kind::Double)).collect::<Result<Vec<_>, _>>()?;
-    Ok(Tensor::f_stack(&figures, 0)?)
-}
-
-/// A copy on the device that belongs to the graph, because later batches overwrite it. A tensor that lies there already
-/// may be part of a data set.
-fn copied_to<B: Batch>(batch: B, device: Device) -> Result<B, TorchError> {
-    let is_there =
-        batch.tensors().is_some_and(|tensors| tensors.iter().any(|tensor| tensor.device() == device));
-    let batch = if is_there { batch.to_device(Device::Cpu)? } else { batch };
-    batch.to_device(device)
-}
-
-/// An error of the model or the loss.
-fn failed(cause: Cause) -> TrainerError {
-    TrainerError::Model { cause }
-}
-
-/// The text without libtorch's stack trace. In the message of a panic a line break is two characters.
-fn first_line(text: &str) -> &str {
-    let end = [text.find('\n'), text.find("\\n")].into_iter().flatten().min();
-    text[..end.unwrap_or(text.len())].trim_end()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_reason_is_one_line() {
-        assert_eq!(first_line("plain"), "plain");
-        assert_eq!(first_line("first \nsecond"), "first");
-        let panic =
-            format!("panicked: {:?}", "not permitted when stream is capturing\nException raised from …\n");
-        assert_eq!(first_line(&panic), "panicked: \"not permitted when stream is capturing");
     }
 }

@@ -55,6 +55,8 @@ pub(super) struct Learner<'a, M: Model<B> + ?Sized, B: Batch> {
     pub(super) clips: Vec<Clip>,
     /// Sets the learning rate of each step, if there is one.
     pub(super) schedule: Option<Box<dyn Schedule + 'a>>,
+    /// The betas that the schedule has set last.
+    pub(super) betas: Option<(f64, f64)>,
     /// Whether the optimizer has made a step in this run, and so has allocated its state.
     pub(super) has_stepped: bool,
     /// Where dropout draws from.

@@ -236,6 +236,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
                 scaler,
                 clips: self.settings.clips.clone(),
                 schedule: self.schedule,
+                betas: None,
                 has_stepped: false,
                 masks: Masks::new(self.settings.seed, device)?,
                 waits,

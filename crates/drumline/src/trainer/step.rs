@@ -113,8 +113,16 @@ impl<M: Model<B> + ?Sized, B: Batch> Step<'_, '_, M, B> {
         let state = &mut self.context.state;
         let (lr, betas) = (schedule.lr(state.at()), schedule.betas(state.at()));
         if let Some((beta1, beta2)) = betas {
-            // A graph of the optimizer's step would keep those of its recording.
-            state.is_optimizer_changed |= state.optimizer.set_betas(beta1, beta2);
+            match state.optimizer.set_betas(beta1, beta2) {
+                // A graph of the optimizer's step would keep those of its recording.
+                Ok(has_betas) if has_betas && self.learner.betas != Some((beta1, beta2)) => {
+                    state.is_optimizer_changed = true;
+                    self.graphs.note_betas(state.rank());
+                    self.learner.betas = Some((beta1, beta2));
+                }
+                Ok(_) => {}
+                Err(error) => self.context.hooks.note(error.into()),
+            }
         }
         if lr.is_finite() {
             state.set_lr(lr);

@@ -94,6 +94,48 @@ ranks_test!(
     }
 );
 
+ranks_test!(
+    a_rank_alone_that_offloads_stays_eager_and_says_so_once,
+    1,
+    timeout = BRIEF,
+    {
+        drumline::init_logging(LogOptions { filter: Some("info".into()), ..LogOptions::default() })?;
+        let group = join()?;
+        let case = Case { offloads: true, adam: true, ..Case::default() };
+        let offloaded = train(&group, case)?;
+        let resident = train(&group, Case { offloads: false, graphs: false, ..case })?;
+        assert_eq!((offloaded.steps.len(), offloaded.forwards), (24, 24), "all steps are eager");
+        assert_same_losses(&resident, &offloaded, 1e-4);
+    },
+    |ranks| {
+        let report = ranks.env([("DRUMLINE_LOG", "info")]).pass()?;
+        let output = report.ranks[0].stderr_text();
+        let words = "steps do not run as CUDA graphs: the optimizer's state is in host memory";
+        assert_eq!(output.matches(words).count(), 1, "{output}");
+        assert!(!output.contains("the optimizer does not run as a CUDA graph"), "{output}");
+    }
+);
+
+ranks_test!(
+    a_schedule_that_cycles_the_momentum_has_the_losses_of_eager_steps,
+    1,
+    timeout = BRIEF,
+    {
+        drumline::init_logging(LogOptions { filter: Some("info".into()), ..LogOptions::default() })?;
+        let group = join()?;
+        let case = Case { adam: true, cycles: true, ..Case::default() };
+        let (graphed, eager) = (train(&group, case)?, train(&group, Case { graphs: false, ..case })?);
+        assert_eq!(graphed.forwards, WARM_UPS + 1, "forward and backward are recorded");
+        assert_same_losses(&eager, &graphed, 1e-5);
+    },
+    |ranks| {
+        let report = ranks.env([("DRUMLINE_LOG", "info")]).pass()?;
+        let output = report.ranks[0].stderr_text();
+        let words = "the optimizer does not run as a CUDA graph while the schedule changes its betas";
+        assert_eq!(output.matches(words).count(), 1, "{output}");
+    }
+);
+
 /// Freezes the first layer after 8 steps, and thaws it after 16.
 struct Freezing {
     does: bool,

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use drumline::data::{Dataset, Sample, SampleError};
-use drumline::engine::{EngineOptions, ShardOptions, Stage, SyncBatchNorm, SyncGroup};
+use drumline::engine::{EngineOptions, Offload, Place, ShardOptions, Stage, SyncBatchNorm, SyncGroup};
 use drumline::optim::{AdamOptions, AdamW, DynamicScale, Named, ScalePolicy, Sgd, SgdOptions, parameters};
-use drumline::schedule::At;
+use drumline::schedule::{At, LrPolicy, LrSchedule, Schedule};
 use drumline::tch::nn::{Linear, Module, ModuleT, VarStore, linear};
 use drumline::tch::{Device, Kind, Tensor};
 use drumline::torch::TorchError;
@@ -68,6 +68,10 @@ pub(super) struct Case {
     pub(super) kept: Kept,
     /// The stage of ZeRO, which a single rank goes through as if there were several. The model is then created on the CPU.
     pub(super) zero: Option<Stage>,
+    /// Whether the schedule cycles the momentum, and ends that before the training ends.
+    pub(super) cycles: bool,
+    /// Whether a rank without ZeRO has the optimizer's state in host memory.
+    pub(super) offloads: bool,
 }
 
 impl Case {
@@ -89,6 +93,8 @@ impl Case {
         dropout: 0.0,
         kept: Kept::All,
         zero: None,
+        cycles: false,
+        offloads: false,
     };
 }
 
@@ -240,6 +246,10 @@ const HIGH: ScalePolicy = ScalePolicy::Dynamic(DynamicScale {
     growth_interval: 3,
 });
 
+/// Learning rates and momenta of 16 steps, and the last ones of the cycle afterwards.
+const CYCLE: &str =
+    r#"{"cycle_min_lr": 0.001, "cycle_max_lr": 0.01, "cycle_first_step_size": 8, "decay_step_size": 0}"#;
+
 /// Trains from the start. All ranks call it.
 pub(super) fn train(group: &ProcessGroup, case: Case) -> anyhow::Result<Trained> {
     let data = Waves { len: case.data.0, width: case.data.1 };
@@ -267,12 +277,18 @@ pub(super) fn train_on(
             ShardOptions { shards_alone: true, keep_gathered: 100, sync_group, ..ShardOptions::new(stage) }
                 .into()
         }
+        None if case.offloads => {
+            let offload = Offload { optimizer: Place::Host, ..Offload::default() };
+            ShardOptions { offload, ..ShardOptions::new(Stage::Zero0) }.into()
+        }
         None => DdpOptions { reduces_alone: case.reduces_alone, sync_group, ..DdpOptions::default() }.into(),
     };
     let lr = if case.adam { 0.01 } else { 0.1 };
     let changing = move |at: At| lr * (1.0 + 0.5 * (at.step as f64).sin());
     let trainer = trainer.engine(options).clip_norm(0.5);
-    let trainer = trainer.schedule(changing).callback(callback);
+    let cycle = LrSchedule::new(lr, LrPolicy::OneCycle(serde_json::from_str(CYCLE)?))?;
+    let schedule: Box<dyn Schedule> = if case.cycles { Box::new(cycle) } else { Box::new(changing) };
+    let trainer = trainer.schedule(schedule).callback(callback);
     let trainer = trainer.callback(Noting(Arc::clone(&noted)));
     let trainer = if case.adam {
         trainer.optimizer(AdamW::new(parameters(&store), AdamOptions { lr, ..Default::default() })?)

@@ -2,8 +2,10 @@
 
 mod collecting;
 mod failing;
+mod masks;
 mod methods;
 mod norms;
+mod offloading;
 mod planned;
 mod precision;
 mod saving;

@@ -7,7 +7,7 @@ use super::place::{Element, Source, is_aligned, multiprocessors, pointer};
 use crate::cuda::Grid;
 use crate::error::TorchError;
 use crate::kernels::Rate;
-use crate::masks::{DevicePosition, Position};
+use crate::masks::{DevicePosition, DrawnStep, Position};
 
 /// The source of the bits, for all kernels that drop.
 pub(super) const MASK: &str = include_str!("mask.cu");
@@ -37,6 +37,8 @@ pub(super) struct RawMask {
 #[derive(Debug)]
 pub(in crate::kernels) struct CudaMask {
     raw: RawMask,
+    /// The step of the forward.
+    drawn: DrawnStep,
     /// Keeps the memory of the step.
     step: Tensor,
     samples: u64,
@@ -63,7 +65,7 @@ impl CudaMask {
     /// The mask of tensors of the size of `xs`; `None` if the step is not on its GPU.
     pub(in crate::kernels) fn new(position: Position, xs: &Tensor, rate: Rate) -> Option<Self> {
         let Device::Cuda(device) = xs.device() else { return None };
-        let DevicePosition { keys, step, first, stride, count } =
+        let DevicePosition { keys, drawn, step, first, stride, count } =
             position.on_device(xs.device(), &xs.size())?;
         let per_sample = xs.numel() as i64 / (count as i64).max(1);
         let (first, stride) = (first as i64, stride as i64);
@@ -76,17 +78,18 @@ impl CudaMask {
             below: rate.below,
             scale: rate.scale,
         };
-        Some(Self { raw, step, samples: count, device })
+        Some(Self { raw, drawn, step, samples: count, device })
     }
 
     pub(in crate::kernels) fn shared(&self) -> Self {
         let Self { raw, samples, device, .. } = *self;
-        Self { raw, step: self.step.shallow_clone(), samples, device }
+        Self { raw, drawn: self.drawn.clone(), step: self.step.shallow_clone(), samples, device }
     }
 
-    /// For kernels that drop while they do something else.
-    pub(super) fn raw(&self) -> &RawMask {
-        &self.raw
+    /// For a kernel that is launched now. An error if another step has begun since the forward, whose masks it would draw.
+    pub(super) fn raw(&self) -> Result<&RawMask, TorchError> {
+        self.drawn.check()?;
+        Ok(&self.raw)
     }
 
     pub(in crate::kernels) fn run(&self, xs: &Tensor, how: Dropped<'_>) -> Result<Tensor, TorchError> {
@@ -121,8 +124,13 @@ impl CudaMask {
         let arguments = [(&xs).into(), pointer(other.as_ref()), (&out).into(), (self.samples as i32).into()];
         let kernels = SOURCE.with(self.device, element, &[("THREADS", i64::from(THREADS))])?;
         let grid = Grid { blocks, threads: THREADS, shared: 0 };
+        let raw = match how {
+            // The result of the forward says what was dropped.
+            Dropped::WherePositive(_) => &self.raw,
+            Dropped::Alone | Dropped::Onto(_) | Dropped::OfRelu => self.raw()?,
+        };
         // SAFETY: the arguments are listed as in the source; all tensors are contiguous, of one size, and on this GPU.
-        unsafe { kernels.get(&name)?.launch_with(self.device, grid, &self.raw, &arguments)? };
+        unsafe { kernels.get(&name)?.launch_with(self.device, grid, raw, &arguments)? };
         Ok(out)
     }
 }

@@ -196,7 +196,7 @@ impl Norm {
         arguments: &[Argument],
     ) -> Result<(), TorchError> {
         let kernels = self.kernels(mask.is_some())?;
-        let mask = mask.map(CudaMask::raw).copied().unwrap_or_default();
+        let mask = mask.map(CudaMask::raw).transpose()?.copied().unwrap_or_default();
         // SAFETY: each caller lists the arguments as in the source, for tensors whose shapes `of` has checked.
         unsafe { kernels.get(&self.name(name))?.launch_with(self.device, grid, &mask, arguments) }
     }

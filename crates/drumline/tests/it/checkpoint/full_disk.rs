@@ -7,14 +7,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use drumline::ProcessGroup;
 use drumline::checkpoint::{CheckpointError, Checkpoints, Mark, RunState, StateLayout};
 use drumline::comm::{Axis, LocalGroup, MeshShape};
-use drumline::engine::Placed;
-use drumline::optim::Named;
+use drumline::engine::{Offload, Place, Placed, ShardOptions, Stage};
+use drumline::optim::{AdamOptions, AdamW, Named, parameters};
+use drumline::trainer::{CrossEntropy, DistTrainer, LoadBestModel};
 use rank_test::skipped;
 use rustix::fs::statvfs;
+use tch::nn::VarStore;
 use tch::{Device, Kind, Tensor};
 
+use super::super::trainer::{Net, data};
 use super::{alone, listing, load, save, state_of, whole_step};
 
 const DISK: &str = "DRUMLINE_TEST_SMALL_DISK";
@@ -188,6 +192,40 @@ fn no_room_for_the_files_of_one_rank() {
         }
         panic!("no save was possible, however much room there was");
     });
+}
+
+/// Trains up to this step, with the optimizer's state in a file beside the checkpoints.
+fn train_offloaded(dir: &Path, steps: u64) -> anyhow::Result<()> {
+    let (group, store) = (ProcessGroup::from_env()?, VarStore::new(Device::Cpu));
+    let net = Net::with_large(&store);
+    let offload = Offload { optimizer: Place::Disk(dir.to_owned()), ..Offload::default() };
+    let engine = ShardOptions { offload, ..ShardOptions::new(Stage::Zero1) };
+    let adam = AdamW::new(parameters(&store), AdamOptions::default())?;
+    let trainer = DistTrainer::new(&group, &net, &store, data(16)).loss(CrossEntropy::default());
+    let trainer = trainer.optimizer(adam).engine(engine).print_every(0).batch_size_per_gpu(4).n_epochs(2);
+    trainer.max_steps(steps).save_path(dir).resume_from(dir).train(LoadBestModel::No)?;
+    Ok(())
+}
+
+#[test]
+fn no_room_for_offloaded_state_leaves_the_last_checkpoint() {
+    small_disk_test(
+        "it::checkpoint::full_disk::no_room_for_offloaded_state_leaves_the_last_checkpoint",
+        |dir| {
+            let step = || load(dir).unwrap().unwrap().state.step;
+            train_offloaded(dir, 3).unwrap();
+            assert_eq!(step(), 3);
+            let before = listing(dir);
+            leave_blocks(dir, 4);
+            let error = train_offloaded(dir, 6).unwrap_err().to_string();
+            assert!(error.contains("rank 0 cannot offload: state needs "), "{error}");
+            assert!(error.contains("where 16384 are free; try another folder"), "{error}");
+            fs::remove_file(dir.join("filler")).unwrap();
+            assert_eq!((listing(dir), step()), (before, 3), "nothing is lost, and nothing is left behind");
+            train_offloaded(dir, 6).unwrap();
+            assert_eq!(step(), 6, "with space again, the job continues");
+        },
+    );
 }
 
 #[test]

@@ -180,6 +180,15 @@ ranks_test!(wrong_settings_are_errors_on_all_ranks, 2, {
         said.contains("another configuration of DeepSpeed") && said.contains("gradient_clipping"),
         "{said}"
     );
+    let devices = ["cpu", "none"];
+    let stage_1 = |device: &str| json!({ "stage": 1, "offload_optimizer": { "device": device } });
+    let said = message(config(json!({ "zero_optimization": stage_1(devices[group.rank()]) })));
+    assert!(
+        said.contains("another configuration of DeepSpeed") && said.contains("offload_optimizer"),
+        "{said}"
+    );
+    // The control: the same place on all ranks.
+    engine(&group, &config(json!({ "zero_optimization": stage_1(devices[0]) })))?;
     let (store, net) = net();
     let accelerator = Accelerator::builder().group(&group).cpu();
     let given = Given { lr: Some(Argument::given("--lr", 0.1)), ..Given::default() };
