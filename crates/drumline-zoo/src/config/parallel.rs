@@ -207,9 +207,10 @@ impl Parallel {
     ) -> Result<Option<ShardOptions>, ConfigError> {
         let Self { zero, dp, shard, keep_gathered, .. } = *self;
         let num_ranks = self.replicas(job_ranks)?;
-        let cut = match self.is_cut() {
-            true => format!(" ({job_ranks} / PARALLEL.TP {} / PARALLEL.CP {})", self.tp, self.cp),
-            false => String::new(),
+        let cut = if self.is_cut() {
+            format!(" ({job_ranks} / PARALLEL.TP {} / PARALLEL.CP {})", self.tp, self.cp)
+        } else {
+            String::new()
         };
         let (dp, shard) = match (dp, shard) {
             (None, None) if zero == Stage::Zero0 => (num_ranks, 1),

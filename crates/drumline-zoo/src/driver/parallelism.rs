@@ -88,9 +88,9 @@ impl Parallelism {
             }
         };
         let Parallel { tp, cp, .. } = self.keys;
-        Ok(match self.keys.is_cut() {
-            true => ModelParallel { tp, cp, parts, within, ..ModelParallel::default() }.into(),
-            false => within,
-        })
+        if self.keys.is_cut() {
+            return Ok(ModelParallel { tp, cp, parts, within, ..ModelParallel::default() }.into());
+        }
+        Ok(within)
     }
 }

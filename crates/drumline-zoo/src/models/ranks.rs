@@ -70,10 +70,8 @@ impl ModelRanks {
 
     /// The places of texts of this length that this rank has between the regions in which layers are cut.
     pub(super) fn places(&self, len: i64) -> Vec<Range<i64>> {
-        let chunks = match self.cp.is_cut() {
-            true => self.cp.cut(len).chunks(self.cp.rank()).to_vec(),
-            false => vec![0..len],
-        };
+        let chunks =
+            if self.cp.is_cut() { self.cp.cut(len).chunks(self.cp.rank()).to_vec() } else { vec![0..len] };
         let of_rank: i64 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
         within(&chunks, self.tp.cut(of_rank).range(self.tp.rank()))
     }

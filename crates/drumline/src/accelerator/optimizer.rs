@@ -173,10 +173,10 @@ impl<O: Optimizer, S: Schedule> Scheduled for OneSchedule<O, S> {
         let at = At { epoch, step, total_steps: None, base_lr: self.base_lr };
         let mut optimizer = self.optimizer.borrow_mut();
         optimizer.set_lr(self.schedule.lr(at));
-        if let Some((beta1, beta2)) = self.schedule.betas(at) {
-            if let Err(error) = optimizer.set_betas(beta1, beta2) {
-                self.shared.note(error.into());
-            }
+        if let Some((beta1, beta2)) = self.schedule.betas(at)
+            && let Err(error) = optimizer.set_betas(beta1, beta2)
+        {
+            self.shared.note(error.into());
         }
     }
 }

@@ -162,7 +162,6 @@ pub fn dropout_part(xs: &Tensor, p: f64, part: &PartOf) -> Result<Tensor, TorchE
 }
 
 #[cfg(test)]
-#[allow(clippy::single_range_in_vec_init)] // a list of ranges, of which there is one
 mod tests {
     use super::*;
     use crate::{Masks, StepSamples, dropout};
