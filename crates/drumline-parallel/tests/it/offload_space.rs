@@ -140,7 +140,7 @@ ranks_test!(a_disk_without_space_is_an_error_on_all_ranks_that_leaves_nothing, 2
         Ok(held_files(folder).is_empty() && std::fs::read_dir(folder)?.next().is_none())
     };
     assert!(is_empty(folder.path())?);
-    // The control: state that is as large as it is fits there.
+    // The control: state of its real size fits there.
     CLAIMED.store(1 << 20, Ordering::Relaxed);
     Training::new(&group, on_disk(folder.path(), Stage::Zero1, 1.0), CLAIMS)?.run(0..2)?;
 });
