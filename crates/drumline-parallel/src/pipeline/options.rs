@@ -96,7 +96,7 @@ pub enum Scale<'a> {
     /// They are not.
     #[default]
     No,
-    /// By this scaler; [`Engine::unscale`] divides by it.
+    /// By this scaler; [`Engine::unscale`](crate::Engine::unscale) divides by it.
     By(&'a LossScaler),
 }
 
