@@ -388,6 +388,9 @@ impl Synced {
     /// earlier backwards inside [`no_sync`](Self::no_sync) are reduced.
     #[track_caller]
     pub(crate) fn join_backward(&self, calls: &[SyncCall]) -> Result {
+        if let Some(others) = &self.others {
+            self.check_frozen(others)?;
+        }
         self.backward_nothing_beside(calls, BackwardKind::ReduceLast)
     }
 

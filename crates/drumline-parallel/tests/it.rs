@@ -35,6 +35,8 @@ mod offload_space;
 mod offload_units;
 #[path = "it/pipeline.rs"]
 mod pipeline;
+#[path = "it/pipeline_agreement.rs"]
+mod pipeline_agreement;
 #[path = "it/pipeline_engine.rs"]
 mod pipeline_engine;
 #[path = "it/pipeline_faults.rs"]

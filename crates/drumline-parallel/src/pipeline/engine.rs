@@ -67,9 +67,9 @@ impl Pipeline {
     pub fn new(layers: &LayerList, mesh: &Mesh, options: PipelineOptions) -> Result<Self> {
         let pp = mesh.axis(Axis::Pp);
         let cut = Cut::new(layers, pp, &options)?;
-        let (store, stages) = cut.build(layers, &options)?;
+        let built = cut.build(layers, &options);
         let program = cut.plans[0].program();
-        check_programs(mesh, program, &cut.layers)?;
+        let (store, stages) = check_built(mesh, program, &cut.layers, built)?;
         let ties = Ties::new(pp, &store, &layers.ties, |tie| cut.holders(layers, tie))?;
         let links = Links::new(pp, program)?;
         let PipelineOptions { order, micro_batches, masks, parts, within, .. } = options;
@@ -158,8 +158,10 @@ impl Pipeline {
         scale: Scale<'_>,
         mut loss: impl FnMut(&[Tensor], &MicroBatch) -> std::result::Result<Tensor, LayerError>,
     ) -> Result<StepLoss> {
-        self.check_agreed(agreed, micro_batches.len())?;
-        self.engine.begin_step(agreed)?;
+        let begun = self.check_agreed(agreed, micro_batches.len());
+        begun
+            .and_then(|()| self.engine.begin_step(agreed))
+            .inspect_err(|cause| self.end(&cause.to_string()))?;
         let scaler = match scale {
             Scale::No => None,
             Scale::By(scaler) => Some(scaler),
@@ -181,6 +183,7 @@ impl Pipeline {
         micro_batches: &[MicroBatch],
         mut loss: impl FnMut(&[Tensor], &MicroBatch) -> std::result::Result<Tensor, LayerError>,
     ) -> Result<f64> {
+        self.check_same_number(micro_batches.len())?;
         self.engine.begin_evaluation(Forwards::Any)?;
         let run = Run { mode: Mode::Evaluate, micro_batches, factor: 1.0, scaler: None };
         let outcome = self
@@ -207,11 +210,32 @@ impl Pipeline {
             Some(rank) => {
                 Err(PipelineError::Uneven { rank, got: agreed.batches[rank], first, expected }.into())
             }
+            None if !(agreed.count.is_finite() && agreed.count > 0.0) => Err(ParallelError::value(
+                "the count of a step",
+                agreed.count,
+                "more than 0; try to count on the ranks with the first stage, which are asked for it",
+            )),
             None if own != expected => Err(ParallelError::value(
                 "the number of micro-batches of a step",
                 own,
                 format!("{expected}, as agreed"),
             )),
+            None => Ok(()),
+        }
+    }
+
+    /// The same for an evaluation, in which ranks have agreed on nothing.
+    fn check_same_number(&self, own: usize) -> Result {
+        let mesh = self.engine.mesh();
+        let pp = mesh.axis(Axis::Pp);
+        let mut all = vec![0u64; pp.size()];
+        pp.all_gather(&[own as u64], &mut all)?;
+        let ranks = mesh.shape().peers(mesh.whole().rank(), &[Axis::Pp]);
+        match all.iter().position(|other| *other != all[0]) {
+            Some(place) => {
+                let [got, expected] = [all[place], all[0]].map(|number| number as usize);
+                Err(PipelineError::Uneven { rank: ranks[place], got, first: ranks[0], expected }.into())
+            }
             None => Ok(()),
         }
     }
@@ -273,6 +297,8 @@ impl Pipeline {
         }
         self.ties.abort(cause);
         self.engine.abort(cause);
+        // In which all ranks add up losses, those of other replicas as well.
+        self.engine.mesh().whole().abort(cause);
         *self.ended.borrow_mut() = Some(cause.to_owned());
     }
 
@@ -321,13 +347,20 @@ fn engine(store: &VarStore, stages: &HashMap<usize, Stage>, of: EngineParts<'_>)
     Ok(Box::new(Alone::new(store, mesh)))
 }
 
-/// An error unless all ranks have the same program and the same cut.
+/// What was built; an error unless all ranks have built their stages, with the same program and the same cut.
 #[track_caller]
-fn check_programs(mesh: &Mesh, program: &Program, cut: &[Range<usize>]) -> Result {
-    let own = (program.fingerprint(), cut.iter().map(|range| range.end as u64).collect::<Vec<_>>());
+fn check_built<B>(mesh: &Mesh, program: &Program, cut: &[Range<usize>], built: Result<B>) -> Result<B> {
+    let ends: Vec<_> = cut.iter().map(|range| range.end as u64).collect();
+    let own = (program.fingerprint(), ends, built.as_ref().err().map(ToString::to_string));
     let all = mesh.whole().all_gather_object(&own)?;
-    match all.iter().position(|other| *other != all[0]) {
+    let built = built?;
+    if let Some((rank, cause)) =
+        all.iter().enumerate().find_map(|(rank, (.., cause))| Some((rank, cause.as_ref()?)))
+    {
+        return Err(PipelineError::NotBuilt { rank, cause: cause.clone() }.into());
+    }
+    match all.iter().position(|(program, ends, _)| (program, ends) != (&all[0].0, &all[0].1)) {
         Some(rank) => Err(PipelineError::OtherProgram { rank }.into()),
-        None => Ok(()),
+        None => Ok(built),
     }
 }

@@ -67,6 +67,14 @@ pub enum PipelineError {
         /// The first rank with another one.
         rank: usize,
     },
+    /// Another rank could not build its stages.
+    #[error("rank {rank} cannot build its stages: {cause}")]
+    NotBuilt {
+        /// The rank.
+        rank: usize,
+        /// Its error.
+        cause: String,
+    },
     /// An action failed on this rank.
     #[error("rank {rank} failed at {}: {cause}", spoken(action))]
     Failed {

@@ -64,7 +64,8 @@ impl std::fmt::Debug for PipelineOptions {
     }
 }
 
-/// A micro-batch. Ranks without the first stage need no inputs, and ranks without the last one no targets.
+/// A micro-batch. Ranks without the first stage need no inputs, and ranks without the last one no targets. The count of a
+/// step that ranks agree on is that of the ranks with the first stage.
 #[derive(Debug)]
 pub struct MicroBatch {
     /// What the first layer gets.

@@ -140,7 +140,9 @@ impl TorchExecutor<'_> {
         };
         match self.mode {
             Mode::Train => engine.forward(GradSync::Accumulate, &mut run)?,
-            Mode::Evaluate => tch::no_grad(|| engine.evaluate(&mut run))?,
+            // Not by the engine, which would wait for the other ranks of the model in each forward: those of later stages
+            // wait for this one.
+            Mode::Evaluate => tch::no_grad(&mut run),
         }
         drop(inputs);
         let outputs = outputs.ok_or(ParallelError::Internal { what: "a forward did not run" })??;
