@@ -90,6 +90,6 @@ fn a_step_that_counts_nothing_is_an_error() {
             Pipeline::new(&layers(Variant::PLAIN), &mesh(&group, 2)?, options(Schedule::OneFOneB.into(), 2))?;
         let batches = batches(2, false, 0);
         assert_eq!(agreed(pipeline.engine().mesh(), &batches)?.count, 12.0);
-        Ok(step(&pipeline, &batches).map(drop)?)
+        step(&pipeline, &batches).map(drop)
     });
 }
