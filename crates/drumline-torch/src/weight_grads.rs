@@ -85,11 +85,18 @@ impl WeightGrads {
         &self,
         backward: impl FnOnce() -> Result<(), E>,
     ) -> Result<QueuedGrads, E> {
+        /// Ends it, also after a panic: what was queued is of a backward that has not ended.
+        struct Apart<'a>(&'a WeightGrads);
+        impl Drop for Apart<'_> {
+            fn drop(&mut self) {
+                self.0.0.is_apart.store(false, Ordering::Relaxed);
+                self.0.queue().clear();
+            }
+        }
         self.0.is_apart.store(true, Ordering::Relaxed);
-        let outcome = backward();
-        self.0.is_apart.store(false, Ordering::Relaxed);
-        let queued = std::mem::take(&mut *self.queue());
-        outcome.map(|()| QueuedGrads(queued))
+        let _apart = Apart(self);
+        backward()?;
+        Ok(QueuedGrads(std::mem::take(&mut *self.queue())))
     }
 
     fn queue(&self) -> MutexGuard<'_, Vec<Queued>> {

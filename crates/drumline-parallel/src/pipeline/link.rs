@@ -10,6 +10,7 @@
 //! and ranks that wait for fewer do not either. A message has the tag of (step, direction, stage, micro-batch).
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -173,7 +174,11 @@ impl Outgoing {
                     // After an error messages are dropped: the group has ended.
                     let mut sent = Ok(());
                     if lock(&state).failure.is_none() {
-                        sent = parcel.send(&group, 1, tag);
+                        let send = || parcel.send(&group, 1, tag);
+                        let panicked = |_| {
+                            Err(ParallelError::Internal { what: "a thread that sends messages panicked" })
+                        };
+                        sent = catch_unwind(AssertUnwindSafe(send)).unwrap_or_else(panicked);
                     }
                     drop(parcel);
                     if let Err(error) = sent {
