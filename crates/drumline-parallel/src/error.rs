@@ -62,7 +62,7 @@ pub enum ParallelError {
     },
     /// The optimizer's steps need whole parameters, of which ranks have parts.
     #[error(
-        "{what} needs whole parameters, and ranks along tp or pp have parts; try Adam, AdamW, Lion, SGD or Adagrad with f32 state"
+        "{what} needs whole parameters, and ranks along tp have parts; try Adam, AdamW, Lion, SGD or Adagrad with f32 state"
     )]
     WholeTensors {
         /// What needs them.

@@ -287,9 +287,11 @@ impl ModelParts {
         self.parts.is_some()
     }
 
-    /// An error for an optimizer whose steps need the whole of a parameter, if ranks have parts.
+    /// An error, the same on all ranks, for an optimizer whose steps need the whole of a tensor, if any is cut. Ranks along
+    /// `pp` have different tensors, which are whole.
     pub(crate) fn check_optimizer(&self, optimizer: &dyn Optimizer) -> Result {
-        match optimizer.needs_whole_tensors().filter(|_| self.is_cut()) {
+        let is_cut = |parts: &Parts| parts.tensors.values().any(|known| known.parts.len() > 1);
+        match optimizer.needs_whole_tensors().filter(|_| self.parts.as_ref().is_some_and(is_cut)) {
             Some(what) => Err(ParallelError::WholeTensors { what }),
             None => Ok(()),
         }

@@ -121,7 +121,8 @@ impl Parallel {
                 format!("is {shard}, and PARALLEL.ZERO 0 divides nothing; try PARALLEL.ZERO 3"),
             );
         }
-        if let Some(kind) = [offload, offload_params].into_iter().find(|kind| **kind != OffloadKind::None)
+        let places = [("PARALLEL.OFFLOAD", offload), ("PARALLEL.OFFLOAD_PARAMS", offload_params)];
+        if let Some((key, kind)) = places.into_iter().find(|(_, kind)| **kind != OffloadKind::None)
             && self.is_cut()
         {
             let what = format!(
@@ -130,7 +131,7 @@ impl Parallel {
                 self.tp,
                 self.cp
             );
-            return invalid("PARALLEL.OFFLOAD", what);
+            return invalid(key, what);
         }
         let has_files = [offload, offload_params].iter().any(|kind| kind.has_files());
         if offload_params.has_files() && zero != Stage::Zero3 {
@@ -374,14 +375,15 @@ mod tests {
         );
         assert!(refused(&cut, heads(6, false)).contains("only the texts of a GPT can be cut"));
         assert!(refused(&cut, Cuts::None).contains("this model is not cut among ranks; try 1"));
-        let offloaded = Parallel { offload: OffloadKind::Host, ..cut };
-        assert!(
-            offloaded
-                .check()
-                .unwrap_err()
-                .to_string()
-                .contains("PARALLEL.TP 2 and PARALLEL.CP 2 do not support")
-        );
+        for (offloaded, key) in [
+            (Parallel { offload: OffloadKind::Host, ..cut.clone() }, "PARALLEL.OFFLOAD"),
+            (Parallel { offload_params: OffloadKind::Host, ..cut }, "PARALLEL.OFFLOAD_PARAMS"),
+        ] {
+            assert_eq!(
+                offloaded.check().unwrap_err().to_string(),
+                format!("{key} is host, which PARALLEL.TP 2 and PARALLEL.CP 2 do not support; try none")
+            );
+        }
     }
 
     #[test]

@@ -177,7 +177,12 @@ impl Gpt {
 
     /// The logits of each next token `[texts, places, rows]`. Those of padding rows are so small that they are never
     /// sampled.
+    ///
+    /// # Panics
+    ///
+    /// If the model is cut among ranks.
     pub fn logits(&self, tokens: &Tensor) -> Tensor {
+        self.assert_whole();
         self.head.logits(&self.states(tokens, 0.0))
     }
 
@@ -189,6 +194,14 @@ impl Gpt {
         }
         let states = self.states(tokens, p).f_flatten(0, 1)?;
         Ok(self.head.loss(&states, &targets.f_reshape([-1])?, self.options.loss_chunks)?)
+    }
+
+    /// Panics unless this rank has all of the model and of its texts.
+    fn assert_whole(&self) {
+        let cut = [("tp", self.ranks.tp.is_cut()), ("cp", self.ranks.cp.is_cut())];
+        if let Some((axis, _)) = cut.into_iter().find(|(_, is_cut)| *is_cut) {
+            panic!("this model is cut along {axis}; try Gpt::new with the weights of all parts");
+        }
     }
 
     /// The input of the head `[texts, places, n_embd]`.
@@ -222,13 +235,23 @@ impl Gpt {
     }
 
     /// An empty cache for the keys and values of texts.
+    ///
+    /// # Panics
+    ///
+    /// If the model is cut among ranks.
     pub fn cache(&self) -> KvCache {
+        self.assert_whole();
         KvCache::new(self.blocks.len())
     }
 
     /// The logits of the token after `tokens` `[texts, places]`, which continue the tokens that the cache has seen.
     /// Together they must be at most `n_positions`. The result has one row per text.
+    ///
+    /// # Panics
+    ///
+    /// If the model is cut among ranks.
     pub fn next(&self, tokens: &Tensor, cache: &mut KvCache) -> Tensor {
+        self.assert_whole();
         let mut xs = self.embedded(tokens, cache.len(), 0.0);
         for (block, kept) in self.blocks.iter().zip(cache.layers()) {
             xs = block.next(&xs, kept);

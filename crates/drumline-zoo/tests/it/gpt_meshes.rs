@@ -1,5 +1,6 @@
 //! The GPT on meshes against one rank: layers cut along `tp`, texts along `cp`, replicas and ZeRO along `dp` and `shard`.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use drumline::ProcessGroup;
@@ -160,10 +161,14 @@ fn check(one: &Trained, other: &Trained, most: f64, what: &str) {
         assert!((one - other).abs() <= most * one.abs(), "{what}: norm of step {step}: {one} and {other}");
     }
     assert_eq!(one.parameters.len(), other.parameters.len(), "{what}");
-    for (one, other) in one.parameters.iter().zip(&other.parameters) {
-        let distance = distance(&one.tensor, &other.tensor);
-        assert!(one.name == other.name && distance <= most, "{what}: `{}` is {distance:e} away", other.name);
-    }
+    let both = one.parameters.iter().zip(&other.parameters);
+    let distances = both.map(|(one, other)| {
+        assert_eq!(one.name, other.name, "{what}");
+        (distance(&one.tensor, &other.tensor), &other.name)
+    });
+    let furthest = distances.max_by(|one, other| one.0.total_cmp(&other.0));
+    let (distance, name) = furthest.expect("a model has parameters");
+    assert!(distance <= most, "{what}: `{name}` is the furthest, {distance:e} away");
 }
 
 /// Trains on meshes, and compares with one rank. All ranks have the same bits.
@@ -314,4 +319,31 @@ fn what_cannot_be_cut_is_one_error() {
     );
     let cp = refused(MeshShape::default().with(Axis::Cp, 3), GptOptions { dropout: 0.1, ..options() });
     assert_eq!(cp, "dropout is 0.1, which ring attention among ranks of cp has not; try 0");
+}
+
+#[test]
+fn a_model_that_is_cut_gives_no_logits() {
+    for (axis, name) in [(Axis::Tp, "tp"), (Axis::Cp, "cp")] {
+        let said = LocalGroup::run(2, |group| {
+            let mesh = Mesh::along(&group, axis)?;
+            let store = VarStore::new(Device::Cpu);
+            let model = Gpt::on(&ModelRanks::on(&mesh), &store.root(), &options())
+                .map_err(|error| CommError::Init { cause: error.to_string() })?;
+            let whole = Gpt::new(&VarStore::new(Device::Cpu).root(), &options())
+                .map_err(|error| CommError::Init { cause: error.to_string() })?;
+            let tokens = Tensor::zeros([1, 4], (Kind::Int64, Device::Cpu));
+            let said = |call: &dyn Fn()| {
+                let panic =
+                    catch_unwind(AssertUnwindSafe(call)).err().and_then(|panic| panic.downcast().ok());
+                panic.map(|words: Box<String>| *words)
+            };
+            Ok([
+                said(&|| drop(model.logits(&tokens))),
+                said(&|| drop(model.cache())),
+                said(&|| drop(model.next(&tokens, &mut whole.cache()))),
+            ])
+        });
+        let expected = format!("this model is cut along {name}; try Gpt::new with the weights of all parts");
+        assert!(said.unwrap().iter().flatten().all(|said| said.as_ref() == Some(&expected)));
+    }
 }

@@ -177,3 +177,20 @@ pub(super) fn column(events: &[Value], kind: &str, key: &str) -> Vec<f64> {
     let of_kind = events.iter().filter(|event| event["kind"] == kind);
     of_kind.map(|event| event[key].as_f64().unwrap_or(f64::NAN)).collect()
 }
+
+/// Asserts that two lines, such as `loss: 1.25 | acc 31.5 | 13 texts`, have the same words and whole numbers, and numbers
+/// with a point within 1e-5, relative, and a unit of their last digit.
+#[track_caller]
+pub(super) fn assert_same_figures(one: &str, other: &str) {
+    let [words, others] = [one, other].map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let is_near = |(one, other): (&&str, &&str)| {
+        let point = one.find('.').filter(|_| one != other);
+        let numbers = one.parse::<f64>().ok().zip(other.parse::<f64>().ok());
+        point.zip(numbers).map_or(one == other, |(point, (a, b))| {
+            let unit = 0.1f64.powi((one.len() - point - 1) as i32);
+            (a - b).abs() <= 1e-5 * a.abs() + 1.001 * unit
+        })
+    };
+    let is_same = words.len() == others.len() && words.iter().zip(&others).all(is_near);
+    assert!(is_same && !words.is_empty(), "{one}\n{other}");
+}

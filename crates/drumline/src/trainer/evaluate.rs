@@ -1,6 +1,7 @@
 //! Evaluation on all of `dev_data`: each rank takes its share, and each sample counts once.
 //!
-//! Shares need not be equal. Ranks do not wait for each other within them, unless they gather parameters together.
+//! Shares need not be equal. Ranks do not wait for each other within them, unless they gather parameters together, or have
+//! parts of one model or of the same texts: such ranks end together (`engine::ending`).
 
 use std::rc::Rc;
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use drumline_comm::{CommError, LocalGroup};
+use drumline_torch::{Adam, AdamOptions, Lamb, LambOptions};
 
 /// Rank `rank` of 2 has the same half of two tensors of 4 rows, one after the other, and the rows `rows` of these.
 fn placed(rank: i64, rows: std::ops::Range<i64>) -> (Part, Placed) {
@@ -58,4 +59,43 @@ fn parts_that_overlap_or_leave_gaps_are_refused() {
     assert!(refused([0, 1]).unwrap_err().contains("[2] at [1] beside [2] at [0]"));
     assert!(refused([0, 0]).unwrap_err().contains("parts that cover the whole, which has size [4]"));
     assert!(refused([0, 3]).unwrap_err().contains("inside of the whole, which has size [4]"));
+}
+
+/// What `Lamb` and `Adam` are told on each of two ranks.
+fn refused(
+    shape: MeshShape,
+    name_and_part: impl Fn(usize) -> (&'static str, Vec<Part>) + Sync,
+) -> Vec<[String; 2]> {
+    let said = LocalGroup::run(2, |group| {
+        let (mesh, store) = (Mesh::new(&group, shape)?, VarStore::new(Device::Cpu));
+        let (name, parts) = name_and_part(group.rank());
+        let _ = store.root().zeros(name, &[2, 3]);
+        let failed = |cause: String| CommError::Init { cause };
+        let parts = ModelParts::meet(&store, &mesh, &parts).map_err(|error| failed(error.to_string()))?;
+        let own = parameters(&store);
+        let lamb =
+            Lamb::new(own.clone(), LambOptions::default()).map_err(|error| failed(error.to_string()))?;
+        let adam = Adam::new(own, AdamOptions::default()).map_err(|error| failed(error.to_string()))?;
+        let said = |optimizer: &dyn Optimizer| match parts.check_optimizer(optimizer) {
+            Ok(()) => String::new(),
+            Err(error) => error.to_string(),
+        };
+        Ok([said(&lamb), said(&adam)])
+    });
+    said.unwrap()
+}
+
+#[test]
+fn optimizers_that_need_whole_tensors_are_refused_only_where_a_tensor_is_cut() {
+    let stages =
+        refused(MeshShape::default().with(Axis::Pp, 2), |rank| (["first", "last"][rank], Vec::new()));
+    assert_eq!(stages, [[String::new(), String::new()], [String::new(), String::new()]]);
+    let halves = refused(MeshShape::default().with(Axis::Tp, 2), |rank| {
+        let whole = Whole { name: "w".into(), size: vec![4, 3] };
+        ("w", vec![Part { whole, offsets: vec![2 * rank as i64, 0], stack: None }])
+    });
+    for [lamb, adam] in halves {
+        assert!(lamb.contains("needs whole parameters, and ranks along tp have parts; try Adam"), "{lamb}");
+        assert_eq!(adam, "");
+    }
 }

@@ -118,11 +118,12 @@ impl PartMask {
                 self.part.factors(mask, &xs.size())?.f_to_device(xs.device())?.f_to_kind(xs.kind())?
             }
             Mask::Cuda(mask) => {
-                let ones = Tensor::f_ones(self.part.whole_size(xs), (xs.kind(), xs.device()))?;
+                // The scale is not rounded to 16 bits, as in the kernel of the whole.
+                let ones = Tensor::f_ones(self.part.whole_size(xs), (Kind::Float, xs.device()))?;
                 self.part.of(&mask.run(&ones, Dropped::Alone)?)?
             }
         };
-        Ok(xs.f_mul(&factors)?)
+        Ok(xs.f_mul(&factors)?.f_to_kind(xs.kind())?)
     }
 }
 

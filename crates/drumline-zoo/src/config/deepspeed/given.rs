@@ -88,7 +88,7 @@ pub(super) fn given(values: &Values<'_>, file: &DeepSpeedFile) -> Given {
     let number = |key: &str| values.argument::<f64>(key);
     let hidden = ["MODEL.N_EMBD", "MODEL.HIDDEN_SIZE"];
     Given {
-        num_ranks: file.num_ranks as u64,
+        num_ranks: replicas(values, file.num_ranks),
         micro_batch: size("TRAIN.BATCH_SIZE"),
         accumulation: size("TRAIN.ACCUMULATE"),
         clip_norm: values
@@ -106,6 +106,14 @@ pub(super) fn given(values: &Values<'_>, file: &DeepSpeedFile) -> Given {
         hidden_size: hidden.iter().find_map(|key| values.read(key)),
         is_strict: file.is_strict,
     }
+}
+
+/// The ranks that have different samples: those along `tp` and `cp` have the same ones. Where the ranks do not divide,
+/// `PARALLEL` is refused later.
+fn replicas(values: &Values<'_>, num_ranks: usize) -> u64 {
+    let size = |key: &str| values.read::<usize>(key).unwrap_or(1).max(1);
+    let cut = size("PARALLEL.TP").saturating_mul(size("PARALLEL.CP"));
+    (num_ranks / cut).max(1) as u64
 }
 
 fn mapped<A, B>(argument: Argument<A>, into: impl FnOnce(A) -> B) -> Argument<B> {
@@ -129,4 +137,30 @@ fn betas(values: &Values<'_>) -> Option<Argument<Betas>> {
 
 fn length(warmup: f64) -> WarmupLength {
     if warmup < 1.0 { WarmupLength::Fraction(warmup) } else { WarmupLength::Steps(warmup as u64) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::table::load_with_deepspeed;
+    use crate::gpt::GptConfig;
+
+    /// The micro-batch of 4 ranks.
+    fn micro_batch(pairs: &[&str]) -> Result<u64, String> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), r#"{"train_batch_size": 16, "gradient_accumulation_steps": 2}"#).unwrap();
+        let argument = file.path().display().to_string();
+        let file = DeepSpeedFile { argument, is_strict: false, num_ranks: 4, device: None };
+        let pairs = [&["GPT.TRAIN", "a.tokens", "GPT.DEV", "b.tokens"], pairs].concat();
+        let config = load_with_deepspeed::<GptConfig, _>(None, &pairs, &file);
+        config.map(|config| config.shared.train.batch_size as u64).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn ranks_that_cut_the_model_or_its_texts_have_the_same_samples() {
+        assert_eq!(micro_batch(&[]), Ok(2));
+        assert_eq!(micro_batch(&["PARALLEL.TP", "2"]), Ok(4));
+        assert_eq!(micro_batch(&["PARALLEL.CP", "2"]), Ok(4));
+        assert_eq!(micro_batch(&["PARALLEL.TP", "2", "PARALLEL.CP", "2"]), Ok(8));
+    }
 }

@@ -223,7 +223,6 @@ fn stacked_weights_are_in_as_many_files_as_they_have_boxes() {
     let names: Vec<_> =
         (1..=3).map(|nth| format!("shard-00002-model-{nth:05}-of-00003.safetensors")).collect();
     assert!(names.iter().all(|name| folder.join(name).is_file()), "{folder:?}");
-    // Any reader of such files makes the same tensors of them.
     let reader = ShardReader::open(&folder).unwrap();
     assert_eq!(reader.shape("attn.qkv.weight").unwrap(), [48, 16]);
     assert_eq!(

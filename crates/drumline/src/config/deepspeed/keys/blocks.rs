@@ -68,7 +68,7 @@ pub(super) const KEYS: &[Key] = &[
     Key::new("pipeline.grad_partitioned", Kind::Bool, "true").idle("is for models that are pipelines"),
     Key::new("pipeline.use_reentrant", Kind::Bool, "true").idle("is for models that are pipelines"),
     Key::new("tensor_parallel.autotp_size", Kind::Whole, "0")
-        .refused("matrices are not divided among ranks; try zero_optimization.stage 3"),
+        .refused("is not read from here; try PARALLEL.TP"),
     Key::new("tensor_parallel.tp_grain_size", Kind::Whole, "1").idle("is for autotp_size"),
     Key::new("compile.deepcompile", Kind::Bool, "false")
         .idle("steps on a GPU are recorded as CUDA graphs by themselves"),
