@@ -11,6 +11,7 @@
 //! | `observe` | steps with and without what watches them |
 //! | `offload` | steps of a GPT on a GPU whose optimizer's state is in host memory |
 //! | `optim` | steps of an optimizer alone |
+//! | `pipeline` | steps of a GPT that is cut by its layers, and pipelines that sleep |
 //! | `shard` | steps of a GPT with each stage of ZeRO |
 //! | `shard-gpu` | the same on GPUs |
 //! | `step` | data parallel steps |
@@ -26,6 +27,7 @@ mod memory;
 mod observe;
 mod offload;
 mod optim;
+mod pipeline;
 mod shard;
 mod shard_gpu;
 mod step;
@@ -54,6 +56,7 @@ enum Command {
     Observe(observe::ObserveArgs),
     Offload(offload::OffloadArgs),
     Optim(optim::OptimArgs),
+    Pipeline(pipeline::PipelineArgs),
     Shard(shard::ShardArgs),
     ShardGpu(shard_gpu::ShardGpuArgs),
     Step(step::StepArgs),
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         Command::Observe(args) => observe::run(&args),
         Command::Offload(args) => offload::run(&args),
         Command::Optim(args) => optim::run(&args),
+        Command::Pipeline(args) => pipeline::run(&args),
         Command::Shard(args) => shard::run(&args),
         Command::ShardGpu(args) => shard_gpu::run(&args),
         Command::Step(args) => step::run(&args),

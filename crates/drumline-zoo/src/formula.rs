@@ -10,10 +10,18 @@ const DOUBLE: (Kind, Device) = (Kind::Double, Device::Cpu);
 /// Fills the weights of convolutions and of the classifier by a formula of their position. Norms keep their defaults;
 /// biases are zero.
 pub fn fill(store: &VarStore) {
+    let names: Vec<String> = parameters(store).into_iter().map(|named| named.name).collect();
+    fill_part(store, &names);
+}
+
+/// Fills a part of a model as [`fill`] fills the whole, whose parameters have these names. Parameters with other names stay
+/// as they are.
+pub fn fill_part(store: &VarStore, names: &[String]) {
     let _no_grad = tch::no_grad_guard();
-    let mut params = parameters(store);
-    params.sort_by(|a, b| a.name.cmp(&b.name));
-    for (place, named) in params.iter().enumerate() {
+    let mut names: Vec<&String> = names.iter().collect();
+    names.sort();
+    for named in parameters(store) {
+        let Ok(place) = names.binary_search(&&named.name) else { continue };
         let mut tensor = named.tensor.shallow_clone();
         if tensor.dim() < 2 {
             let _ = tensor.fill_(if named.name.ends_with("weight") { 1.0 } else { 0.0 });

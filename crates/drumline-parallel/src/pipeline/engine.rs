@@ -11,9 +11,10 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use drumline_comm::{Axis, Mesh, ReduceOp};
-use drumline_plan::pipeline::{Program, StageMap};
+use drumline_plan::pipeline::{Program, StageMap, Work};
 use drumline_torch::{LossScaler, Masks};
 use tch::Tensor;
 use tch::nn::VarStore;
@@ -49,6 +50,7 @@ pub struct Pipeline {
     masks: Option<Masks>,
     ended: RefCell<Option<String>>,
     peaks: Cell<[usize; 2]>,
+    spans: RefCell<Vec<(Work, Instant, Instant)>>,
 }
 
 impl std::fmt::Debug for Pipeline {
@@ -89,6 +91,7 @@ impl Pipeline {
             masks,
             ended: None.into(),
             peaks: [0; 2].into(),
+            spans: Vec::new().into(),
         })
     }
 
@@ -126,6 +129,12 @@ impl Pipeline {
     /// The most tensors that were on their way to this rank or had not been used: what [`Plan::receive_buffers`] predicts.
     pub fn peak_received(&self) -> usize {
         self.peaks.get()[1]
+    }
+
+    /// The computations of this rank in the last step, with the times at which they began and ended; on a GPU, at which they
+    /// were launched.
+    pub fn spans(&self) -> Vec<(Work, Instant, Instant)> {
+        self.spans.borrow().clone()
     }
 
     /// The plan of a step with this many micro-batches.
@@ -167,8 +176,9 @@ impl Pipeline {
             Scale::By(scaler) => Some(scaler),
         };
         let run = Run { mode: Mode::Train, micro_batches, factor: agreed.factor_of_sums(), scaler };
-        let held = self.carry_out(&run, &mut loss)?;
+        let mut held = self.carry_out(&run, &mut loss)?;
         self.peaks.set([held.peak_activations, held.peak_received]);
+        self.spans.replace(std::mem::take(&mut held.spans));
         let reduced = self.ties.sum().and_then(|()| self.engine.reduce_accumulated());
         let sum =
             reduced.and_then(|()| self.shared_sum(&held)).map_err(|cause| self.stopped_at_end(cause))?;

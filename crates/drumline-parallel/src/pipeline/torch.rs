@@ -11,6 +11,7 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use drumline_comm::panic_text;
 use drumline_plan::pipeline::{Compute, Message, Way, Work};
@@ -114,6 +115,8 @@ pub(super) struct Held {
     pub(super) peak_activations: usize,
     received: usize,
     pub(super) peak_received: usize,
+    /// When each computation began and ended.
+    pub(super) spans: Vec<(Work, Instant, Instant)>,
 }
 
 impl Held {
@@ -281,7 +284,9 @@ impl Executor for TorchExecutor<'_> {
 
     fn compute(&mut self, work: Work, got: Option<Parcel>) -> Result<Option<Parcel>> {
         self.links.check()?;
+        let began = Instant::now();
         let outcome = catch_unwind(AssertUnwindSafe(|| self.carry_out(work, got)));
+        self.held.spans.push((work, began, Instant::now()));
         self.held.note();
         outcome.unwrap_or_else(|panic| {
             Err(layer_failed("a layer", &format!("panicked: {}", panic_text(&*panic))))

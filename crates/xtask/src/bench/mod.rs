@@ -22,6 +22,7 @@ mod memory;
 mod need;
 mod observe;
 mod pace;
+mod pipeline;
 mod progress;
 mod quiet;
 pub(crate) mod report;
@@ -59,6 +60,8 @@ enum Subject {
     Memory(memory::MemoryArgs),
     /// Training steps with everything that can be watched, and without
     Observe(observe::ObserveArgs),
+    /// Pipelines of CPU ranks against torch.distributed.pipelining, and against the simulator
+    Pipeline(pipeline::PipelineArgs),
     /// Steps and memory of sharded training (ZeRO) against PyTorch's FSDP2
     Shard(shard::ShardArgs),
     /// A Transformer's training steps with two CPU ranks, and its translations, against PyTorch's
@@ -79,6 +82,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
         Subject::Loader(args) => loader::run(&args),
         Subject::Memory(args) => memory::run(&args),
         Subject::Observe(args) => observe::run(&args),
+        Subject::Pipeline(args) => pipeline::run(&args),
         Subject::Shard(args) => shard::run(&args),
         Subject::Transformer(args) => transformer::run(&args),
         Subject::UpdateCycle(args) => update_cycle::run(&args),

@@ -21,7 +21,18 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "drumline-torch",
         ],
     ),
-    ("drumline-bench", &["drumline", "drumline-observe", "drumline-text", "drumline-torch", "drumline-zoo"]),
+    (
+        "drumline-bench",
+        &[
+            "drumline",
+            "drumline-observe",
+            "drumline-plan",
+            "drumline-rendezvous",
+            "drumline-text",
+            "drumline-torch",
+            "drumline-zoo",
+        ],
+    ),
     (
         "drumline-cli",
         &["drumline-launch", "drumline-comm", "drumline-observe", "drumline-plan", "drumline-rendezvous"],
