@@ -61,7 +61,7 @@ fn parts_that_overlap_or_leave_gaps_are_refused() {
     assert!(refused([0, 3]).unwrap_err().contains("inside of the whole, which has size [4]"));
 }
 
-/// What `Lamb` and `Adam` are told on each of two ranks.
+/// What the engine answers to `Lamb` and to `Adam` on each of two ranks.
 fn refused(
     shape: MeshShape,
     name_and_part: impl Fn(usize) -> (&'static str, Vec<Part>) + Sync,
