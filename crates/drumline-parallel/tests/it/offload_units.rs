@@ -71,7 +71,7 @@ impl Mixed {
         for block in 0..3 {
             x = x.matmul(&of(&format!("h.{block}.weight"))).matmul(&of(&format!("h.{block}.frozen"))).tanh();
             if (step + block) % 2 == 0 {
-                x += of(&format!("h.{block}.sometimes"));
+                x = &x + of(&format!("h.{block}.sometimes"));
             }
         }
         let empty = of("h.1.empty").sum(Kind::Float);
