@@ -1,6 +1,9 @@
 //! What surrounds a pipeline's step: replicas, ZeRO, clipping, loss scaling, frozen layers, evaluation, several devices.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use anyhow::Result;
 use drumline_comm::{Axis, ProcessGroup};
@@ -225,19 +228,25 @@ fn naive_model_parallelism_and_gpipe_run_in_one_process() {
 
 #[test]
 fn costs_are_measured_layer_by_layer() -> Result<()> {
+    const SLEEP: Duration = Duration::from_millis(20);
+    let forwards: Arc<[AtomicUsize; 2]> = Arc::default();
     let mut list = LayerList::default();
-    for (name, size) in [("small", 4), ("large", 900)] {
+    for (place, name) in ["quick", "slow"].into_iter().enumerate() {
+        let forwards = forwards.clone();
         list.push(LayerSpec::new(name, move |layer| {
-            let (there, back) = (
-                Linear::new(&(layer.path() / "there"), 16, size)?,
-                Linear::new(&(layer.path() / "back"), size, 16)?,
-            );
-            Ok(layer_fn(move |xs, _| Ok(vec![back.apply(&there.apply(&xs[0])?)?])))
+            let (linear, forwards) = (Linear::new(&layer.path(), 4, 4)?, forwards.clone());
+            Ok(layer_fn(move |xs, _| {
+                forwards[place].fetch_add(1, Ordering::Relaxed);
+                std::thread::sleep(SLEEP * place as u32);
+                Ok(vec![linear.apply(&xs[0])?])
+            }))
         }));
     }
-    let x = Tensor::ones([512, 16], (Kind::Float, Device::Cpu));
+    let x = Tensor::ones([2, 4], (Kind::Float, Device::Cpu));
     let costs = list.measure(&[x], Device::Cpu, 5)?;
-    assert!(costs[1] > 3.0 * costs[0] && costs[0] > 0.0, "{costs:?}");
+    assert!(costs[0] > 0.0 && costs[1] >= SLEEP.as_secs_f64(), "{costs:?}");
+    // Each is measured so many times, and computes the inputs of the next one.
+    assert_eq!(forwards.each_ref().map(|count| count.load(Ordering::Relaxed)), [6, 6]);
     Ok(())
 }
 
