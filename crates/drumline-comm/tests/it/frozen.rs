@@ -98,8 +98,9 @@ fn work(group: &ProcessGroup, phase: &str) -> Result<()> {
         "new_groups" => {
             meanwhile(phase, Duration::from_millis(5), || (0..30).try_for_each(|_| form_child(group)))
         }
+        // So many that they take longer than the delay, on a busy machine as well, on which the striker comes late.
         "buffers" => meanwhile(phase, Duration::from_millis(3), || {
-            (0..50).try_for_each(|_| Ok(group.heap_alloc::<u8>(9).map(drop)?))
+            (0..500).try_for_each(|_| Ok(group.heap_alloc::<u8>(9).map(drop)?))
         }),
         "exit" => {
             group.barrier()?;
