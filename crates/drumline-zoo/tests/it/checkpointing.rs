@@ -215,5 +215,5 @@ fn runs_with_checkpoints_end_with_the_same_weights() {
     assert!(said.contains("checkpointing is 3, but the model has 2 blocks"), "{said}");
     let ranks = place.run(2, "train MODEL.CHECKPOINT some");
     let said = shared(&ranks);
-    assert!(said.contains("expected none, full, selective, or a number from 1"), "{said}");
+    assert!(said.contains("expected none, full, selective, offload, or a number from 1"), "{said}");
 }
