@@ -81,10 +81,7 @@ impl WeightGrads {
     }
 
     /// Runs a backward that queues weight gradients, and returns these. Any other backward computes them at once.
-    pub fn apart<E: From<TorchError>>(
-        &self,
-        backward: impl FnOnce() -> Result<(), E>,
-    ) -> Result<QueuedGrads, E> {
+    pub fn apart<E>(&self, backward: impl FnOnce() -> Result<(), E>) -> Result<QueuedGrads, E> {
         /// Ends it, also after a panic: what was queued is of a backward that has not ended.
         struct Apart<'a>(&'a WeightGrads);
         impl Drop for Apart<'_> {
