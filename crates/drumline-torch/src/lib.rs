@@ -107,7 +107,7 @@ pub use saved_tensors::{SavedSize, Unpack, offload_saved, saved_size, saved_tens
 pub use swap::{PAGE, Pages, PinError, Rates, Relocated, SwapError, SwapFile};
 pub use usage::{KERNEL, Movable, UsageWatch};
 pub use version::{LIBTORCH, libtorch_version};
-pub use weight_grads::{QueuedGrads, WeightGrads, embedding, linear};
+pub use weight_grads::{QueuedGrads, WeightGrads, addmm, embedding, linear};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

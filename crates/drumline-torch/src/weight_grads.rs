@@ -207,6 +207,51 @@ pub fn linear(xs: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Ten
     Ok(outputs?.swap_remove(0))
 }
 
+/// `rows · weight + bias` of 2-dimensional tensors, as libtorch's `addmm` and `mm`. Within [`WeightGrads::forward`] the
+/// weight's gradient can be computed apart.
+pub fn addmm(bias: Option<&Tensor>, rows: &Tensor, weight: &Tensor) -> Result<Tensor, TorchError> {
+    let plain = |bias: Option<&Tensor>, rows: &Tensor, weight: &Tensor| match bias {
+        Some(bias) => bias.f_addmm(rows, weight),
+        None => rows.f_mm(weight),
+    };
+    let Some(grads) = WeightGrads::current_for(weight) else { return Ok(plain(bias, rows, weight)?) };
+    let kind = autocast_kind(rows.device())?.unwrap_or(rows.kind());
+    let (leaf, weight_kind) = (weight.shallow_clone(), weight.kind());
+    let bias_kind = bias.map(Tensor::kind);
+    let inputs: Vec<&Tensor> = [rows, weight].into_iter().chain(bias).collect();
+    let count = inputs.len();
+    let outputs = autograd_function(
+        &inputs,
+        |cx, inputs| {
+            let (rows, weight) = (inputs[0].f_to_kind(kind)?, inputs[1].f_to_kind(kind)?);
+            let bias = inputs.get(2).map(|bias| bias.f_to_kind(kind)).transpose()?;
+            let made = plain(bias.as_ref(), &rows, &weight)?;
+            cx.save(&rows);
+            cx.save(&weight);
+            Ok(vec![made])
+        },
+        move |cx, made| {
+            let mut of_inputs: Vec<Option<Tensor>> = (0..count).map(|_| None).collect();
+            let (Some(by_output), [rows, weight]) = (&made[0], cx.saved()) else { return Ok(of_inputs) };
+            if cx.needs_input_grad(0) {
+                of_inputs[0] = Some(by_output.f_mm(&weight.f_transpose(0, 1)?)?);
+            }
+            if let Some(kind) = bias_kind.filter(|_| cx.needs_input_grad(2)) {
+                of_inputs[2] =
+                    Some(by_output.f_sum_dim_intlist(&[0i64][..], false, None::<Kind>)?.f_to_kind(kind)?);
+            }
+            if cx.needs_input_grad(1) {
+                let (rows, by_output) = (rows.shallow_clone(), by_output.shallow_clone());
+                of_inputs[1] = grads.gradient(&leaf, move || {
+                    Ok(rows.f_transpose(0, 1)?.f_mm(&by_output)?.f_to_kind(weight_kind)?)
+                })?;
+            }
+            Ok(of_inputs)
+        },
+    );
+    Ok(outputs?.swap_remove(0))
+}
+
 /// The rows of `weight` at these indices, as libtorch's `embedding`. Within [`WeightGrads::forward`] the weight's gradient
 /// can be computed apart.
 pub fn embedding(weight: &Tensor, indices: &Tensor) -> Result<Tensor, TorchError> {

@@ -82,6 +82,20 @@ fn linear_layers_have_the_bits_of_a_whole_backward() {
 }
 
 #[test]
+fn products_by_columns_have_the_bits_of_a_whole_backward() {
+    for (rows, features, out) in [(5i64, 7, 3), (18, 64, 48), (1, 4, 1), (12, 16, 33)] {
+        let x = leaf(&[rows, features], 0.37);
+        let (weight, bias) = (leaf(&[features, out], 0.11), leaf(&[out], 0.7));
+        have_equal_bits(&[&x, &weight, &bias], |factor| {
+            addmm(Some(&bias), &(&x * factor), &weight).unwrap().square().sum(Kind::Float)
+        });
+        have_equal_bits(&[&x, &weight], |factor| {
+            addmm(None, &(&x * factor), &weight).unwrap().square().sum(Kind::Float)
+        });
+    }
+}
+
+#[test]
 fn convolutions_and_embeddings_have_the_bits_of_a_whole_backward() {
     let (x, weight) = (leaf(&[2, 4, 7, 9], 0.37), leaf(&[6, 2, 3, 3], 0.11));
     let conv = Conv2d { stride: 2, padding: 1, groups: 2 };
