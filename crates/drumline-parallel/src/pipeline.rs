@@ -6,7 +6,8 @@
 //!                                                                     ▲ links: a thread for each peer and direction
 //! ```
 //! - [`LayerList`], [`LayerSpec`], [`Layer`]: a model as a list of named layers, of which a rank builds its own
-//! - [`Pipeline`]: steps and evaluations of a cut model; [`PipelineOptions`]: how it is cut and scheduled
+//! - [`Stages`]: what a rank has of a cut model; [`PipelineOptions`]: how it is cut and scheduled
+//! - [`Pipeline`]: steps and evaluations of its stages
 //! - [`run_row`], [`Executor`]: one loop that carries a row out, whatever an action does
 //! - [`Sleeper`], [`VirtualClock`]: executors that sleep instead of computing, and that only count time
 //! - [`Linear`], [`Conv2d`], [`Embedding`]: layers whose weight gradients can be computed apart
@@ -26,13 +27,14 @@ mod options;
 mod parcel;
 mod plan;
 mod sleeping;
+mod stages;
 mod ties;
 mod torch;
 mod virtual_clock;
 
-pub use drumline_plan::pipeline::{Program, Schedule};
+pub use drumline_plan::pipeline::{PipelineSize, Program, Schedule};
 
-pub use build::LayerBuilder;
+pub use build::{FirstValues, LayerBuilder};
 pub use engine::Pipeline;
 pub use error::PipelineError;
 pub use interpreter::{Executor, Halted, run_row};
@@ -42,4 +44,5 @@ pub use link::Links;
 pub use options::{MicroBatch, PipelineOptions, Scale, StepLoss};
 pub use plan::{Order, Plan};
 pub use sleeping::Sleeper;
+pub use stages::Stages;
 pub use virtual_clock::VirtualClock;

@@ -163,6 +163,10 @@ impl EngineOptions for ShardOptions {
         if mesh.losses().size() == 1 && !self.shards_alone && !has_rows_in_files {
             return Ok(Box::new(Alone::on(device, store, mesh, parts)?.offloading(self.offload)));
         }
+        if self.stage == Stage::Zero3 && mesh.axis(Axis::Pp).size() > 1 {
+            let expected = "1 or 2: a rank keeps the parameters of its stages; try Stage::Zero2";
+            return Err(ParallelError::value("the stage of ZeRO of a pipeline", 3, expected));
+        }
         if self.stage == Stage::Zero0 {
             let expected = "1, 2 or 3, so that each rank offloads its own part";
             return Err(ParallelError::value(

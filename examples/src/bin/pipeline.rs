@@ -9,8 +9,8 @@
 
 use anyhow::{Context, anyhow};
 use drumline::engine::pipeline::{
-    Boundary, LayerError, LayerList, LayerSpec, Linear, MicroBatch, Order, Pipeline, PipelineOptions, Scale,
-    Schedule, layer_fn,
+    Boundary, FirstValues, LayerError, LayerList, LayerSpec, Linear, MicroBatch, Order, Pipeline,
+    PipelineOptions, Scale, Schedule, layer_fn,
 };
 use drumline::engine::{Agreed, Brought};
 use drumline::launch::Spawn;
@@ -69,7 +69,7 @@ fn train(group: &ProcessGroup, micro_batches: usize) -> anyhow::Result<f64> {
         ranks: Some(2),
         micro_batches,
         devices: vec![Device::Cpu, Device::Cpu],
-        seed: 1,
+        first_values: FirstValues::OfEachLayer(1),
         ..Default::default()
     };
     let pipeline = Pipeline::new(&network(), &mesh, options)?;

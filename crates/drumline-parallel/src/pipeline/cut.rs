@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use drumline_comm::ProcessGroup;
 use drumline_plan::pipeline::{Action, Compute, Program, StageMap, partition};
@@ -61,25 +61,37 @@ impl Cut {
         Ok(Self { map, layers: cut, ranks, plans, own, is_alone })
     }
 
-    /// Builds the stages of this rank. Their variables are in one store, whatever their devices.
+    /// Builds the stages of this rank. Their variables are in one store, whatever their devices: in `store`, if one is given.
     pub(super) fn build(
         &self,
         layers: &LayerList,
+        store: Option<&VarStore>,
         options: &PipelineOptions,
     ) -> Result<(VarStore, HashMap<usize, Stage>)> {
-        let device_of = |stage: usize| options.device_of(stage, &self.map);
-        let store = VarStore::new(self.own.first().map_or(Ok(Device::Cpu), |&stage| device_of(stage))?);
+        let usual = store.map_or(Device::Cpu, VarStore::device);
+        let device_of = |stage: usize| options.device_of(stage, &self.map, usual);
+        let first = self.own.first().map_or(Ok(usual), |&stage| device_of(stage))?;
+        let store = match store {
+            Some(_) if first != usual => {
+                let expected = format!("{usual:?}, that of the store; try no devices");
+                return Err(ParallelError::value("the device of a stage", format!("{first:?}"), expected));
+            }
+            Some(store) => on_device(store, usual),
+            None => VarStore::new(first),
+        };
+        let _generator = Shared::generator(options.first_values)?;
+        let shared = Shared::new(&store, &layers.ties, options.first_values);
         let mut stages = HashMap::new();
-        for &stage in &self.own {
+        for (stage, range) in self.layers.iter().enumerate() {
+            let specs = &layers.layers[range.clone()];
+            if !self.own.contains(&stage) {
+                specs.iter().try_for_each(|spec| shared.skip(spec))?;
+                continue;
+            }
             let device = device_of(stage)?;
-            // The same variables, for another device.
-            let mut view = VarStore::new(device);
-            view.variables_ = store.variables_.clone();
-            let shared = Shared { store: &view, ties: &layers.ties, seed: options.seed };
-            let built = layers.layers[self.layers[stage].clone()].iter().map(|spec| {
-                let layer = Arc::new(Mutex::new(shared.build(spec)?));
-                Ok(Built { name: spec.name.clone(), is_checkpointed: spec.is_checkpointed, layer })
-            });
+            let view = on_device(&store, device);
+            let shared = shared.on(&view);
+            let built = specs.iter().map(|spec| Ok(Built::new(spec, shared.build(spec)?)));
             let layers = built.collect::<Result<_>>()?;
             let weight_grads = is_split(self.plans[0].program(), stage).then(WeightGrads::default);
             stages.insert(stage, Stage { device, layers, weight_grads });
@@ -101,6 +113,13 @@ impl Cut {
         ranks.dedup();
         ranks
     }
+}
+
+/// The same variables, with new ones on another device.
+fn on_device(store: &VarStore, device: Device) -> VarStore {
+    let mut view = VarStore::new(device);
+    view.variables_ = store.variables_.clone();
+    view
 }
 
 /// The programs of a step and of an evaluation, for a single rank if it has all stages.

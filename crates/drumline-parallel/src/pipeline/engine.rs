@@ -8,26 +8,25 @@
 //! returns an error within a second: its own action, and the one that failed.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::ops::Range;
+use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use drumline_comm::{Axis, Mesh, ReduceOp};
-use drumline_plan::pipeline::{Program, StageMap, Work};
+use drumline_plan::pipeline::{Message, StageMap, Work};
 use drumline_torch::{LossScaler, Masks};
-use tch::Tensor;
 use tch::nn::VarStore;
+use tch::{Kind, Tensor};
 
-use super::cut::{Cut, plans};
 use super::error::PipelineError;
 use super::interpreter::{Halted, run_row};
 use super::layer::{LayerError, LayerList, Mode};
 use super::link::Links;
 use super::options::{MicroBatch, PipelineOptions, Scale, StepLoss};
-use super::plan::{Order, Plan};
-use super::ties::Ties;
-use super::torch::{Held, LossFn, Stage, TorchExecutor, sum_of};
+use super::plan::Plan;
+use super::stages::Stages;
+use super::torch::{Held, LossFn, TorchExecutor, sum_of};
 use crate::agreement::Agreed;
 use crate::engine::{Alone, Engine, EngineOptions, EngineSetup, Forwards, ModelParts, Part};
 use crate::error::ParallelError;
@@ -36,30 +35,20 @@ type Result<T = ()> = std::result::Result<T, ParallelError>;
 
 /// A model of which each rank along `pp` has some stages.
 pub struct Pipeline {
-    store: VarStore,
-    engine: Box<dyn Engine>,
-    stages: HashMap<usize, Stage>,
-    layers: Vec<Range<usize>>,
-    map: StageMap,
-    order: Order,
-    ranks: usize,
-    /// By the number of micro-batches, for training and for evaluation.
-    plans: RefCell<HashMap<usize, [Arc<Plan>; 2]>>,
+    stages: Rc<Stages>,
+    engine: Rc<dyn Engine>,
     links: RefCell<Links>,
-    ties: Ties,
     masks: Option<Masks>,
+    autocast: Option<Kind>,
     ended: RefCell<Option<String>>,
     peaks: Cell<[usize; 2]>,
     spans: RefCell<Vec<(Work, Instant, Instant)>>,
+    waits: RefCell<Vec<(Message, Instant, Instant)>>,
 }
 
 impl std::fmt::Debug for Pipeline {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pipeline")
-            .field("map", &self.map)
-            .field("layers", &self.layers)
-            .field("order", &self.order)
-            .finish_non_exhaustive()
+        f.debug_struct("Pipeline").field("stages", &self.stages).finish_non_exhaustive()
     }
 }
 
@@ -67,32 +56,40 @@ impl Pipeline {
     /// Cuts a model, and builds the layers of this rank. All ranks of the mesh call it with the same layers and options.
     #[track_caller]
     pub fn new(layers: &LayerList, mesh: &Mesh, options: PipelineOptions) -> Result<Self> {
-        let pp = mesh.axis(Axis::Pp);
-        let cut = Cut::new(layers, pp, &options)?;
-        let built = cut.build(layers, &options);
-        let program = cut.plans[0].program();
-        let (store, stages) = check_built(mesh, program, &cut.layers, built)?;
-        let ties = Ties::new(pp, &store, &layers.ties, |tie| cut.holders(layers, tie))?;
-        let links = Links::new(pp, program)?;
-        let PipelineOptions { order, micro_batches, masks, parts, within, .. } = options;
-        let engine = engine(&store, &stages, EngineParts { mesh, parts: parts(), within })?;
-        let Cut { map, layers, ranks, plans, .. } = cut;
+        let stages = Stages::build_in(None, layers, mesh, &options)?;
+        let PipelineOptions { masks, autocast, parts, within, .. } = options;
+        let engine = engine(&stages, parts(), within)?;
+        Ok(Self { masks, autocast, ..Self::on(Rc::new(stages), engine.into())? })
+    }
+
+    /// Runs stages that are built, whose parameters have this engine. All ranks call it.
+    #[track_caller]
+    pub fn on(stages: Rc<Stages>, engine: Rc<dyn Engine>) -> Result<Self> {
+        let plan = stages.plan(stages.micro_batches())?;
+        let links = Links::new(stages.mesh().axis(Axis::Pp), plan.program())?;
         Ok(Self {
-            store,
-            engine,
             stages,
-            layers,
-            map,
-            order,
-            ranks,
-            plans: HashMap::from([(micro_batches, plans)]).into(),
+            engine,
             links: links.into(),
-            ties,
-            masks,
+            masks: None,
+            autocast: None,
             ended: None.into(),
             peaks: [0; 2].into(),
-            spans: Vec::new().into(),
+            spans: RefCell::default(),
+            waits: RefCell::default(),
         })
+    }
+
+    /// Draws dropout from these masks.
+    #[must_use]
+    pub fn with_masks(self, masks: Masks) -> Self {
+        Self { masks: Some(masks), ..self }
+    }
+
+    /// Runs forwards in autocast of this type, if there is one.
+    #[must_use]
+    pub fn with_autocast(self, autocast: Option<Kind>) -> Self {
+        Self { autocast, ..self }
     }
 
     /// The engine of this rank's stages: norms, clipping, unscaling, the optimizer's step and the state to save.
@@ -102,22 +99,22 @@ impl Pipeline {
 
     /// The variables of this rank's stages, with the names of the whole model.
     pub fn store(&self) -> &VarStore {
-        &self.store
+        self.stages.store()
     }
 
     /// The layers of each stage.
     pub fn layers(&self) -> &[Range<usize>] {
-        &self.layers
+        self.stages.layers()
     }
 
     /// Which rank holds which stage.
     pub fn stages(&self) -> &StageMap {
-        &self.map
+        self.stages.map()
     }
 
     /// Whether this rank computes the loss.
     pub fn has_last_stage(&self) -> bool {
-        self.stages.contains_key(&(self.layers.len() - 1))
+        self.stages.has_last_stage()
     }
 
     /// The most activations that this rank has held in a step, one for a stage and a micro-batch: what
@@ -137,21 +134,19 @@ impl Pipeline {
         self.spans.borrow().clone()
     }
 
-    /// The plan of a step with this many micro-batches.
-    pub fn plan(&self, micro_batches: usize) -> Result<Arc<Plan>> {
-        self.plan_for(micro_batches, Mode::Train)
+    /// The messages that this rank has waited for in the last step, with the times at which the waiting began and ended.
+    pub fn waits(&self) -> Vec<(Message, Instant, Instant)> {
+        self.waits.borrow().clone()
     }
 
-    fn plan_for(&self, micro_batches: usize, mode: Mode) -> Result<Arc<Plan>> {
-        let place = usize::from(!mode.is_train());
-        if let Some(found) = self.plans.borrow().get(&micro_batches) {
-            return Ok(found[place].clone());
-        }
-        let pp = self.engine.mesh().axis(Axis::Pp).size();
-        let made = plans(&self.order, self.ranks, micro_batches, pp)?;
-        let plan = made[place].clone();
-        self.plans.borrow_mut().insert(micro_batches, made);
-        Ok(plan)
+    /// The time of this rank's computations in the last step.
+    pub fn busy(&self) -> Duration {
+        self.spans.borrow().iter().map(|(_, begin, end)| end.saturating_duration_since(*begin)).sum()
+    }
+
+    /// The plan of a step with this many micro-batches.
+    pub fn plan(&self, micro_batches: usize) -> Result<Arc<Plan>> {
+        self.stages.plan(micro_batches)
     }
 
     /// The forwards and backwards of a step, on all ranks. `loss` runs on the rank with the last stage: it returns the sum
@@ -167,22 +162,42 @@ impl Pipeline {
         scale: Scale<'_>,
         mut loss: impl FnMut(&[Tensor], &MicroBatch) -> std::result::Result<Tensor, LayerError>,
     ) -> Result<StepLoss> {
+        let of_index = &mut |outputs: &[Tensor], index: usize| loss(outputs, &micro_batches[index]);
+        let own = self
+            .begin(agreed, micro_batches)
+            .and_then(|()| self.gradients(agreed, micro_batches, scale, of_index))?;
+        let sum = self.shared_sum(own).map_err(|cause| self.stopped_at_end(cause))?;
+        Ok(StepLoss { sum, count: agreed.count })
+    }
+
+    /// Begins a step on all ranks, for [`gradients`](Self::gradients).
+    #[track_caller]
+    pub fn begin(&self, agreed: &Agreed, micro_batches: &[MicroBatch]) -> Result {
         let begun = self.check_agreed(agreed, micro_batches.len());
-        begun
-            .and_then(|()| self.engine.begin_step(agreed))
-            .inspect_err(|cause| self.end(&cause.to_string()))?;
+        begun.and_then(|()| self.engine.begin_step(agreed)).inspect_err(|cause| self.end(&cause.to_string()))
+    }
+
+    /// [`step`](Self::step) between [`begin`](Self::begin) and the sum over ranks, for a loop that adds up losses by itself.
+    /// `loss` gets the index of a micro-batch. Returns the sum of the losses that count on this rank.
+    #[track_caller]
+    pub fn gradients(
+        &self,
+        agreed: &Agreed,
+        micro_batches: &[MicroBatch],
+        scale: Scale<'_>,
+        loss: &mut dyn FnMut(&[Tensor], usize) -> std::result::Result<Tensor, LayerError>,
+    ) -> Result<f64> {
         let scaler = match scale {
             Scale::No => None,
             Scale::By(scaler) => Some(scaler),
         };
         let run = Run { mode: Mode::Train, micro_batches, factor: agreed.factor_of_sums(), scaler };
-        let mut held = self.carry_out(&run, &mut loss)?;
+        let mut held = self.carry_out(&run, loss)?;
         self.peaks.set([held.peak_activations, held.peak_received]);
         self.spans.replace(std::mem::take(&mut held.spans));
-        let reduced = self.ties.sum().and_then(|()| self.engine.reduce_accumulated());
-        let sum =
-            reduced.and_then(|()| self.shared_sum(&held)).map_err(|cause| self.stopped_at_end(cause))?;
-        Ok(StepLoss { sum, count: agreed.count })
+        self.waits.replace(std::mem::take(&mut held.waits));
+        let reduced = self.stages.ties.sum().and_then(|()| self.engine.reduce_accumulated());
+        reduced.and_then(|()| self.counted_sum(&held)).map_err(|cause| self.stopped_at_end(cause))
     }
 
     /// The forwards of an evaluation, on all ranks along `pp`. `loss` runs on the rank with the last stage, for each
@@ -195,13 +210,34 @@ impl Pipeline {
     ) -> Result<f64> {
         self.check_same_number(micro_batches.len())?;
         self.engine.begin_evaluation(Forwards::Any)?;
-        let run = Run { mode: Mode::Evaluate, micro_batches, factor: 1.0, scaler: None };
-        let outcome = self
-            .carry_out(&run, &mut loss)
-            .and_then(|held| self.shared_sum(&held).map_err(|cause| self.stopped_at_end(cause)));
+        let of_index = &mut |outputs: &[Tensor], index: usize| loss(outputs, &micro_batches[index]);
+        let outcome = self.evaluated(micro_batches, of_index);
+        let outcome =
+            outcome.and_then(|own| self.shared_sum(own).map_err(|cause| self.stopped_at_end(cause)));
         let failure = outcome.as_ref().err().map(ToString::to_string);
         self.engine.end_evaluation(failure.as_deref())?;
         outcome
+    }
+
+    /// Some forwards of an evaluation that the engine has begun. All ranks along `pp` make the same number of them; `loss`
+    /// gets the index of a micro-batch. Returns the sum of what counts on this rank.
+    #[track_caller]
+    pub fn forwards(
+        &self,
+        micro_batches: &[MicroBatch],
+        loss: &mut dyn FnMut(&[Tensor], usize) -> std::result::Result<Tensor, LayerError>,
+    ) -> Result<f64> {
+        if self.engine.parts().ends_evaluation(self.engine.mesh())? {
+            return Err(ParallelError::EvaluationCut);
+        }
+        self.check_same_number(micro_batches.len())?;
+        self.evaluated(micro_batches, loss)
+    }
+
+    fn evaluated(&self, micro_batches: &[MicroBatch], loss: &mut LossFn<'_>) -> Result<f64> {
+        let run = Run { mode: Mode::Evaluate, micro_batches, factor: 1.0, scaler: None };
+        let held = self.carry_out(&run, loss)?;
+        self.counted_sum(&held).map_err(|cause| self.stopped_at_end(cause))
     }
 
     /// Ends this rank and all others, which learn the cause.
@@ -257,13 +293,13 @@ impl Pipeline {
         if run.micro_batches.is_empty() {
             return Ok(Held::default());
         }
-        let plan = self.plan_for(run.micro_batches.len(), run.mode)?;
+        let plan = self.stages.plan_for(run.micro_batches.len(), run.mode)?;
         let mut links = self.links.borrow_mut();
         links.begin_step();
         let mesh = self.engine.mesh();
         let mut executor = TorchExecutor {
-            stages: &self.stages,
-            last_stage: self.layers.len() - 1,
+            stages: &self.stages.own,
+            last_stage: self.stages.layers().len() - 1,
             engine: &*self.engine,
             links: &mut links,
             micro_batches: run.micro_batches,
@@ -271,6 +307,7 @@ impl Pipeline {
             factor: run.factor,
             scaler: run.scaler,
             masks: self.masks.as_ref().filter(|_| run.mode.is_train()),
+            autocast: self.autocast,
             mode: run.mode,
             held: Held::default(),
         };
@@ -305,19 +342,22 @@ impl Pipeline {
         if let Ok(links) = self.links.try_borrow() {
             links.abort(cause);
         }
-        self.ties.abort(cause);
+        self.stages.ties.abort(cause);
         self.engine.abort(cause);
         // In which all ranks add up losses, those of other replicas as well.
         self.engine.mesh().whole().abort(cause);
         *self.ended.borrow_mut() = Some(cause.to_owned());
     }
 
-    /// The sum of losses over all ranks, each micro-batch once.
-    fn shared_sum(&self, held: &Held) -> Result<f64> {
-        let mesh = self.engine.mesh();
-        let counts = self.has_last_stage() && mesh.coordinate(Axis::Tp) == 0;
-        let mut sum = [if counts { sum_of(&held.losses)? } else { 0.0 }];
-        mesh.whole().all_reduce(&mut sum, ReduceOp::Sum)?;
+    /// The sum of the losses of this rank that count.
+    fn counted_sum(&self, held: &Held) -> Result<f64> {
+        if self.stages.counts_losses() { sum_of(&held.losses) } else { Ok(0.0) }
+    }
+
+    /// The sum over all ranks, each micro-batch once.
+    fn shared_sum(&self, own: f64) -> Result<f64> {
+        let mut sum = [own];
+        self.engine.mesh().whole().all_reduce(&mut sum, ReduceOp::Sum)?;
         Ok(sum[0])
     }
 }
@@ -330,20 +370,13 @@ struct Run<'a> {
     scaler: Option<&'a LossScaler>,
 }
 
-/// What the engine of a rank's stages is made of.
-struct EngineParts<'a> {
-    mesh: &'a Mesh,
-    parts: Vec<Part>,
-    within: Box<dyn EngineOptions>,
-}
-
-/// The engine of a rank's stages.
+/// The engine of a rank's stages, of which these variables are parts.
 #[track_caller]
-fn engine(store: &VarStore, stages: &HashMap<usize, Stage>, of: EngineParts<'_>) -> Result<Box<dyn Engine>> {
-    let EngineParts { mesh, parts, within } = of;
+fn engine(stages: &Stages, parts: Vec<Part>, within: Box<dyn EngineOptions>) -> Result<Box<dyn Engine>> {
+    let (store, mesh) = (stages.store(), stages.mesh());
     let parts = ModelParts::meet(store, mesh, &parts)?;
     let device = store.device();
-    if stages.values().all(|stage| stage.device == device) {
+    if stages.own.values().all(|stage| stage.device == device) {
         return within.engine(EngineSetup { parts, ..EngineSetup::new(store, mesh) });
     }
     if mesh.whole().size() > 1 {
@@ -355,22 +388,4 @@ fn engine(store: &VarStore, stages: &HashMap<usize, Stage>, of: EngineParts<'_>)
         ));
     }
     Ok(Box::new(Alone::new(store, mesh)))
-}
-
-/// What was built; an error unless all ranks have built their stages, with the same program and the same cut.
-#[track_caller]
-fn check_built<B>(mesh: &Mesh, program: &Program, cut: &[Range<usize>], built: Result<B>) -> Result<B> {
-    let ends: Vec<_> = cut.iter().map(|range| range.end as u64).collect();
-    let own = (program.fingerprint(), ends, built.as_ref().err().map(ToString::to_string));
-    let all = mesh.whole().all_gather_object(&own)?;
-    let built = built?;
-    if let Some((rank, cause)) =
-        all.iter().enumerate().find_map(|(rank, (.., cause))| Some((rank, cause.as_ref()?)))
-    {
-        return Err(PipelineError::NotBuilt { rank, cause: cause.clone() }.into());
-    }
-    match all.iter().position(|(program, ends, _)| (program, ends) != (&all[0].0, &all[0].1)) {
-        Some(rank) => Err(PipelineError::OtherProgram { rank }.into()),
-        None => Ok(built),
-    }
 }

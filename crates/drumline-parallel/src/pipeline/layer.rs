@@ -6,7 +6,7 @@ use std::time::Instant;
 use tch::nn::VarStore;
 use tch::{Device, Kind, Tensor};
 
-use super::build::{LayerBuilder, Shared};
+use super::build::{FirstValues, LayerBuilder, Shared};
 use super::error::PipelineError;
 use crate::error::ParallelError;
 
@@ -62,16 +62,19 @@ pub struct LayerSpec {
     pub(super) name: String,
     pub(super) cost: f64,
     pub(super) is_checkpointed: bool,
+    /// Whether its forward names the layers of dropout masks by itself.
+    pub(super) names_masks: bool,
     pub(super) build: Box<Build>,
 }
 
 impl fmt::Debug for LayerSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, cost, is_checkpointed, build: _ } = self;
+        let Self { name, cost, is_checkpointed, names_masks, build: _ } = self;
         f.debug_struct("LayerSpec")
             .field("name", name)
             .field("cost", cost)
             .field("is_checkpointed", is_checkpointed)
+            .field("names_masks", names_masks)
             .finish_non_exhaustive()
     }
 }
@@ -82,12 +85,19 @@ impl LayerSpec {
         name: impl Into<String>,
         build: impl Fn(&LayerBuilder<'_>) -> Result<Box<dyn Layer>, LayerError> + Send + Sync + 'static,
     ) -> Self {
-        Self { name: name.into(), cost: 1.0, is_checkpointed: false, build: Box::new(build) }
+        let name = name.into();
+        Self { name, cost: 1.0, is_checkpointed: false, names_masks: false, build: Box::new(build) }
     }
 
     /// The same with a cost: the time of forward and backward in any unit, equal for all layers.
     pub fn cost(self, cost: f64) -> Self {
         Self { cost, ..self }
+    }
+
+    /// The same with a forward that calls [`mask_layer`](drumline_torch::mask_layer) by itself, so that dropout draws the
+    /// masks of a model that is not cut. By default they are those of `mask_layer(the layer's name, 0)`.
+    pub fn names_masks(self) -> Self {
+        Self { names_masks: true, ..self }
     }
 
     /// The same with its activations computed again in backward.
@@ -180,7 +190,7 @@ impl LayerList {
     ) -> Result<f64, ParallelError> {
         let failed = |cause: LayerError| layer_failed(&spec.name, &cause);
         let store = VarStore::new(device);
-        let shared = Shared { store: &store, ties: &self.ties, seed: 0 };
+        let shared = Shared::new(&store, &self.ties, FirstValues::OfEachLayer(0));
         let layer = shared.build(spec)?;
         let mut least = f64::INFINITY;
         for _ in 0..repeats.max(1) {

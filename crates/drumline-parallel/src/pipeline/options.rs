@@ -2,8 +2,9 @@
 
 use drumline_plan::pipeline::StageMap;
 use drumline_torch::{LossScaler, Masks, StepSamples};
-use tch::Device;
+use tch::{Device, Kind};
 
+use super::build::FirstValues;
 use super::layer::Boundary;
 use super::plan::Order;
 use crate::engine::{EngineOptions, Part};
@@ -20,12 +21,15 @@ pub struct PipelineOptions {
     pub micro_batches: usize,
     /// The cost of each layer; by default the costs in the list.
     pub costs: Option<Vec<f64>>,
-    /// Where the stages are; one device for all of them, or one for each rank of the order.
+    /// Where the stages are: one device for all of them, or one for each rank of the order. By default the CPU, or where
+    /// the variables are that they are built among.
     pub devices: Vec<Device>,
-    /// The seed of the first values.
-    pub seed: u64,
+    /// Where first values are drawn from.
+    pub first_values: FirstValues,
     /// Where dropout is drawn from: so it does not depend on the schedule.
     pub masks: Option<Masks>,
+    /// The type of autocast in forwards.
+    pub autocast: Option<Kind>,
     /// After the layers are built, this rank's variables that are parts of the model's: for layers that are cut along `tp`,
     /// [`TensorParallel::parts`](crate::tensor::TensorParallel::parts).
     pub parts: Box<dyn Fn() -> Vec<Part>>,
@@ -40,9 +44,10 @@ impl Default for PipelineOptions {
             ranks: None,
             micro_batches: 1,
             costs: None,
-            devices: vec![Device::Cpu],
-            seed: 0,
+            devices: Vec::new(),
+            first_values: FirstValues::default(),
             masks: None,
+            autocast: None,
             parts: Box::new(Vec::new),
             within: Default::default(),
         }
@@ -51,15 +56,27 @@ impl Default for PipelineOptions {
 
 impl std::fmt::Debug for PipelineOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { order, ranks, micro_batches, costs, devices, seed, masks, parts: _, within: _ } = self;
+        let Self {
+            order,
+            ranks,
+            micro_batches,
+            costs,
+            devices,
+            first_values,
+            masks,
+            autocast,
+            parts: _,
+            within: _,
+        } = self;
         f.debug_struct("PipelineOptions")
             .field("order", order)
             .field("ranks", ranks)
             .field("micro_batches", micro_batches)
             .field("costs", costs)
             .field("devices", devices)
-            .field("seed", seed)
+            .field("first_values", first_values)
             .field("masks", masks)
+            .field("autocast", autocast)
             .finish_non_exhaustive()
     }
 }
@@ -118,12 +135,21 @@ impl StepLoss {
 }
 
 impl PipelineOptions {
-    /// The device of a stage.
-    pub(super) fn device_of(&self, stage: usize, map: &StageMap) -> Result<Device, ParallelError> {
-        let place = if self.devices.len() == 1 { 0 } else { map.rank_of(stage) };
-        self.devices.get(place).copied().ok_or_else(|| {
-            let expected = format!("1 for all, or {}, one for each rank of the order", map.num_ranks());
-            ParallelError::value("the number of devices", self.devices.len(), expected)
-        })
+    /// The device of a stage; `usual` if none is given.
+    pub(super) fn device_of(
+        &self,
+        stage: usize,
+        map: &StageMap,
+        usual: Device,
+    ) -> Result<Device, ParallelError> {
+        match &self.devices[..] {
+            [] => Ok(usual),
+            [one] => Ok(*one),
+            each if each.len() == map.num_ranks() => Ok(each[map.rank_of(stage)]),
+            other => {
+                let expected = format!("1 for all, or {}, one for each rank of the order", map.num_ranks());
+                Err(ParallelError::value("the number of devices", other.len(), expected))
+            }
+        }
     }
 }

@@ -91,6 +91,13 @@ impl Plan {
         self.activations[rank]
     }
 
+    /// The part of a step in which ranks wait, if all stages take the same time and backward takes twice that of forward.
+    pub fn idle_share(&self) -> f64 {
+        let unit = StageTimes { forward: 1.0, input: 1.0, weight: 1.0 };
+        let times = Times::equal(unit, &self.program.stages, 0.0);
+        verify(&self.program).map_or(0.0, |verified| verified.simulate(&times).idle_share())
+    }
+
     /// The same without backward.
     pub fn forward_only(&self) -> Result<Self, PipelineError> {
         Self::new(self.program.forward_only())

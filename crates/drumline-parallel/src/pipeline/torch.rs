@@ -16,13 +16,13 @@ use std::time::Instant;
 use drumline_comm::panic_text;
 use drumline_plan::pipeline::{Compute, Message, Way, Work};
 use drumline_torch::{
-    GradEdge, KeepGraph, LossScaler, Masks, QueuedGrads, StepSamples, TorchError, WeightGrads,
+    Autocast, GradEdge, KeepGraph, LossScaler, Masks, QueuedGrads, StepSamples, TorchError, WeightGrads,
     backward_from_edges, checkpoint, mask_layer, take_grad,
 };
 use tch::{Device, Kind, Tensor};
 
 use super::interpreter::Executor;
-use super::layer::{Boundary, Layer, LayerError, Mode, is_differentiable, layer_failed};
+use super::layer::{Boundary, Layer, LayerError, LayerSpec, Mode, is_differentiable, layer_failed};
 use super::link::Links;
 use super::options::MicroBatch;
 use super::parcel::Parcel;
@@ -33,10 +33,18 @@ type Result<T = ()> = std::result::Result<T, ParallelError>;
 
 /// A layer of a stage.
 pub(super) struct Built {
-    pub(super) name: String,
-    pub(super) is_checkpointed: bool,
+    name: String,
+    is_checkpointed: bool,
+    names_masks: bool,
     /// Shared with the checkpoints of its forwards.
-    pub(super) layer: Arc<Mutex<Box<dyn Layer>>>,
+    layer: Arc<Mutex<Box<dyn Layer>>>,
+}
+
+impl Built {
+    pub(super) fn new(spec: &LayerSpec, layer: Box<dyn Layer>) -> Self {
+        let &LayerSpec { ref name, is_checkpointed, names_masks, .. } = spec;
+        Self { name: name.clone(), is_checkpointed, names_masks, layer: Arc::new(Mutex::new(layer)) }
+    }
 }
 
 /// A stage of this rank.
@@ -51,7 +59,7 @@ impl Stage {
     /// The outputs of all layers.
     fn forward(&self, mut xs: Boundary, mode: Mode) -> Result<Boundary> {
         for built in &self.layers {
-            let _layer = mask_layer(&built.name, 0);
+            let _layer = (!built.names_masks).then(|| mask_layer(&built.name, 0));
             let made = self.apply(built, &xs, mode);
             xs = made.map_err(|cause| layer_failed(&built.name, &cause))?;
         }
@@ -86,9 +94,8 @@ struct Saved {
     loss: Option<Tensor>,
 }
 
-/// The loss of a micro-batch, as a sum.
-pub(super) type LossFn<'a> =
-    dyn FnMut(&[Tensor], &MicroBatch) -> std::result::Result<Tensor, LayerError> + 'a;
+/// The loss of the micro-batch at an index, as a sum.
+pub(super) type LossFn<'a> = dyn FnMut(&[Tensor], usize) -> std::result::Result<Tensor, LayerError> + 'a;
 
 /// A step, or an evaluation, of the stages of a rank.
 pub(super) struct TorchExecutor<'a> {
@@ -101,6 +108,8 @@ pub(super) struct TorchExecutor<'a> {
     pub(super) factor: f64,
     pub(super) scaler: Option<&'a LossScaler>,
     pub(super) masks: Option<&'a Masks>,
+    /// The type of autocast in forwards.
+    pub(super) autocast: Option<Kind>,
     pub(super) mode: Mode,
     pub(super) held: Held,
 }
@@ -117,6 +126,8 @@ pub(super) struct Held {
     pub(super) peak_received: usize,
     /// When each computation began and ended.
     pub(super) spans: Vec<(Work, Instant, Instant)>,
+    /// The same of waiting for each message.
+    pub(super) waits: Vec<(Message, Instant, Instant)>,
 }
 
 impl Held {
@@ -138,6 +149,10 @@ impl TorchExecutor<'_> {
         let mut outputs = None;
         let mut run = || {
             let _masks = self.masks.map(|masks| masks.enter(samples));
+            let _autocast = match self.autocast.map(|kind| Autocast::new(here.device, kind)).transpose() {
+                Ok(scope) => scope,
+                Err(error) => return outputs = Some(Err(error.into())),
+            };
             let inputs = inputs.iter().map(Tensor::shallow_clone).collect();
             outputs = Some(here.forward(inputs, self.mode));
         };
@@ -189,14 +204,13 @@ impl TorchExecutor<'_> {
     /// The loss of a micro-batch.
     fn end(&mut self, at: [usize; 2], outputs: &[Tensor], saved: Saved) -> Result {
         let [_, micro_batch] = at;
-        let batch = &self.micro_batches[micro_batch];
         let of_loss = |cause: LayerError| layer_failed("loss", &cause);
         if !self.mode.is_train() {
-            let sum = tch::no_grad(|| (self.loss)(outputs, batch)).map_err(of_loss)?;
+            let sum = tch::no_grad(|| (self.loss)(outputs, micro_batch)).map_err(of_loss)?;
             self.held.losses.insert(micro_batch, sum.f_detach()?);
             return Ok(());
         }
-        let sum = (self.loss)(outputs, batch).map_err(of_loss)?;
+        let sum = (self.loss)(outputs, micro_batch).map_err(of_loss)?;
         if sum.numel() != 1 {
             let got = format!("a tensor of size {:?}", sum.size());
             return Err(ParallelError::value(
@@ -310,7 +324,9 @@ impl Executor for TorchExecutor<'_> {
     }
 
     fn receive(&mut self, message: Message, from: usize) -> Result<Parcel> {
+        let began = Instant::now();
         let parcel = self.links.receive(message, from)?;
+        self.held.waits.push((message, began, Instant::now()));
         self.held.received -= 1;
         Ok(parcel)
     }

@@ -250,8 +250,11 @@ fn bad_input_is_one_clear_error_on_all_ranks() {
         error_of(2, 2, two_layers, || PipelineOptions { costs: Some(vec![1.0]), ..Default::default() });
     assert_eq!(error, "the number of costs is 1; expected 2, one for each layer");
 
-    let error = error_of(2, 2, two_layers, || PipelineOptions { devices: vec![], ..Default::default() });
-    assert!(error.starts_with("the number of devices is 0; expected 1 for all, or 2"), "{error}");
+    let error = error_of(2, 2, two_layers, || PipelineOptions {
+        devices: vec![tch::Device::Cpu; 3],
+        ..Default::default()
+    });
+    assert!(error.starts_with("the number of devices is 3; expected 1 for all, or 2"), "{error}");
 }
 
 #[test]
@@ -281,7 +284,7 @@ fn an_undeclared_tie_is_an_error() {
     on_ranks(1, |group| {
         let mut list = LayerList::default();
         list.push(LayerSpec::new("head", |layer| {
-            let weight = layer.tied("wte.weight", |path, name| path.zeros(name, &[2, 2]))?;
+            let weight = layer.tied("wte.weight", |path, name| Ok(path.zeros(name, &[2, 2])))?;
             Ok(Box::new(Linear::of(weight)))
         }));
         let error = Pipeline::new(&list, &mesh(&group, 1)?, PipelineOptions::default()).unwrap_err();

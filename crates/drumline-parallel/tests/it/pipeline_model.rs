@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use anyhow::Result;
 use drumline_comm::{Axis, Mesh, MeshShape, ProcessGroup};
 use drumline_parallel::pipeline::{
-    Boundary, Embedding, Layer, LayerError, LayerList, LayerSpec, Linear, MicroBatch, Mode, Order, Pipeline,
-    PipelineOptions, Scale, StepLoss,
+    Boundary, Embedding, FirstValues, Layer, LayerError, LayerList, LayerSpec, Linear, MicroBatch, Mode,
+    Order, Pipeline, PipelineOptions, Scale, StepLoss,
 };
 use drumline_parallel::{Agreed, Brought};
 use drumline_plan::pipeline::{Action, Compute, Program};
@@ -123,8 +123,8 @@ pub(crate) fn layers(variant: Variant) -> LayerList {
     let mut list = LayerList::default();
     list.push(LayerSpec::new("wte", move |layer| {
         let weight = match is_tied {
-            true if draws => layer.tied("wte.weight", table)?,
-            true => layer.tied("wte.weight", waves)?,
+            true if draws => layer.tied("wte.weight", |path, name| Ok(table(path, name)))?,
+            true => layer.tied("wte.weight", |path, name| Ok(waves(path, name)))?,
             false => table(&layer.path(), "weight"),
         };
         Ok(Box::new(First { embedding: Embedding::of(weight), dropout }))
@@ -136,8 +136,8 @@ pub(crate) fn layers(variant: Variant) -> LayerList {
     }
     list.push(LayerSpec::new("head", move |layer| {
         let weight = match is_tied {
-            true if draws => layer.tied("wte.weight", table)?,
-            true => layer.tied("wte.weight", waves)?,
+            true if draws => layer.tied("wte.weight", |path, name| Ok(table(path, name)))?,
+            true => layer.tied("wte.weight", |path, name| Ok(waves(path, name)))?,
             false => table(&layer.path(), "weight"),
         };
         Ok(Box::new(Last { norm: norm(layer.path() / "norm"), head: Linear::of(weight) }))
@@ -189,7 +189,13 @@ pub(crate) fn mesh(group: &ProcessGroup, pp: usize) -> Result<Mesh> {
 }
 
 pub(crate) fn options(order: Order, micro_batches: usize) -> PipelineOptions {
-    PipelineOptions { order, micro_batches, seed: SEED, masks: Some(masks(0)), ..Default::default() }
+    PipelineOptions {
+        order,
+        micro_batches,
+        first_values: FirstValues::OfEachLayer(SEED),
+        masks: Some(masks(0)),
+        ..Default::default()
+    }
 }
 
 /// A step of a pipeline, without the optimizer's.
