@@ -15,6 +15,7 @@
 //! - `train_data`, `best`, `weights`: the position in the data, the best models, the weights for evaluation
 //! - `callbacks`: the built-in callbacks
 //! - `step_mode`, `graphs`, `upload`: CUDA graphs
+//! - `pipelined`: steps and evaluations of a model that is cut into stages
 
 mod batch;
 mod best;
@@ -31,6 +32,7 @@ mod learner;
 mod loss;
 mod metric;
 mod model;
+mod pipelined;
 mod prepare;
 mod resume;
 mod run;
@@ -85,7 +87,7 @@ pub use end::End;
 pub use error::TrainerError;
 pub use loss::{CrossEntropy, Loss};
 pub use metric::{BatchMetric, MetricKey};
-pub use model::{Mode, Model};
+pub use model::{Mode, Model, Staged, StagedModel};
 pub use run::TrainOutcome;
 pub use save::was_evaluated;
 pub use settings::{Every, LoadBestModel, Precision};

@@ -19,6 +19,7 @@ use super::hooks::Hook;
 use super::learner::Learner;
 use super::metric::{LOSS, Scores};
 use super::model::{Mode, Model};
+use super::pipelined::PipelinedShare;
 use super::state::{Best, Evaluation};
 use super::weights::with_evaluation_weights;
 use crate::comm::shared_failure::{LocalFailure, agree, guarded};
@@ -93,7 +94,7 @@ impl<B: Batch, O> Evaluator<'_, B, O> {
         let mut is_cut = [u8::from(own.is_none())];
         context.state.group.all_reduce(&mut is_cut, ReduceOp::Max)?;
         let Some(loss) = own.filter(|_| is_cut[0] == 0) else { return Ok(None) };
-        let metrics = self.scores.reduce(loss, learner.engine.mesh().losses())?;
+        let metrics = self.scores.reduce(loss, learner.scored_by())?;
         let mut evaluation = Evaluation {
             epoch: context.state.epoch,
             step: context.state.step,
@@ -117,6 +118,10 @@ impl<B: Batch, O> Evaluator<'_, B, O> {
         let mut loss = [0.0; 2];
         let Some(dev) = &self.dev else { return Ok(None) };
         context.state.valid_batches = (0, dev.num_batches() as u64);
+        if let Some(pipeline) = &learner.pipeline {
+            let share = PipelinedShare { pipeline, scores: &mut self.scores, batches: dev.epoch(0) };
+            return share.run(learner, context).inspect_err(|cause| pipeline.abort(&cause.to_string()));
+        }
         for batch in dev.epoch(0) {
             if context.stop.is_requested() && learner.engine.cut_evaluation() == Cut::Now {
                 return Ok(None);

@@ -12,8 +12,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use drumline_comm::on_behalf_of;
+use drumline_comm::{ProcessGroup, on_behalf_of};
 use drumline_observe::trace::Track;
+use drumline_parallel::pipeline::Pipeline;
 use drumline_parallel::{Agreed, Clip, Engine, GradSync, ParallelError};
 use drumline_torch::{
     Autocast, LossScaler, MaskScope, Masks, Named, StepMade, StepSamples, TorchError, Unscaled, nccl,
@@ -46,6 +47,8 @@ pub(super) struct Learner<'a, M: Model<B> + ?Sized, B: Batch> {
     /// Where the model trains.
     pub(super) device: Device,
     pub(super) engine: Rc<dyn Engine>,
+    /// What runs the model, if it is cut into stages.
+    pub(super) pipeline: Option<Rc<Pipeline>>,
     pub(super) loss: Box<dyn Loss<B, M::Output> + 'a>,
     /// Metrics of each step.
     pub(super) scores: Scores<'a, B, M::Output>,
@@ -112,22 +115,43 @@ impl<M: Model<B> + ?Sized, B: Batch> Learner<'_, M, B> {
         StateLayout::of_engine(&*self.engine)
     }
 
+    /// The ranks that add up losses and metrics. In a pipeline all ranks do, and only some have losses that count.
+    pub(super) fn scored_by(&self) -> &ProcessGroup {
+        match &self.pipeline {
+            Some(_) => self.engine.mesh().whole(),
+            None => self.engine.mesh().losses(),
+        }
+    }
+
+    /// Whether this rank's losses and metrics count.
+    pub(super) fn has_scores(&self) -> bool {
+        self.model.staged().is_none_or(|staged| staged.stages().counts_losses())
+    }
+
     /// Enters autocast until the result is dropped.
     pub(super) fn autocast(&self) -> Result<Option<Autocast>, TorchError> {
-        self.precision.autocast().map(|kind| Autocast::new(self.device(), kind)).transpose()
+        self.precision.enter_autocast(self.device())
     }
 
     /// Dropout draws the masks of this batch, until the result is dropped. `seen` samples of this rank come before it in the
     /// step. Ranks take samples in turn, so that any number of ranks draws the same masks.
     pub(super) fn enter_masks(&self, seen: usize, batch: &B) -> MaskScope {
+        self.masks.enter(self.step_samples(seen, batch.num_samples()))
+    }
+
+    /// Which samples of the step a batch has.
+    pub(super) fn step_samples(&self, seen: usize, count: usize) -> StepSamples {
         let ranks = self.engine.mesh().samples();
         let (rank, stride) = (ranks.rank() as u64, ranks.size() as u64);
-        let count = batch.num_samples() as u64;
-        self.masks.enter(StepSamples { first: rank + stride * seen as u64, stride, count })
+        StepSamples { first: rank + stride * seen as u64, stride, count: count as u64 }
     }
 
     /// Begins a step of this rank's batches, which may be none.
     pub(super) fn begin_step(&self, agreed: &Agreed) -> Result<(), ParallelError> {
+        if self.pipeline.is_some() {
+            // The pipeline begins it with its micro-batches.
+            return Ok(());
+        }
         self.waits.over(|| on_behalf_of(self.site, || self.engine.begin_step(agreed)))
     }
 
@@ -138,6 +162,10 @@ impl<M: Model<B> + ?Sized, B: Batch> Learner<'_, M, B> {
         batches: Vec<B>,
         agreed: &Agreed,
     ) -> Result<Computed, TrainerError> {
+        if let Some(pipeline) = &self.pipeline {
+            let pipeline = Rc::clone(pipeline);
+            return self.pipelined(&pipeline, context, batches, agreed);
+        }
         let factor = agreed.factor_of_sums();
         let most = agreed.most_batches();
         let (mut sum, mut done, mut seen) = (0.0, 0, 0);

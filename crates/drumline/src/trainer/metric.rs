@@ -116,6 +116,11 @@ impl<'a, B, O> Scores<'a, B, O> {
         self.due().any(|(_, metric)| metric.uses_model())
     }
 
+    /// The first metric that may run the model by itself.
+    pub(super) fn that_uses_model(&self) -> Option<&str> {
+        self.0.iter().find(|(_, metric)| metric.uses_model()).map(|(name, _)| name.as_str())
+    }
+
     /// The names that a metric key may have. Returns an error if a name is used twice.
     pub(super) fn names(&self) -> Result<Vec<&str>, Cause> {
         let mut names = vec![LOSS];

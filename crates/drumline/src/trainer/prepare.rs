@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use drumline_comm::{Mesh, ReduceOp, call_site};
 use drumline_observe::bar::Progress;
+use drumline_parallel::pipeline::Pipeline;
 use drumline_parallel::{Engine, EngineSetup, ReductionObserver};
 use drumline_torch::{Adam, AdamOptions, Masks, Optimizer, TorchError, parameters};
 use serde_json::Value;
@@ -23,7 +24,7 @@ use super::evaluate::Evaluator;
 use super::graphs::{Graphs, Watched};
 use super::learner::Learner;
 use super::loss::Loss;
-use super::metric::MetricKey;
+use super::metric::{MetricKey, Scores};
 use super::model::Model;
 use super::run::Run;
 use super::save::Saver;
@@ -196,6 +197,11 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         let observer: Arc<dyn ReductionObserver> = waits.clone();
         let setup = EngineSetup { device, observer: Some(observer), ..EngineSetup::new(self.store, &mesh) };
         let engine: Rc<dyn Engine> = self.engine.engine(setup)?.into();
+        let masks = Masks::new(self.settings.seed, device)?;
+        let pipeline = pipeline_of(self.model, &self.scores, &engine)?.map(|pipeline| {
+            let autocast = self.settings.precision.autocast();
+            Rc::new(pipeline.with_masks(masks.clone()).with_autocast(autocast))
+        });
         let mut optimizer = parts.optimizer;
         engine.adopt(&mut *optimizer)?;
         let accumulates = self.settings.update_every > 1;
@@ -209,7 +215,10 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
             !(self.hooks.is_empty() && self.schedule.is_none() && self.settings.clips.is_empty());
         let mut may_refuse_step = [u8::from(may_refuse)];
         group.all_reduce(&mut may_refuse_step, ReduceOp::Max)?;
-        let graphs = graphs_of(&self.settings, self.store, &*engine, device)?;
+        let graphs = match &pipeline {
+            Some(_) => Graphs::off(),
+            None => graphs_of(&self.settings, self.store, &*engine, device)?,
+        };
         let faults = InjectedFaults::from_env(&group)?;
         let state = TrainState::new(Start {
             device,
@@ -230,6 +239,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
                 model: self.model,
                 device,
                 engine,
+                pipeline,
                 loss: parts.loss,
                 scores: self.train_scores,
                 precision: self.settings.precision,
@@ -238,7 +248,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
                 schedule: self.schedule,
                 betas: None,
                 has_stepped: false,
-                masks: Masks::new(self.settings.seed, device)?,
+                masks,
                 waits,
                 site,
             },
@@ -273,7 +283,8 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
     fn mesh(&self) -> Result<Mesh, TrainerError> {
         let shape = self.engine.mesh_shape(self.group.size());
         let shape = shape.map_err(|error| SharedFailure::on_all_ranks(error.to_string()))?;
-        match &self.mesh {
+        let of_stages = self.model.staged().map(|staged| staged.stages().mesh());
+        match self.mesh.as_ref().or(of_stages) {
             None => Ok(Mesh::new(&self.group, shape)?),
             Some(mesh) if *mesh.shape() == shape => Ok(mesh.clone()),
             Some(mesh) => Err(SharedFailure::on_all_ranks(format!(
@@ -283,6 +294,22 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
             .into()),
         }
     }
+}
+
+/// What runs a model that is cut into stages. All ranks call it.
+fn pipeline_of<M: Model<B> + ?Sized, B: Batch>(
+    model: &M,
+    scores: &Scores<'_, B, M::Output>,
+    engine: &Rc<dyn Engine>,
+) -> Result<Option<Pipeline>, TrainerError> {
+    let Some(staged) = model.staged() else { return Ok(None) };
+    if let Some(name) = scores.that_uses_model() {
+        let text = format!(
+            "the metric `{name}` runs the model by itself, which is cut into stages; try without it, or without a pipeline"
+        );
+        return Err(SharedFailure::on_all_ranks(text).into());
+    }
+    Ok(Some(Pipeline::on(Rc::clone(staged.stages()), Rc::clone(engine))?))
 }
 
 /// Sends the warnings of checkpoints to the run's log, unless the program has set a function for them.

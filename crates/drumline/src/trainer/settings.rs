@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use drumline_parallel::Clip;
-use drumline_torch::ScalePolicy;
+use drumline_torch::{Autocast, ScalePolicy, TorchError};
 use serde_json::Value;
-use tch::Kind;
+use tch::{Device, Kind};
 
 use crate::data::loader::Cause;
 
@@ -30,6 +30,11 @@ impl Precision {
             Self::Bf16 => Some(Kind::BFloat16),
             Self::Fp16 => Some(Kind::Half),
         }
+    }
+
+    /// Enters autocast on a device until the result is dropped.
+    pub(super) fn enter_autocast(self, device: Device) -> Result<Option<Autocast>, TorchError> {
+        self.autocast().map(|kind| Autocast::new(device, kind)).transpose()
     }
 }
 

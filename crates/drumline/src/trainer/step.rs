@@ -97,8 +97,8 @@ impl<M: Model<B> + ?Sized, B: Batch> Step<'_, '_, M, B> {
     fn reduce_loss_and_metrics(&mut self, computed: &Computed, agreed: &Agreed) -> Result<(), TrainerError> {
         let scores = &self.learner.scores;
         let own = [&[computed.sum], &scores.sums()[..]].concat();
-        let losses = self.learner.engine.mesh().losses();
-        let sums = self.learner.waits.over(|| self.context.add_up(losses, own))?;
+        let ranks = self.learner.scored_by();
+        let sums = self.learner.waits.over(|| self.context.add_up(ranks, own))?;
         let state = &mut self.context.state;
         state.loss = sums[0] / agreed.count;
         state.train_metrics = scores.values_of(&sums[1..]);

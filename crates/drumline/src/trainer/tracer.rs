@@ -49,8 +49,13 @@ impl Tracer {
 
     /// Records a span from `begin` until now.
     pub(super) fn span(&self, name: &str, track: Track, begin: Instant) {
+        self.span_until(name, track, [begin, Instant::now()]);
+    }
+
+    /// Records a span with its begin and its end.
+    pub(super) fn span_until(&self, name: &str, track: Track, [begin, end]: [Instant; 2]) {
         if let Some(wanted) = &self.wanted {
-            wanted.trace.span(name, track, begin, Instant::now());
+            wanted.trace.span(name, track, begin, end);
         }
     }
 

@@ -30,7 +30,8 @@ impl Waits {
         outcome
     }
 
-    fn add(&self, time: Duration) {
+    /// Adds a time of waiting.
+    pub(super) fn add(&self, time: Duration) {
         self.nanoseconds.fetch_add(time.as_nanos() as u64, Ordering::Relaxed);
     }
 }
