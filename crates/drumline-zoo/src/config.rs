@@ -30,7 +30,7 @@ pub use error::{ConfigError, Place};
 pub use fp16::Fp16;
 pub use method::Method;
 pub(crate) use method::check_amsgrad_of;
-pub(crate) use parallel::Cuts;
+pub(crate) use parallel::{Cuts, Heads};
 pub use parallel::{Parallel, ReduceIn};
 pub(crate) use scheduler::{NamedSchedule, check_scheduler};
 pub(crate) use section::Entry;

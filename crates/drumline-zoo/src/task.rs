@@ -9,12 +9,14 @@
 //! training, write one folder with one implementation of [`Task`] and add a line to `program/kind.rs`.
 
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 use drumline::ProcessGroup;
 use drumline::checkpoint::Loaded;
-use drumline::comm::{Axis, MeshShape};
+use drumline::comm::{Axis, Mesh, MeshShape};
 use drumline::data::{Cause, Dataset, Prediction, Sampler};
 use drumline::engine::SyncGroup;
+use drumline::engine::pipeline::{LayerList, PipelineOptions, Stages};
 use drumline::trainer::{Batch, DistTrainer, Model, TrainState};
 use serde_json::Value as Json;
 use tch::Device;
@@ -22,6 +24,7 @@ use tch::nn::VarStore;
 
 use crate::config::{SharedKeys, TaskConfig, table};
 use crate::driver::Job;
+use crate::error::ZooError;
 use crate::models::ModelRanks;
 use crate::optimizer::OptimizerOptions;
 
@@ -57,6 +60,29 @@ pub(crate) struct ModelPlace<'a> {
     pub(crate) device: Device,
     /// The ranks among which it is cut.
     pub(crate) ranks: &'a ModelRanks,
+    /// How it is cut into stages, if it is.
+    pub(crate) pipeline: Option<&'a PipelineCut>,
+}
+
+/// How a model is cut into stages.
+#[derive(Debug)]
+pub(crate) struct PipelineCut {
+    /// All ranks.
+    pub(crate) mesh: Mesh,
+    /// The schedule, and the seed of first weights.
+    pub(crate) options: PipelineOptions,
+}
+
+impl ModelPlace<'_> {
+    /// Builds this rank's stages of a model in `store`, if it is cut into stages. All ranks call it.
+    pub(crate) fn stages(
+        &self,
+        store: &VarStore,
+        layers: impl FnOnce() -> Result<LayerList, ZooError>,
+    ) -> anyhow::Result<Option<Rc<Stages>>> {
+        let Some(PipelineCut { mesh, options }) = self.pipeline else { return Ok(None) };
+        Ok(Some(Rc::new(Stages::build(&layers()?, store, mesh, options)?)))
+    }
 }
 
 /// A rank's place among the ranks that split the data.

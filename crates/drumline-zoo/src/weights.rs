@@ -8,7 +8,7 @@
 //! The format is implemented in `drumline::checkpoint::safetensors`. Checkpoints, which also contain the optimizer and
 //! the position in the data, are in `drumline::checkpoint`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 
@@ -43,23 +43,34 @@ use crate::first_weights::FirstWeights;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn load(store: &VarStore, path: &Path) -> Result<(), ZooError> {
-    load_except(store, path, &[])
+    load_except(store, path, &BTreeSet::new())
 }
 
-/// Loads this rank's parts of a model that is cut among ranks. The files are those of whole models.
-pub fn load_parts(store: &VarStore, parts: &[Part], path: &Path) -> Result<(), ZooError> {
-    if parts.is_empty() {
-        return load(store, path);
+/// Which of a model's tensors a rank has; by default all of them.
+#[derive(Debug, Clone, Default)]
+pub struct Holding {
+    /// The variables that are parts of tensors.
+    pub parts: Vec<Part>,
+    /// The names of tensors that only other ranks have.
+    pub elsewhere: BTreeSet<String>,
+}
+
+/// Loads what this rank holds of a model that is cut among ranks. The files are those of whole models.
+pub fn load_parts(store: &VarStore, holding: &Holding, path: &Path) -> Result<(), ZooError> {
+    if holding.parts.is_empty() {
+        return load_except(store, path, &holding.elsewhere);
     }
     if FirstWeights::of_this_build().leaves(path) {
         return Ok(());
     }
-    copy_parts(store.variables().into_iter().collect(), parts, &read(path)?, path)
+    let mut saved = read(path)?;
+    saved.retain(|name, _| !holding.elsewhere.contains(name));
+    copy_parts(store.variables().into_iter().collect(), &holding.parts, &saved, path)
 }
 
 /// Loads all tensors but the classifier, which is the last layer and keeps its current weights.
 pub fn load_backbone(store: &VarStore, path: &Path) -> Result<(), ZooError> {
-    load_except(store, path, &classifier(store))
+    load_except(store, path, &classifier(store).into_iter().collect())
 }
 
 /// Writes all tensors of the model. The file is replaced atomically.
@@ -79,7 +90,8 @@ pub(crate) fn save_tensors(tensors: Tensors, path: &Path) -> Result<(), ZooError
     })
 }
 
-fn load_except(store: &VarStore, path: &Path, skipped: &[String]) -> Result<(), ZooError> {
+/// Loads all tensors but those of these names.
+pub(crate) fn load_except(store: &VarStore, path: &Path, skipped: &BTreeSet<String>) -> Result<(), ZooError> {
     if FirstWeights::of_this_build().leaves(path) {
         return Ok(());
     }

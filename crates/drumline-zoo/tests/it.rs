@@ -16,6 +16,7 @@ mod it {
     mod mlm_runs;
     mod nmt;
     mod parity;
+    mod pipeline_runs;
     mod precision;
     mod programs;
     mod python_weights;

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use drumline::engine::pipeline::{PipelineSize, Schedule};
 use drumline::engine::{CommHook, Compressed, Offload, Place, ShardOptions, Stage};
 use serde_json::{Value as Json, json};
 
@@ -20,6 +21,14 @@ section! {
         "DP" dp: Option<usize> = None;
         /// Ranks among which a replica is divided; null: ranks / DP, or all ranks if DP is null, too
         "SHARD" shard: Option<usize> = None;
+        /// Ranks among which the layers are divided as stages of a pipeline
+        "PP" pp: usize = 1;
+        /// With PP, in which order ranks compute: gpipe, 1f1b, interleaved, bfs, zb1p or zbv
+        "SCHEDULE" schedule: Schedule = Schedule::OneFOneB;
+        /// With PP, stages of each rank; null: 2 for interleaved, bfs and zbv, 1 for the others
+        "CHUNKS" chunks: Option<usize> = None;
+        /// Batches of a step on each rank, which are the micro-batches of a pipeline; null: TRAIN.ACCUMULATE
+        "MICRO_BATCHES" micro_batches: Option<usize> = None;
         /// Ranks among which each layer is cut: its heads, features and vocabulary
         "TP" tp: usize = 1;
         /// Ranks among which the tokens of each text are cut, with ring attention
@@ -40,22 +49,27 @@ section! {
 }
 
 /// How a model can be cut among ranks.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Cuts {
+    /// Along `tp` by its heads; `None` if it cannot be.
+    pub(crate) heads: Option<Heads>,
+    /// Along `pp`, into so many stages at most; `None` if it cannot be.
+    pub(crate) layers: Option<usize>,
+}
+
+/// The heads of a model.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Cuts {
-    /// Not at all.
-    None,
-    /// Along `tp` by its heads, and along `cp` if its texts can be cut.
-    Heads {
-        /// The key of the number of heads.
-        key: &'static str,
-        /// Their number.
-        count: usize,
-        /// Whether its texts can be cut.
-        has_cp: bool,
-    },
+pub(crate) struct Heads {
+    /// The key of their number.
+    pub(crate) key: &'static str,
+    /// Their number.
+    pub(crate) count: usize,
+    /// Whether texts can be cut along `cp`, too.
+    pub(crate) has_cp: bool,
 }
 
 const NO_CUT: &str = "and this model is not cut among ranks; try 1, or the configuration of a GPT";
+const NO_STAGES: &str = "and this model is not cut into stages; try 1, or the configuration of a GPT, a BERT, a translation or a ResNet";
 
 choice! {
     /// The data type in which gradients are sent.
@@ -102,6 +116,9 @@ impl Parallel {
             ("PARALLEL.SHARD", shard),
             ("PARALLEL.TP", Some(self.tp)),
             ("PARALLEL.CP", Some(self.cp)),
+            ("PARALLEL.PP", Some(self.pp)),
+            ("PARALLEL.CHUNKS", self.chunks),
+            ("PARALLEL.MICRO_BATCHES", self.micro_batches),
         ];
         for (key, value) in sizes {
             if value == Some(0) {
@@ -121,16 +138,18 @@ impl Parallel {
                 format!("is {shard}, and PARALLEL.ZERO 0 divides nothing; try PARALLEL.ZERO 3"),
             );
         }
+        if zero == Stage::Zero3 && self.pp > 1 {
+            let what = format!(
+                "is 3, and with PARALLEL.PP {} each rank keeps the parameters of its stages; try 2",
+                self.pp
+            );
+            return invalid("PARALLEL.ZERO", what);
+        }
         let places = [("PARALLEL.OFFLOAD", offload), ("PARALLEL.OFFLOAD_PARAMS", offload_params)];
         if let Some((key, kind)) = places.into_iter().find(|(_, kind)| **kind != OffloadKind::None)
             && self.is_cut()
         {
-            let what = format!(
-                "is {}, which PARALLEL.TP {} and PARALLEL.CP {} do not support; try none",
-                kind.name(),
-                self.tp,
-                self.cp
-            );
+            let what = format!("is {}, which {} does not support; try none", kind.name(), self.cut_sizes());
             return invalid(key, what);
         }
         let has_files = [offload, offload_params].iter().any(|kind| kind.has_files());
@@ -157,24 +176,70 @@ impl Parallel {
         Ok(())
     }
 
-    /// Whether ranks have parts of layers or of texts.
+    /// Whether ranks have parts of the model or of texts.
     pub(crate) fn is_cut(&self) -> bool {
-        self.tp * self.cp > 1
+        self.num_parts() > 1
+    }
+
+    /// The number of ranks that have a replica of the model and its texts together.
+    fn num_parts(&self) -> usize {
+        self.pp * self.tp * self.cp
+    }
+
+    /// The keys of these ranks that are not 1, with their values.
+    fn cut_sizes(&self) -> String {
+        let sizes = [("PARALLEL.PP", self.pp), ("PARALLEL.TP", self.tp), ("PARALLEL.CP", self.cp)];
+        let sizes: Vec<_> = sizes
+            .into_iter()
+            .filter(|(_, size)| *size > 1)
+            .map(|(key, size)| format!("{key} {size}"))
+            .collect();
+        sizes.join(" with ")
+    }
+
+    /// The stages of each rank.
+    pub(crate) fn chunks(&self) -> usize {
+        self.chunks.unwrap_or(self.schedule.default_chunks())
+    }
+
+    /// Returns an error if the schedule has no program for steps of so many micro-batches.
+    pub(crate) fn check_schedule(&self, micro_batches: usize) -> Result<(), ConfigError> {
+        if self.pp == 1 {
+            return Ok(());
+        }
+        let size = PipelineSize { ranks: self.pp, chunks: self.chunks(), micro_batches };
+        match self.schedule.program(size) {
+            Ok(_) => Ok(()),
+            Err(error) => invalid("PARALLEL.SCHEDULE", format!("is {}: {error}", self.schedule)),
+        }
     }
 
     /// Returns an error if the model cannot be cut in this way.
     pub(crate) fn check_model(&self, cuts: Cuts) -> Result<(), ConfigError> {
-        let Self { tp, cp, .. } = *self;
-        let (heads_key, heads, has_cp) = match cuts {
-            Cuts::None if tp > 1 => return invalid("PARALLEL.TP", format!("is {tp}, {NO_CUT}")),
-            Cuts::None if cp > 1 => return invalid("PARALLEL.CP", format!("is {cp}, {NO_CUT}")),
-            Cuts::None => return Ok(()),
-            Cuts::Heads { key, count, has_cp } => (key, count, has_cp),
+        let Self { pp, tp, cp, .. } = *self;
+        match cuts.layers {
+            None if pp > 1 => return invalid("PARALLEL.PP", format!("is {pp}, {NO_STAGES}")),
+            Some(layers) if pp > 1 && pp * self.chunks() > layers => {
+                let (chunks, stages) = (self.chunks(), pp * self.chunks());
+                let what = format!(
+                    "is {pp} with {chunks} stages a rank (PARALLEL.CHUNKS), together {stages}, and the model has {layers} layers; try at \
+                     most {}",
+                    (layers / chunks).max(1)
+                );
+                return invalid("PARALLEL.PP", what);
+            }
+            _ => {}
+        }
+        let Some(Heads { key, count, has_cp }) = cuts.heads else {
+            return match (tp > 1, cp > 1) {
+                (true, _) => invalid("PARALLEL.TP", format!("is {tp}, {NO_CUT}")),
+                (_, true) => invalid("PARALLEL.CP", format!("is {cp}, {NO_CUT}")),
+                _ => Ok(()),
+            };
         };
-        if !heads.is_multiple_of(tp) {
-            let divisors = divisors(heads);
-            let what =
-                format!("is {tp}, which does not divide {heads_key} {heads}; try a divisor: {divisors}");
+        if !count.is_multiple_of(tp) {
+            let divisors = divisors(count);
+            let what = format!("is {tp}, which does not divide {key} {count}; try a divisor: {divisors}");
             return invalid("PARALLEL.TP", what);
         }
         if cp > 1 && !has_cp {
@@ -186,17 +251,18 @@ impl Parallel {
 
     /// The number of ranks that have the same part of the layers and texts, among this many.
     pub(crate) fn replicas(&self, num_ranks: usize) -> Result<usize, ConfigError> {
-        let Self { tp, cp, .. } = *self;
-        if num_ranks.is_multiple_of(tp * cp) {
-            return Ok(num_ranks / (tp * cp));
+        let parts = self.num_parts();
+        if num_ranks.is_multiple_of(parts) {
+            return Ok(num_ranks / parts);
         }
+        let largest = [("PARALLEL.PP", self.pp), ("PARALLEL.TP", self.tp), ("PARALLEL.CP", self.cp)];
+        let (key, _) = largest.into_iter().find(|(_, size)| *size > 1).unwrap_or(largest[0]);
         let what = format!(
-            "is {tp} and PARALLEL.CP {cp}, together {} ranks, and the job has {num_ranks}; try a product among the divisors of \
-             {num_ranks}: {}",
-            tp * cp,
+            "does not fit: {} are {parts} ranks, and the job has {num_ranks}; try a product among the divisors of {num_ranks}: {}",
+            self.cut_sizes(),
             divisors(num_ranks)
         );
-        invalid("PARALLEL.TP", what).map(|()| 0)
+        invalid(key, what).map(|()| 0)
     }
 
     /// The options of the sharded engine for a job of so many ranks; `None` for DDP. Files of state are in `out_dir`, unless
@@ -209,7 +275,7 @@ impl Parallel {
         let Self { zero, dp, shard, keep_gathered, .. } = *self;
         let num_ranks = self.replicas(job_ranks)?;
         let cut = if self.is_cut() {
-            format!(" ({job_ranks} / PARALLEL.TP {} / PARALLEL.CP {})", self.tp, self.cp)
+            format!(" ({job_ranks} / {})", self.cut_sizes().replace(" with ", " / "))
         } else {
             String::new()
         };
@@ -266,6 +332,24 @@ impl OffloadKind {
 fn divisors(number: usize) -> String {
     let divisors = (1..=number).filter(|divisor| number.is_multiple_of(*divisor));
     divisors.map(|divisor| divisor.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+impl Setting for Schedule {
+    fn expects() -> String {
+        "gpipe, 1f1b, interleaved, bfs, zb1p or zbv".into()
+    }
+
+    fn schema() -> Json {
+        json!({"enum": Self::ALL.map(Self::name)})
+    }
+
+    fn read(value: &Value) -> Option<Self> {
+        String::read(value)?.trim().parse().ok()
+    }
+
+    fn write(&self) -> Value {
+        Value::Text(self.name().to_owned())
+    }
 }
 
 impl Setting for Stage {
@@ -357,15 +441,18 @@ mod tests {
         let error = shard(&cut, 6).unwrap_err().to_string();
         assert_eq!(
             error,
-            "PARALLEL.TP is 2 and PARALLEL.CP 2, together 4 ranks, and the job has 6; try a product among the divisors of 6: \
-             1, 2, 3, 6"
+            "PARALLEL.TP does not fit: PARALLEL.TP 2 with PARALLEL.CP 2 are 4 ranks, and the job has 6; try a product among the \
+             divisors of 6: 1, 2, 3, 6"
         );
         let error = shard(&Parallel { dp: Some(4), ..cut.clone() }, 8).unwrap_err().to_string();
         assert!(
             error.contains("and the job has 2 (8 / PARALLEL.TP 2 / PARALLEL.CP 2); try divisors of 2"),
             "{error}"
         );
-        let heads = |count, has_cp| Cuts::Heads { key: "MODEL.N_HEAD", count, has_cp };
+        let heads = |count, has_cp| Cuts {
+            heads: Some(Heads { key: "MODEL.N_HEAD", count, has_cp }),
+            layers: Some(6),
+        };
         let refused = |parallel: &Parallel, cuts| parallel.check_model(cuts).unwrap_err().to_string();
         cut.check_model(heads(6, true)).unwrap();
         let error = refused(&Parallel { tp: 4, ..cut.clone() }, heads(6, true));
@@ -374,16 +461,50 @@ mod tests {
             "PARALLEL.TP is 4, which does not divide MODEL.N_HEAD 6; try a divisor: 1, 2, 3, 6"
         );
         assert!(refused(&cut, heads(6, false)).contains("only the texts of a GPT can be cut"));
-        assert!(refused(&cut, Cuts::None).contains("this model is not cut among ranks; try 1"));
+        assert!(refused(&cut, Cuts::default()).contains("this model is not cut among ranks; try 1"));
         for (offloaded, key) in [
             (Parallel { offload: OffloadKind::Host, ..cut.clone() }, "PARALLEL.OFFLOAD"),
             (Parallel { offload_params: OffloadKind::Host, ..cut }, "PARALLEL.OFFLOAD_PARAMS"),
         ] {
             assert_eq!(
                 offloaded.check().unwrap_err().to_string(),
-                format!("{key} is host, which PARALLEL.TP 2 and PARALLEL.CP 2 do not support; try none")
+                format!("{key} is host, which PARALLEL.TP 2 with PARALLEL.CP 2 does not support; try none")
             );
         }
+    }
+
+    #[test]
+    fn stages_are_at_most_the_layers() {
+        let cuts = Cuts { heads: None, layers: Some(6) };
+        let piped = |pp, schedule| Parallel { pp, schedule, ..Parallel::default() };
+        piped(6, Schedule::OneFOneB).check_model(cuts).unwrap();
+        let refused = |parallel: &Parallel, cuts| parallel.check_model(cuts).unwrap_err().to_string();
+        assert_eq!(
+            refused(&piped(4, Schedule::ZeroBubbleV), cuts),
+            "PARALLEL.PP is 4 with 2 stages a rank (PARALLEL.CHUNKS), together 8, and the model has 6 layers; try at most 3"
+        );
+        assert!(
+            refused(&piped(2, Schedule::GPipe), Cuts::default()).contains("is not cut into stages; try 1")
+        );
+        let two = Parallel { chunks: Some(2), ..piped(2, Schedule::OneFOneB) };
+        let error = two.check_schedule(4).unwrap_err().to_string();
+        assert!(
+            error.starts_with("PARALLEL.SCHEDULE is 1f1b: the schedule 1f1b has 1 stage a rank"),
+            "{error}"
+        );
+        piped(2, Schedule::Interleaved).check_schedule(3).unwrap();
+        let zero = Parallel { zero: Stage::Zero3, ..piped(2, Schedule::GPipe) };
+        let error = zero.check().unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "PARALLEL.ZERO is 3, and with PARALLEL.PP 2 each rank keeps the parameters of its stages; try 2"
+        );
+        let error = piped(3, Schedule::GPipe).shard_options(4, Path::new("exp")).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "PARALLEL.PP does not fit: PARALLEL.PP 3 are 3 ranks, and the job has 4; try a product among the divisors of 4: \
+             1, 2, 4"
+        );
     }
 
     #[test]

@@ -157,7 +157,27 @@ impl SharedKeys {
         check_scheduler("OPTIM.SCHEDULER", optim.scheduler.as_ref())?;
         self.fp16.check("PRECISION", self.run.precision)?;
         self.parallel.check()?;
+        self.check_micro_batches()?;
         self.run.check()
+    }
+
+    /// The batches of a step on each rank.
+    pub(crate) fn micro_batches(&self) -> usize {
+        self.parallel.micro_batches.unwrap_or(self.train.accumulate)
+    }
+
+    /// Returns an error for a number of them that contradicts another key, or that the schedule cannot have.
+    pub(crate) fn check_micro_batches(&self) -> Result<(), ConfigError> {
+        let accumulate = self.train.accumulate;
+        if let Some(given) =
+            self.parallel.micro_batches.filter(|given| accumulate > 1 && *given != accumulate)
+        {
+            let what = format!(
+                "is {given}, and TRAIN.ACCUMULATE {accumulate}, which mean the same; try one of them"
+            );
+            return invalid("PARALLEL.MICRO_BATCHES", what);
+        }
+        self.parallel.check_schedule(self.micro_batches())
     }
 
     /// Returns an error if a setting needs evaluations but `key`, which names the evaluation data, is not given.

@@ -4,17 +4,20 @@ use std::path::PathBuf;
 
 use drumline::ProcessGroup;
 use drumline::comm::{Axis, CommError, Mesh, MeshShape};
+use drumline::engine::pipeline::{FirstValues, Order, PipelineOptions};
 use drumline::engine::{DdpOptions, EngineOptions, ModelParallel, Part, ShardOptions, Stage, SyncGroup};
 use tch::Device;
 
 use crate::config::{Parallel, ReduceIn, SharedKeys};
 use crate::first_weights::FirstWeights;
-use crate::task::Place;
+use crate::task::{PipelineCut, Place};
 
 /// How ranks train one model together.
 #[derive(Debug, Clone)]
 pub(crate) struct Parallelism {
     keys: Parallel,
+    /// The batches of a step on each rank.
+    micro_batches: usize,
     out_dir: PathBuf,
     num_ranks: usize,
     shape: MeshShape,
@@ -23,17 +26,22 @@ pub(crate) struct Parallelism {
 impl Parallelism {
     /// For the ranks of this group, by the section `PARALLEL`.
     pub(crate) fn of(group: &ProcessGroup, keys: &SharedKeys) -> anyhow::Result<Self> {
-        Self::with(group, keys.parallel.clone(), keys.run.out_dir.clone())
+        Self::with(group, keys.parallel.clone(), keys.micro_batches(), keys.run.out_dir.clone())
     }
 
     /// One rank, which has all of the model.
     pub(crate) fn alone(group: &ProcessGroup) -> anyhow::Result<Self> {
-        Self::with(group, Parallel::default(), PathBuf::new())
+        Self::with(group, Parallel::default(), 1, PathBuf::new())
     }
 
-    fn with(group: &ProcessGroup, keys: Parallel, out_dir: PathBuf) -> anyhow::Result<Self> {
+    fn with(
+        group: &ProcessGroup,
+        keys: Parallel,
+        micro_batches: usize,
+        out_dir: PathBuf,
+    ) -> anyhow::Result<Self> {
         let num_ranks = group.size();
-        let mut parallelism = Self { keys, out_dir, num_ranks, shape: MeshShape::default() };
+        let mut parallelism = Self { keys, micro_batches, out_dir, num_ranks, shape: MeshShape::default() };
         parallelism.shape = parallelism.engine(None, Vec::new())?.mesh_shape(num_ranks)?;
         Ok(parallelism)
     }
@@ -52,6 +60,15 @@ impl Parallelism {
     #[track_caller]
     pub(super) fn mesh(&self, group: &ProcessGroup) -> Result<Option<Mesh>, CommError> {
         self.keys.is_cut().then(|| Mesh::new(group, self.shape)).transpose()
+    }
+
+    /// How the model is cut into stages, if it is, whose first weights are those of this seed.
+    pub(super) fn pipeline(&self, mesh: Option<&Mesh>, seed: u64) -> Option<PipelineCut> {
+        let mesh = mesh.filter(|_| self.keys.pp > 1)?.clone();
+        let order = Order::Schedule { schedule: self.keys.schedule, chunks: self.keys.chunks() };
+        let (micro_batches, first_values) = (self.micro_batches, FirstValues::OfModel(seed));
+        let options = PipelineOptions { order, micro_batches, first_values, ..PipelineOptions::default() };
+        Some(PipelineCut { mesh, options })
     }
 
     /// The ranks among which samples are divided.
@@ -87,9 +104,9 @@ impl Parallelism {
                 DdpOptions { sync_group, hook, ..DdpOptions::default() }.into()
             }
         };
-        let Parallel { tp, cp, .. } = self.keys;
+        let Parallel { pp, tp, cp, .. } = self.keys;
         if self.keys.is_cut() {
-            return Ok(ModelParallel { tp, cp, parts, within, ..ModelParallel::default() }.into());
+            return Ok(ModelParallel { pp, tp, cp, parts, within }.into());
         }
         Ok(within)
     }

@@ -179,7 +179,8 @@ impl<T: Task> Parity<'_, T> {
         let store = VarStore::new(self.device);
         let mesh = parallelism.mesh(group)?;
         let ranks = mesh.as_ref().map(ModelRanks::on).unwrap_or_default();
-        let place = ModelPlace { group, device: self.device, ranks: &ranks };
+        let cut = parallelism.pipeline(mesh.as_ref(), self.seed);
+        let place = ModelPlace { group, device: self.device, ranks: &ranks, pipeline: cut.as_ref() };
         let Built { model, sync_group } = self.task.model(&store, place)?;
         let record = Rc::new(RefCell::new(Record::default()));
         let trainer = step_trainer(self.task, group, Network { model: &*model, store: &store }, batches)?
@@ -270,7 +271,8 @@ fn compared(one: &Ran, all: &Ran, ranks: Ranks) -> anyhow::Result<(String, Vec<D
         text.push_str(&format!("gradient of step {}: largest difference {size:.2e} ({name})\n", step + 1));
     }
     let [one_parameters, all_parameters] = [&one.store, &all.store].map(parameters);
-    let (name, size) = furthest(&own_parts(&one_parameters, parts)?, &all_parameters, Scale::Tensor);
+    let own = rows_of(&own_parts(&one_parameters, parts)?, &all_parameters);
+    let (name, size) = furthest(&own, &all_parameters, Scale::Tensor);
     let steps = one.record.steps.len();
     text.push_str(&format!("parameters after {steps} steps: largest difference {size:.2e} ({name})"));
     Ok((text, differences))

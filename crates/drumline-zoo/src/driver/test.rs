@@ -11,7 +11,7 @@ use drumline::checkpoint::{Checkpoints, Loaded, named, restore};
 use drumline::comm::ensure_alike;
 use drumline::engine::Part;
 use drumline::optim::Named;
-use drumline::trainer::{DistTrainer, Evaluation};
+use drumline::trainer::{DistTrainer, Evaluation, Model};
 use drumline_observe::bar::Progress;
 use drumline_torch::{flush_denormals, keep_freed_memory};
 use tch::nn::VarStore;
@@ -60,12 +60,14 @@ pub(crate) fn test<T: Task>(given: &Given<'_>, options: TestOptions) -> anyhow::
     let parallelism = job.agree(Parallelism::of(&job.group, &keys))?;
     let mesh = parallelism.mesh(&job.group)?;
     let ranks = mesh.as_ref().map(ModelRanks::on).unwrap_or_default();
-    let place = ModelPlace { group: &job.group, device, ranks: &ranks };
+    let cut = parallelism.pipeline(mesh.as_ref(), 0);
+    let place = ModelPlace { group: &job.group, device, ranks: &ranks, pipeline: cut.as_ref() };
     let Built { model, sync_group } = job.agree(task.model(&store, place))?;
     let precision = Precision::new(keys.run.precision, &keys.fp16);
     precision.convert_weights(&store)?;
     let parts = ranks.tp.parts();
-    let tested = TestedModel { job: &job, task, given, options, parts: &parts }.load(&store)?;
+    let is_cut = Model::<T::Batch>::staged(&*model).is_some();
+    let tested = TestedModel { job: &job, task, given, options, parts: &parts, is_cut }.load(&store)?;
     let TestData { data, notes } = job.agree(task.test_data(device))?;
     notes.iter().for_each(|note| job.say(note));
     let network = Network { model: &*model, store: &store };
@@ -163,6 +165,8 @@ struct TestedModel<'a, T> {
     options: TestOptions,
     /// What this rank has of the model, if it is cut.
     parts: &'a [Part],
+    /// Whether it is cut into stages.
+    is_cut: bool,
 }
 
 impl<T: Task> TestedModel<'_, T> {
@@ -204,7 +208,9 @@ impl<T: Task> TestedModel<'_, T> {
             };
             Ok(Named { name, tensor })
         };
-        weights.into_iter().map(own).collect()
+        // Those of other stages are left out.
+        let is_here = |named: &Named| !self.is_cut || variables.contains_key(&named.name);
+        weights.into_iter().filter(is_here).map(own).collect()
     }
 
     fn of_file(&self, file: &Path) -> anyhow::Result<String> {

@@ -1,10 +1,13 @@
 //! Training for every task: from a configuration to a trained model.
 
+use std::ops::Range;
+
 use drumline::ProcessGroup;
 use drumline::comm::ensure_alike;
 use drumline::data::Sampler;
+use drumline::engine::pipeline::Stages;
 use drumline::trainer::{
-    Checkpoint, CsvFiles, DistTrainer, EarlyStop, End, EventFile, Every, LoadBestModel, RankFiles,
+    Checkpoint, CsvFiles, DistTrainer, EarlyStop, End, EventFile, Every, LoadBestModel, Model, RankFiles,
     TensorBoard, TrainOutcome,
 };
 use drumline_observe::bar::Progress;
@@ -17,7 +20,7 @@ use super::parallelism::Parallelism;
 use super::report::Report;
 use super::resume::{self, Begin};
 use super::{TrainOptions, opened, parity};
-use crate::config::{NamedSchedule, SharedKeys};
+use crate::config::{NamedSchedule, Parallel, SharedKeys};
 use crate::models::ModelRanks;
 use crate::optimizer::with_optimizer;
 use crate::precision::Precision;
@@ -88,7 +91,7 @@ pub(super) fn step_trainer<'a, T: Task>(
     let trainer = DistTrainer::new(group, model, store, batches.data)
         .sampler(batches.sampler)
         .batch_size_per_gpu(train.batch_size)
-        .update_every(train.accumulate)
+        .update_every(shared(task).micro_batches())
         .num_workers(train.workers)
         .pin_memory(train.pin_memory)
         .drop_last(T::DROP_LAST)
@@ -134,8 +137,10 @@ impl<T: Task> TrainingRun<'_, T> {
         let precision = Precision::new(self.keys.run.precision, &self.keys.fp16);
         let mesh = parallelism.mesh(&job.group)?;
         let ranks = mesh.as_ref().map(ModelRanks::on).unwrap_or_default();
+        let cut = parallelism.pipeline(mesh.as_ref(), seed);
+        let place = ModelPlace { group: &job.group, device, ranks: &ranks, pipeline: cut.as_ref() };
         let built = parallelism.first_weights(job.group.rank()).build(|| {
-            let built = task.model(&store, ModelPlace { group: &job.group, device, ranks: &ranks })?;
+            let built = task.model(&store, place)?;
             precision.convert_weights(&store)?;
             Ok(built)
         });
@@ -143,6 +148,9 @@ impl<T: Task> TrainingRun<'_, T> {
         let network = Network { model: &*model, store: &store };
         let sets = job.agree(task.train_data(device))?;
         sets.notes.iter().for_each(|note| progress.say(note));
+        if let Some(staged) = Model::<T::Batch>::staged(network.model) {
+            progress.say(&pipeline_line(staged.stages(), &self.keys.parallel));
+        }
         let place = parallelism.place(job.group.rank());
         let trainer = job.agree(self.trainer(network, sets, Split { place, seed }))?;
         let engine = parallelism.engine(sync_group, ranks.tp.parts())?;
@@ -235,7 +243,7 @@ impl<T: Task> TrainingRun<'_, T> {
     fn with_csv<'a>(&self, trainer: Trainer<'a, T>, num_replicas: usize) -> Trainer<'a, T> {
         let train = &self.keys.train;
         let Some(folder) = &train.csv else { return trainer };
-        let samples = (train.batch_size * train.accumulate * num_replicas) as u64;
+        let samples = (train.batch_size * self.keys.micro_batches() * num_replicas) as u64;
         trainer.callback(CsvFiles::in_folder(folder).samples_per_step(samples))
     }
 
@@ -260,4 +268,22 @@ impl<T: Task> TrainingRun<'_, T> {
             ),
         });
     }
+}
+
+/// The line about a pipeline: its schedule, its idle share if all stages take the same time, and who has which layers.
+fn pipeline_line(stages: &Stages, keys: &Parallel) -> String {
+    let micro_batches = stages.micro_batches();
+    let plan = stages.plan(micro_batches).map(|plan| plan.idle_share());
+    let idle = plan.map(|idle| format!(", {:.1} % idle", 100.0 * idle)).unwrap_or_default();
+    let of_stage = |(stage, layers): (usize, &Range<usize>)| {
+        format!("{} on rank {}", layers.len(), stages.map().rank_of(stage))
+    };
+    let layers: Vec<_> = stages.layers().iter().enumerate().map(of_stage).collect();
+    let advice = if micro_batches == 1 { "; try PARALLEL.MICRO_BATCHES, as ranks take turns" } else { "" };
+    format!(
+        "[init] == pipeline {} along {} ranks: {micro_batches} micro-batches{idle}; layers: {}{advice} ==",
+        keys.schedule,
+        keys.pp,
+        layers.join(", ")
+    )
 }

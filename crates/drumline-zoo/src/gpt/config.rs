@@ -7,10 +7,10 @@ use crate::config::check::{at_least_1, invalid};
 use crate::config::section::section;
 use crate::config::table::{Table, sections, task_table};
 use crate::config::{
-    AfterWarmup, ConfigError, Cuts, Method, Optim, PrecisionKind, SharedKeys, Test, Train, WarmupOptim,
+    AfterWarmup, ConfigError, Cuts, Heads, Method, Optim, PrecisionKind, SharedKeys, Test, Train, WarmupOptim,
 };
 use crate::models::Checkpointing;
-use crate::models::gpt::GptOptions;
+use crate::models::gpt::{GptOptions, num_layers};
 
 section! {
     /// `GPT`: files of tokens.
@@ -151,7 +151,8 @@ impl GptModel {
 impl GptConfig {
     fn check_model(&self) -> Result<(), ConfigError> {
         let (model, parallel) = (&self.model, &self.shared.parallel);
-        parallel.check_model(Cuts::Heads { key: "MODEL.N_HEAD", count: model.n_head, has_cp: true })?;
+        let heads = Heads { key: "MODEL.N_HEAD", count: model.n_head, has_cp: true };
+        parallel.check_model(Cuts { heads: Some(heads), layers: Some(num_layers(model.n_layer)) })?;
         if parallel.cp > 1 && model.dropout > 0.0 {
             let (dropout, cp) = (model.dropout, parallel.cp);
             let what = format!("is {dropout}, which ring attention with PARALLEL.CP {cp} has not; try 0");

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, ensure};
 use drumline::data::{Cause, Dataset, DistributedSampler, Sampler, SamplerOptions};
+use drumline::engine::context::ContextParallel;
 use drumline_text::GptTokenizer;
 use tch::nn::VarStore;
 use tch::{Device, Tensor};
@@ -15,7 +16,8 @@ use super::figures::{PerToken, Perplexity, TokensPerSecond};
 use super::found::{BYTES, check_beside};
 use super::weights;
 use crate::driver::{Job, Parallelism, check_file, check_weights};
-use crate::models::gpt::Gpt;
+use crate::models::gpt::{self, Gpt, SummedLoss};
+use crate::models::{Net, StagedNet, only};
 use crate::optimizer::{OptimizerOptions, warmup};
 use crate::task::{
     Built, DataSets, Evaluated, ModelPlace, Place, Purpose, ReportStyle, Start, Task, TestData, Trainer,
@@ -123,11 +125,19 @@ fn windows(key: &str, path: &Path, tokenizer: &GptTokenizer, block: usize) -> an
     Ok(TokenData::open(path, tokenizer, block)?)
 }
 
+/// The ranks that have parts of a model's texts.
+fn cp_of(model: &Net<Gpt, (Tensor, Tensor)>) -> ContextParallel {
+    match model {
+        Net::Whole(model) => model.ranks().cp.clone(),
+        Net::Stages(staged) => ContextParallel::on(staged.stages.mesh()),
+    }
+}
+
 impl Task for GptTask {
     type Config = GptConfig;
     type Batch = (Tensor, Tensor);
     type Data = TokenData;
-    type Model = Gpt;
+    type Model = Net<Gpt, (Tensor, Tensor)>;
 
     const REPORT_STYLE: ReportStyle = REPORT_STYLE;
     const BATCH_KEYS: &'static [&'static str] = &["MODEL.BLOCK", "TRAIN.SHUFFLE"];
@@ -197,11 +207,20 @@ impl Task for GptTask {
         std::mem::take(&mut self.config.model.dropout) > 0.0
     }
 
-    fn model(&self, store: &VarStore, place: ModelPlace<'_>) -> anyhow::Result<Built<Gpt>> {
+    fn model(&self, store: &VarStore, place: ModelPlace<'_>) -> anyhow::Result<Built<Self::Model>> {
         let options = self.config.model.options(self.tokenizer.vocabulary());
-        let model = Gpt::on(place.ranks, &store.root(), &options)?;
+        let model = match place.stages(store, || gpt::layers(place.ranks, &options))? {
+            Some(stages) => Net::Stages(StagedNet {
+                stages,
+                inputs: |(tokens, targets): &(Tensor, Tensor)| {
+                    vec![tokens.shallow_clone(), targets.shallow_clone()]
+                },
+                output: |outputs| Ok(SummedLoss(only(outputs)?)),
+            }),
+            None => Net::Whole(Gpt::on(place.ranks, &store.root(), &options)?),
+        };
         if let Some(file) = &self.config.model.weights {
-            weights::load_parts(store, &options, &place.ranks.tp.parts(), file)?;
+            weights::load_parts(store, &options, &model.holding(place.ranks), file)?;
         }
         Ok(Built::new(Box::new(model)))
     }
@@ -226,8 +245,8 @@ impl Task for GptTask {
     }
 
     fn with_loss<'a>(&self, trainer: Trainer<'a, Self>, model: &Self::Model) -> Trainer<'a, Self> {
-        let cp = &model.ranks().cp;
-        trainer.loss(PerToken::on(cp)).train_metric("tokens_per_s", TokensPerSecond::on(cp))
+        let cp = cp_of(model);
+        trainer.loss(PerToken::on(&cp)).train_metric("tokens_per_s", TokensPerSecond::on(&cp))
     }
 
     fn with_metrics<'a>(
@@ -236,7 +255,7 @@ impl Task for GptTask {
         evaluated: Evaluated<'a, Self>,
     ) -> anyhow::Result<Trainer<'a, Self>> {
         // A lower perplexity is better.
-        let perplexity = Perplexity::on(&evaluated.model.ranks().cp);
+        let perplexity = Perplexity::on(&cp_of(evaluated.model));
         Ok(trainer.metric("ppl", perplexity).metric_key("-ppl"))
     }
 

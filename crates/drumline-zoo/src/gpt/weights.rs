@@ -9,13 +9,12 @@
 
 use std::path::Path;
 
-use drumline::engine::Part;
 use tch::nn::VarStore;
 
 use crate::error::ZooError;
 use crate::first_weights::FirstWeights;
 use crate::models::gpt::GptOptions;
-use crate::weights::{Tensors, copy_alike, copy_parts, read, remove_tied, save_tensors};
+use crate::weights::{Holding, Tensors, copy_alike, copy_parts, read, remove_tied, save_tensors};
 
 const EMBEDDING: &str = "wte.weight";
 const HEAD: &str = "lm_head.weight";
@@ -41,34 +40,36 @@ const PREFIX: &str = "transformer.";
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn load(store: &VarStore, options: &GptOptions, path: &Path) -> Result<(), ZooError> {
-    load_parts(store, options, &[], path)
+    load_parts(store, options, &Holding::default(), path)
 }
 
-/// Loads this rank's parts of a model that is cut among ranks. The files are those of whole models.
+/// Loads what this rank holds of a model that is cut among ranks. The files are those of whole models.
 pub fn load_parts(
     store: &VarStore,
     options: &GptOptions,
-    parts: &[Part],
+    holding: &Holding,
     path: &Path,
 ) -> Result<(), ZooError> {
     if FirstWeights::of_this_build().leaves(path) {
         return Ok(());
     }
-    let saved = renamed(read(path)?, path)?;
+    let mut saved = renamed(read(path)?, path)?;
     let mut variables: Tensors = store.variables().into_iter().collect();
     let rows = saved.get(EMBEDDING).and_then(|embedding| embedding.size().first().copied());
     let is_narrow = rows != Some(options.padded_vocab());
+    saved.retain(|name, _| !holding.elsewhere.contains(name));
+    let parts = &holding.parts;
     if parts.is_empty() {
         if is_narrow {
             narrow_embedding(&mut variables, options);
         }
         return copy_alike(variables, &saved, path);
     }
-    let mut parts = parts.to_vec();
-    if let Some(table) = parts.iter_mut().find(|part| part.whole.name == EMBEDDING).filter(|_| is_narrow) {
+    let mut parts = parts.clone();
+    let table = parts.iter_mut().find(|part| part.whole.name == EMBEDDING);
+    if let Some((table, own)) = table.zip(variables.get(EMBEDDING)).filter(|_| is_narrow) {
         // The file has no padding rows, and those of this rank keep their values.
         table.whole.size[0] = options.vocab_size;
-        let own = &variables[EMBEDDING];
         let first = table.offsets[0].min(options.vocab_size);
         let rows = own.size()[0].min(options.vocab_size - first);
         table.offsets[0] = first;

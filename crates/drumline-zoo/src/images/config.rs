@@ -9,7 +9,7 @@ use crate::config::table::{Table, sections, task_table};
 use crate::config::{
     ConfigError, Cuts, DataKind, LrPolicy, MemoryFormat, Method, OptimizerName, SharedKeys, Switch, Train,
 };
-use crate::models::Checkpointing;
+use crate::models::{Checkpointing, num_layers};
 
 section! {
     /// `MODEL`: the network.
@@ -184,7 +184,13 @@ impl Table for ImageConfig {
 
     fn check(&self) -> Result<(), ConfigError> {
         self.shared.check()?;
-        self.shared.parallel.check_model(Cuts::None)?;
+        let layers = num_layers(&self.model.arch);
+        self.shared.parallel.check_model(Cuts { heads: None, layers })?;
+        if self.model.syncbn && self.shared.parallel.pp > 1 {
+            let what =
+                format!("is True, which PARALLEL.PP {} does not support; try False", self.shared.parallel.pp);
+            return invalid("MODEL.SYNCBN", what);
+        }
         at_least_1(&[
             ("MODEL.NUM_CLASSES", self.model.num_classes as u64),
             ("TRAIN.IM_SIZE", self.train.im_size as u64),

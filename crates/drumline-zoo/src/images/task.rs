@@ -8,7 +8,9 @@ use drumline::data::{Cause, Dataset, DistributedSampler, ImageBatch, Prediction,
 use drumline::engine::SyncGroup;
 use drumline::schedule::{At, Schedule};
 use drumline::trainer::{CrossEntropy, TrainState};
-use drumline_torch::{Determinism, use_deterministic_algorithms};
+use drumline_torch::{
+    Determinism, channels_last, parameters, use_deterministic_algorithms, weights_channels_last,
+};
 use tch::nn::VarStore;
 use tch::{Device, Kind, Tensor};
 
@@ -19,7 +21,7 @@ use super::schedule::{schedule, sgd_options};
 use super::sets::{test_images, train_images};
 use crate::data::{Images, Split};
 use crate::driver::check_weights;
-use crate::models::{self, Model, ModelOptions, Norm, build};
+use crate::models::{self, Model, ModelOptions, Net, Norm, StagedNet, build, only};
 use crate::optimizer::OptimizerOptions;
 use crate::percent::Percent;
 use crate::task::{
@@ -46,11 +48,23 @@ pub(crate) struct ImageTask {
     test: Found,
 }
 
+/// The last layer of the networks that are cut into stages.
+const CLASSIFIER: [&str; 2] = ["fc.weight", "fc.bias"];
+
+fn images(batch: &ImageBatch) -> Vec<Tensor> {
+    vec![batch.images.shallow_clone()]
+}
+
+fn images_channels_last(batch: &ImageBatch) -> Vec<Tensor> {
+    // A batch of images can be converted; one that cannot is refused by the first layer.
+    vec![channels_last(&batch.images).unwrap_or_else(|_| batch.images.shallow_clone())]
+}
+
 impl Task for ImageTask {
     type Config = ImageConfig;
     type Batch = ImageBatch;
     type Data = Images;
-    type Model = Model;
+    type Model = Net<Model, ImageBatch>;
 
     const REPORT_STYLE: ReportStyle = REPORT_STYLE;
     const BATCH_KEYS: &'static [&'static str] = &["TRAIN.SHUFFLE"];
@@ -89,7 +103,7 @@ impl Task for ImageTask {
         (!self.config.model.syncbn).then_some("MODEL.SYNCBN True")
     }
 
-    fn model(&self, store: &VarStore, place: ModelPlace<'_>) -> anyhow::Result<Built<Model>> {
+    fn model(&self, store: &VarStore, place: ModelPlace<'_>) -> anyhow::Result<Built<Self::Model>> {
         let ImageConfig { model: keys, cudnn, .. } = &self.config;
         if cudnn.deterministic {
             use_deterministic_algorithms(Determinism::Require)?;
@@ -99,13 +113,29 @@ impl Task for ImageTask {
         let norm = sync_group.clone().map_or(Norm::Batch, Norm::Sync);
         let options =
             ModelOptions { num_classes: keys.num_classes as i64, norm, checkpoint: keys.checkpoint };
-        let model = build(&keys.arch, &store.root(), &options)?;
-        if let Some(file) = &keys.weights {
-            let load = if keys.new_classifier { weights::load_backbone } else { weights::load };
-            load(store, file)?;
-        }
         let is_channels_last = keys.memory_format.is_channels_last(place.device);
-        let model = if is_channels_last { model.channels_last(store)? } else { model };
+        let model = match place.stages(store, || models::layers(&keys.arch, &options))? {
+            Some(stages) => {
+                if let Some(file) = &keys.weights {
+                    let mut skipped = stages.elsewhere().clone();
+                    skipped.extend(CLASSIFIER.map(str::to_owned).into_iter().filter(|_| keys.new_classifier));
+                    weights::load_except(store, file, &skipped)?;
+                }
+                let inputs = if is_channels_last { images_channels_last } else { images };
+                Net::Stages(StagedNet { stages, inputs, output: only })
+            }
+            None => {
+                let model = build(&keys.arch, &store.root(), &options)?;
+                if let Some(file) = &keys.weights {
+                    let load = if keys.new_classifier { weights::load_backbone } else { weights::load };
+                    load(store, file)?;
+                }
+                Net::Whole(if is_channels_last { model.channels_last(store)? } else { model })
+            }
+        };
+        if is_channels_last && model.stages().is_some() {
+            weights_channels_last(&parameters(store))?;
+        }
         Ok(Built { model: Box::new(model), sync_group })
     }
 

@@ -7,8 +7,8 @@ use super::data::MaskedData;
 use crate::config::check::invalid;
 use crate::config::section::section;
 use crate::config::table::{Table, sections, task_table};
-use crate::config::{ConfigError, Cuts, Method, Optim, SharedKeys, Test, Train, WarmupOptim};
-use crate::models::bert::BertOptions;
+use crate::config::{ConfigError, Cuts, Heads, Method, Optim, SharedKeys, Test, Train, WarmupOptim};
+use crate::models::bert::{BertOptions, num_layers};
 use crate::text::config::Text;
 
 section! {
@@ -99,7 +99,8 @@ impl Table for MlmConfig {
     fn check(&self) -> Result<(), ConfigError> {
         self.shared.check()?;
         let count = self.model.num_attention_heads;
-        let cuts = Cuts::Heads { key: "MODEL.NUM_ATTENTION_HEADS", count, has_cp: false };
+        let heads = Heads { key: "MODEL.NUM_ATTENTION_HEADS", count, has_cp: false };
+        let cuts = Cuts { heads: Some(heads), layers: Some(num_layers(self.model.num_hidden_layers)) };
         self.shared.parallel.check_model(cuts)?;
         self.method.check(&self.shared)?;
         self.optim.check()?;

@@ -14,7 +14,8 @@ use super::data::{MaskedData, Masks};
 use super::masking::Masking;
 use super::weights;
 use crate::driver::Job;
-use crate::models::bert::{Bert, MaskedBatch};
+use crate::models::bert::{self, Bert, MaskedBatch};
+use crate::models::{Net, StagedNet, only};
 use crate::optimizer::{OptimizerOptions, warmup};
 use crate::percent::Percent;
 use crate::task::{
@@ -83,7 +84,7 @@ impl Task for MlmTask {
     type Config = MlmConfig;
     type Batch = MaskedBatch;
     type Data = MaskedData;
-    type Model = Bert;
+    type Model = Net<Bert, MaskedBatch>;
 
     const REPORT_STYLE: ReportStyle = text::REPORT_STYLE;
     const BATCH_KEYS: &'static [&'static str] =
@@ -126,11 +127,15 @@ impl Task for MlmTask {
         std::mem::take(&mut self.config.model.dropout) > 0.0
     }
 
-    fn model(&self, store: &VarStore, place: ModelPlace<'_>) -> anyhow::Result<Built<Bert>> {
+    fn model(&self, store: &VarStore, place: ModelPlace<'_>) -> anyhow::Result<Built<Self::Model>> {
         let num_tokens = self.masking(&self.met()?.lexicon).mask + 1;
-        let model = Bert::on(place.ranks, &store.root(), &self.config.model, num_tokens)?;
+        let options = &self.config.model;
+        let model = match place.stages(store, || bert::layers(place.ranks, options, num_tokens))? {
+            Some(stages) => Net::Stages(StagedNet { stages, inputs: MaskedBatch::inputs, output: only }),
+            None => Net::Whole(Bert::on(place.ranks, &store.root(), options, num_tokens)?),
+        };
         if let Some(file) = self.first_weights() {
-            weights::load_parts(store, &place.ranks.tp.parts(), file)?;
+            weights::load_parts(store, &model.holding(place.ranks), file)?;
         }
         Ok(Built::new(Box::new(model)))
     }

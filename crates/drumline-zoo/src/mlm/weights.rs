@@ -9,12 +9,11 @@
 
 use std::path::Path;
 
-use drumline::engine::Part;
 use tch::nn::VarStore;
 
 use crate::error::ZooError;
 use crate::first_weights::FirstWeights;
-use crate::weights::{Tensors, copy_parts, read, remove_tied};
+use crate::weights::{Holding, Tensors, copy_parts, read, remove_tied};
 
 /// Tensors of `BertForPreTraining` and older files that `BertForMaskedLM` does not have.
 const LEFT_OUT: [&str; 3] = ["bert.pooler.", "cls.seq_relationship.", "bert.embeddings.position_ids"];
@@ -26,11 +25,11 @@ const TIED: [(&str, &str); 2] = [
 
 /// Loads all weights of the [`Bert`](crate::models::bert::Bert) in `store`.
 pub fn load(store: &VarStore, path: &Path) -> Result<(), ZooError> {
-    load_parts(store, &[], path)
+    load_parts(store, &Holding::default(), path)
 }
 
-/// Loads this rank's parts of a model that is cut among ranks. The files are those of whole models.
-pub fn load_parts(store: &VarStore, parts: &[Part], path: &Path) -> Result<(), ZooError> {
+/// Loads what this rank holds of a model that is cut among ranks. The files are those of whole models.
+pub fn load_parts(store: &VarStore, holding: &Holding, path: &Path) -> Result<(), ZooError> {
     if FirstWeights::of_this_build().leaves(path) {
         return Ok(());
     }
@@ -41,5 +40,6 @@ pub fn load_parts(store: &VarStore, parts: &[Part], path: &Path) -> Result<(), Z
     };
     let mut saved: Tensors = saved.into_iter().map(|(name, tensor)| (own(name), tensor)).collect();
     TIED.iter().try_for_each(|(tied, to)| remove_tied(&mut saved, tied, to, path))?;
-    copy_parts(store.variables().into_iter().collect(), parts, &saved, path)
+    saved.retain(|name, _| !holding.elsewhere.contains(name));
+    copy_parts(store.variables().into_iter().collect(), &holding.parts, &saved, path)
 }

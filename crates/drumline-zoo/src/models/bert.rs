@@ -8,26 +8,29 @@
 //! `BertForMaskedLM`: `bert.embeddings.word_embeddings.weight`, …, `cls.predictions.bias`.
 //! [`mlm::weights`](crate::mlm::weights) reads its files.
 
+mod embeddings;
+mod head;
 mod layer;
+mod layers;
 mod masked;
 
 use drumline::data::Cause;
 use drumline::trainer::{Mode, Model};
 use tch::nn::{Init, Path};
-use tch::{Kind, Tensor};
+use tch::{Kind, TchError, Tensor};
 
+pub use layers::layers;
+pub(crate) use layers::num_layers;
 pub use masked::MaskedBatch;
 
 use super::options::{check_dropout, check_heads, check_sizes};
 use crate::config::section::section;
 use crate::error::ZooError;
-use crate::models::checkpointing::{Blocks, Checkpointing};
-use crate::models::draw::drawn;
-use crate::models::dropout::dropout;
+use crate::models::checkpointing::{Blocks, Checkpointing, OneBlock};
 use crate::models::ranks::ModelRanks;
-use crate::models::transformer::{
-    Embedding, EmbeddingShape, LayerNorm, Linear, Mask, Rows, hidden, padding_mask,
-};
+use crate::models::transformer::{Mask, Rows, hidden, padding_mask};
+use embeddings::Embeddings;
+use head::MaskedHead;
 use layer::Layer;
 
 /// The padding token.
@@ -93,14 +96,9 @@ impl BertOptions {
 /// ```
 #[derive(Debug)]
 pub struct Bert {
-    words: Embedding,
-    places: Tensor,
-    types: Tensor,
-    norm: LayerNorm,
+    embeddings: Embeddings,
     layers: Blocks<Layer>,
-    transform: Linear,
-    transform_norm: LayerNorm,
-    bias: Tensor,
+    head: MaskedHead,
     dropout: f64,
 }
 
@@ -120,50 +118,46 @@ impl Bert {
     ) -> Result<Self, ZooError> {
         options.check()?;
         ranks.check_no_cp()?;
-        let size = options.hidden_size as i64;
-        let (embeddings, head) = (path / "bert" / "embeddings", path / "cls" / "predictions");
-        let transform = &head / "transform";
-        let table = |name: &str, rows| drawn(&embeddings / name, "weight", &[rows, size], init());
-        let shape = EmbeddingShape { vocab: vocab_size, size, pad: PAD };
+        let words = Embeddings::words(path / "bert" / "embeddings" / "word_embeddings", options, vocab_size);
+        let embeddings = Embeddings::new(words, path, options);
         let layer = |place| Layer::new(ranks, &(path / "bert" / "encoder" / "layer" / place), options);
-        let layers = || (0..options.num_hidden_layers as i64).map(layer).collect::<Result<Vec<_>, _>>();
-        Ok(Self {
-            words: Embedding::new(&embeddings / "word_embeddings", shape, STDEV),
-            places: table("position_embeddings", options.max_position_embeddings as i64),
-            types: table("token_type_embeddings", NUM_TYPES),
-            norm: LayerNorm::with_eps(&embeddings / "LayerNorm", size, EPS),
-            layers: Blocks::new(layers()?, options.checkpoint)?,
-            transform: Linear::with_init(&transform / "dense", size, size, init()),
-            transform_norm: LayerNorm::with_eps(&transform / "LayerNorm", size, EPS),
-            bias: head.zeros("bias", &[vocab_size]),
-            dropout: options.dropout,
-        })
+        let layers = (0..options.num_hidden_layers as i64).map(layer).collect::<Result<Vec<_>, _>>()?;
+        let layers = Blocks::new(layers, options.checkpoint)?;
+        let head = MaskedHead::new(&embeddings.words.weight, path, options);
+        Ok(Self { embeddings, layers, head, dropout: options.dropout })
     }
 
     /// The logits of the token at each place `[texts, places, vocab_size]`. Those at padding have no meaning.
     pub fn logits(&self, tokens: &Tensor, types: &Tensor) -> Tensor {
-        self.predicted(&self.states(tokens, types, 0.0))
+        self.head.forward(&self.states(tokens, types, 0.0))
     }
 
     /// The outputs of the last layer `[texts, places, hidden_size]`.
     fn states(&self, tokens: &Tensor, types: &Tensor, p: f64) -> Tensor {
+        let texts = Texts::of(tokens);
+        let embedded = texts.rows.pack(&self.embeddings.forward(tokens, types, p));
+        let states = self.layers.each().iter().fold(embedded, |xs, layer| texts.through(layer, &xs, p));
+        texts.rows.unpack(&states)
+    }
+}
+
+/// Which places of a batch hold words.
+struct Texts {
+    rows: Rows,
+    /// What is added to the scores of attention.
+    mask: Tensor,
+}
+
+impl Texts {
+    fn of(tokens: &Tensor) -> Self {
         let hidden = hidden(tokens, PAD);
-        let rows = Rows::seen(&hidden);
-        let places = self.places.narrow(0, 0, tokens.size()[1]);
-        let types = Tensor::embedding(&self.types, types, -1, false, false);
-        let embedded = self.norm.forward(&(self.words.rows(tokens) + types + places));
-        let mask = padding_mask(&hidden, Kind::Float);
-        let through = |xs: Tensor, index: usize| {
-            let (rows, mask) = (rows.shared(), mask.shallow_clone());
-            self.layers
-                .forward(index, &[&xs], move |layer, xs| layer.forward(&xs[0], &rows, Mask::Added(&mask), p))
-        };
-        rows.unpack(&(0..self.layers.len()).fold(rows.pack(&dropout(&embedded, p)), through))
+        Self { rows: Rows::seen(&hidden), mask: padding_mask(&hidden, Kind::Float) }
     }
 
-    fn predicted(&self, states: &Tensor) -> Tensor {
-        let transformed = self.transform_norm.forward(&self.transform.forward(states).gelu("none"));
-        transformed.linear(&self.words.weight, Some(&self.bias))
+    /// The rows after a layer.
+    fn through(&self, layer: &OneBlock<Layer>, xs: &Tensor, p: f64) -> Tensor {
+        let (rows, mask) = (self.rows.shared(), self.mask.shallow_clone());
+        layer.forward(&[xs], move |layer, xs| layer.forward(&xs[0], &rows, Mask::Added(&mask), p))
     }
 }
 
@@ -173,9 +167,14 @@ impl Model<MaskedBatch> for Bert {
 
     fn forward_batch(&self, batch: &MaskedBatch, mode: Mode) -> Result<Tensor, Cause> {
         let p = if mode == Mode::Train { self.dropout } else { 0.0 };
-        let states = self.states(&batch.tokens, &batch.types, p).f_flatten(0, 1)?;
-        Ok(self.predicted(&states.f_index_select(0, &batch.places)?))
+        let states = self.states(&batch.tokens, &batch.types, p);
+        Ok(self.head.forward(&at_places(&states, &batch.places)?))
     }
+}
+
+/// The states `[masked places, hidden_size]` of `[texts, places, hidden_size]`.
+fn at_places(states: &Tensor, places: &Tensor) -> Result<Tensor, TchError> {
+    states.f_flatten(0, 1)?.f_index_select(0, places)
 }
 
 fn init() -> Init {

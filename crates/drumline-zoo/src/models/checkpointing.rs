@@ -63,7 +63,8 @@ impl Checkpointing {
         })
     }
 
-    fn check(self, num_blocks: usize) -> Result<(), ZooError> {
+    /// Returns an error if a model with so many blocks cannot be checkpointed in this way.
+    pub(crate) fn check(self, num_blocks: usize) -> Result<(), ZooError> {
         match self {
             Self::Every(every) if every == 0 || every > num_blocks => {
                 let what = format!("checkpointing is {every}, but the model has {num_blocks} blocks");
@@ -139,65 +140,47 @@ impl Setting for Checkpointing {
     }
 }
 
-/// The blocks of a model, in the order in which they run.
+/// A block of a model.
 #[derive(Debug)]
-pub(crate) struct Blocks<B> {
+pub(crate) struct OneBlock<B> {
     /// A checkpoint owns its block until backward, and a block is used by one thread at a time.
-    blocks: Vec<Arc<Mutex<B>>>,
+    block: Arc<Mutex<B>>,
+    index: usize,
+    /// What happens to this block.
     how: Checkpointing,
 }
 
-impl<B: Send + 'static> Blocks<B> {
-    pub(crate) fn new(blocks: impl IntoIterator<Item = B>, how: Checkpointing) -> Result<Self, ZooError> {
-        let blocks: Vec<_> = blocks.into_iter().map(|block| Arc::new(Mutex::new(block))).collect();
-        how.check(blocks.len())?;
-        Ok(Self { blocks, how })
+impl<B: Send + 'static> OneBlock<B> {
+    /// The block at this index of all.
+    pub(crate) fn new(block: B, index: usize, of_all: Checkpointing) -> Self {
+        Self { block: Arc::new(Mutex::new(block)), index, how: of_all.of_block(index) }
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.blocks.len()
-    }
-
-    pub(crate) fn get(&self, index: usize) -> MutexGuard<'_, B> {
-        lock(&self.blocks[index])
-    }
-
-    /// The blocks. Each is locked as long as it is held.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = MutexGuard<'_, B>> {
-        self.blocks.iter().map(|block| lock(block))
-    }
-
-    pub(crate) fn is_checkpointed(&self, index: usize) -> bool {
-        self.how.of_block(index) != Checkpointing::None
-    }
-
-    /// Runs a block, in a checkpoint if it is to be one. Activations are `inputs`; `forward` owns whatever else it needs.
+    /// Runs the block, in a checkpoint if it is to be one. Activations are `inputs`; `forward` owns whatever else it needs.
     ///
     /// Panics if a checkpoint fails, as modules do. The trainer reports the panic.
     pub(crate) fn forward<R>(
         &self,
-        index: usize,
         inputs: &[&Tensor],
         forward: impl Fn(&B, &[Tensor]) -> R + Send + 'static,
     ) -> R {
-        let made = self.try_forward(index, inputs, move |block, inputs| Ok(forward(block, inputs)));
-        made.unwrap_or_else(|error| panic!("block {index}: {error}"))
+        let made = self.try_forward(inputs, move |block, inputs| Ok(forward(block, inputs)));
+        made.unwrap_or_else(|error| panic!("block {}: {error}", self.index))
     }
 
     /// The same of a block that may fail, in the second forward of a checkpoint as well.
     pub(crate) fn try_forward<R>(
         &self,
-        index: usize,
         inputs: &[&Tensor],
         forward: impl Fn(&B, &[Tensor]) -> Result<R, FunctionError> + Send + 'static,
     ) -> Result<R, FunctionError> {
-        let block = Arc::clone(&self.blocks[index]);
+        let (block, index) = (Arc::clone(&self.block), self.index);
         let function = move |inputs: &[Tensor]| {
             let _masks = masks_of(index);
             forward(&lock(&block), inputs)
         };
         let all = || inputs.iter().map(|input| input.shallow_clone()).collect::<Vec<_>>();
-        match self.how.of_block(index) {
+        match self.how {
             Checkpointing::None => function(&all()),
             Checkpointing::Offload => {
                 offload_saved(|| function(&all())).map_err(FunctionError::from).and_then(|made| made)
@@ -205,6 +188,51 @@ impl<B: Send + 'static> Blocks<B> {
             Checkpointing::Selective => selective_checkpoint(function, inputs).map_err(Into::into),
             Checkpointing::Full | Checkpointing::Every(_) => checkpoint(function, inputs).map_err(Into::into),
         }
+    }
+}
+
+/// The blocks of a model, in the order in which they run.
+#[derive(Debug)]
+pub(crate) struct Blocks<B>(Vec<OneBlock<B>>);
+
+impl<B: Send + 'static> Blocks<B> {
+    pub(crate) fn new(blocks: impl IntoIterator<Item = B>, how: Checkpointing) -> Result<Self, ZooError> {
+        let blocks = blocks.into_iter().enumerate().map(|(index, block)| OneBlock::new(block, index, how));
+        let blocks: Vec<_> = blocks.collect();
+        how.check(blocks.len())?;
+        Ok(Self(blocks))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn get(&self, index: usize) -> MutexGuard<'_, B> {
+        lock(&self.0[index].block)
+    }
+
+    /// The blocks. Each is locked as long as it is held.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = MutexGuard<'_, B>> {
+        self.0.iter().map(|one| lock(&one.block))
+    }
+
+    pub(crate) fn is_checkpointed(&self, index: usize) -> bool {
+        self.0[index].how != Checkpointing::None
+    }
+
+    /// [`OneBlock::forward`] of the block at an index.
+    pub(crate) fn forward<R>(
+        &self,
+        index: usize,
+        inputs: &[&Tensor],
+        forward: impl Fn(&B, &[Tensor]) -> R + Send + 'static,
+    ) -> R {
+        self.0[index].forward(inputs, forward)
+    }
+
+    /// The blocks by themselves.
+    pub(crate) fn each(&self) -> &[OneBlock<B>] {
+        &self.0
     }
 }
 

@@ -70,7 +70,8 @@ pub(super) struct Linear {
 
 impl Linear {
     pub(super) fn forward(&self, xs: &Tensor) -> Tensor {
-        xs.linear(&self.weight, Some(&self.bias))
+        // A module cannot return an error; libtorch's own methods would panic too.
+        drumline_torch::linear(xs, &self.weight, Some(&self.bias)).unwrap_or_else(|error| panic!("{error}"))
     }
 }
 
@@ -108,14 +109,19 @@ impl<'a> Builder<'a> {
         self.norm.build(path, channels)
     }
 
-    /// Draws the weights of all convolutions again: Kaiming normal (fan out, ReLU).
-    pub(super) fn draw_convs(&self) {
-        for mut weight in self.convs.take() {
-            let size = weight.size();
-            let fan_out = size[0] * size[2] * size[3];
-            let std = 2f64.sqrt() / (fan_out as f64).sqrt();
-            draw_normal_again(&mut weight, std);
-        }
+    /// The weights of the convolutions, for [`draw_again`].
+    pub(super) fn take_convs(&self) -> Vec<Tensor> {
+        self.convs.take()
+    }
+}
+
+/// Draws the weights of convolutions again: Kaiming normal (fan out, ReLU).
+pub(super) fn draw_again(convs: Vec<Tensor>) {
+    for mut weight in convs {
+        let size = weight.size();
+        let fan_out = size[0] * size[2] * size[3];
+        let std = 2f64.sqrt() / (fan_out as f64).sqrt();
+        draw_normal_again(&mut weight, std);
     }
 }
 

@@ -23,6 +23,7 @@ mod draw;
 mod dropout;
 pub mod gpt;
 mod layers;
+mod net;
 mod norm;
 mod options;
 mod ranks;
@@ -31,11 +32,14 @@ mod small;
 pub mod text;
 pub mod transformer;
 
+use drumline::engine::pipeline::LayerList;
 use drumline_torch::{TorchError, channels_last, parameters, weights_channels_last};
 use tch::Tensor;
 use tch::nn::{ModuleT, Path, VarStore};
 
 pub use checkpointing::Checkpointing;
+pub(crate) use net::only;
+pub use net::{Net, StagedNet};
 pub use norm::{Norm, NormBuilder};
 pub use ranks::ModelRanks;
 
@@ -99,6 +103,25 @@ pub(crate) fn check_name(arch: &str) -> Result<(), ZooError> {
     } else {
         Err(ZooError::UnknownArch { arch: arch.to_owned() })
     }
+}
+
+/// The network of this name as a list of layers, for pipelines. Its first layer gets images, as [`build`]'s models do, and the
+/// last one returns logits.
+pub fn layers(arch: &str, options: &ModelOptions) -> Result<LayerList, ZooError> {
+    check_name(arch)?;
+    match resnet::ARCHES.iter().find(|(name, _)| *name == arch) {
+        Some((_, shape)) => resnet::layers(shape, options),
+        None => Err(ZooError::Unsuitable {
+            what: format!("{arch} is not cut into stages"),
+            fix: "PARALLEL.PP 1, or resnet18".to_owned(),
+        }),
+    }
+}
+
+/// The number of layers of this list; `None` if there is none.
+pub(crate) fn num_layers(arch: &str) -> Option<usize> {
+    let found = resnet::ARCHES.iter().find(|(name, _)| *name == arch);
+    found.map(|(_, shape)| shape.num_layers())
 }
 
 /// Builds a model under `path`. Its input is f32 `[N, 3, height, width]`.

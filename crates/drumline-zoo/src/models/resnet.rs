@@ -9,13 +9,16 @@
 //! ```
 //! Blocks of two 3×3 convolutions are `Basic`; those of 1×1, 3×3, 1×1 are `Bottleneck`, and the stride sits on the 3×3.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use drumline::engine::pipeline::{Boundary, LayerError, LayerList, LayerSpec, layer_fn};
 use drumline_torch::max_pool_cuda;
 use tch::Tensor;
 use tch::nn::{ModuleT, Path};
 
 use super::ModelOptions;
-use super::checkpointing::Blocks;
-use super::layers::{Builder, Conv, ConvShape, Linear};
+use super::checkpointing::{Blocks, OneBlock};
+use super::layers::{Builder, Conv, ConvShape, Linear, draw_again};
 use super::norm::NormLayer;
 use crate::error::ZooError;
 
@@ -132,6 +135,15 @@ struct BlockShape {
 }
 
 impl BlockShape {
+    /// The products for an image: layers halve its sides and double its channels.
+    fn cost(self) -> f64 {
+        let convs = self.convs().into_iter();
+        let products: i64 =
+            convs.map(|conv| conv.kernel * conv.kernel * conv.inputs / conv.groups * conv.outputs).sum();
+        let side = 56 * 64 / (self.outputs / if self.kind == Bottleneck { 4 } else { 1 });
+        (side * side * products) as f64
+    }
+
     fn convs(self) -> Vec<ConvShape> {
         let Self { inputs, inner, outputs, stride, groups, .. } = self;
         match self.kind {
@@ -160,22 +172,105 @@ pub(super) fn resnet(
     shape: &Shape,
     options: &ModelOptions,
 ) -> Result<ResNet, ZooError> {
-    let stem = ConvNorm::new(builder, path, ["conv1", "bn1"], ConvShape::new(3, 64, 7).stride(2));
+    let stem = stem(builder, path);
     let mut inputs = 64;
     let mut blocks = Vec::new();
-    for (layer, count) in (0u32..).zip(shape.blocks) {
-        for place in 0..count {
-            let block = shape.block(layer, place, inputs);
-            inputs = block.outputs;
-            blocks.push(Block::new(builder, &(path / format!("layer{}", layer + 1) / place), block));
-        }
+    for (name, block) in shape.all_blocks() {
+        inputs = block.outputs;
+        let path = name.split('.').fold(path.clone(), |path, part| path / part);
+        blocks.push(Block::new(builder, &path, block));
     }
     let fc = builder.linear(path / "fc", inputs, options.num_classes);
-    builder.draw_convs();
+    draw_again(builder.take_convs());
     Ok(ResNet { stem, blocks: Blocks::new(blocks, options.checkpoint)?, fc })
 }
 
+/// The network as a list of layers, for pipelines: the stem, each block, and the last layer.
+pub(super) fn layers(shape: &Shape, options: &ModelOptions) -> Result<LayerList, ZooError> {
+    let blocks: Vec<_> = shape.all_blocks().collect();
+    options.checkpoint.check(blocks.len())?;
+    // Convolutions are drawn again when the last layer is built.
+    let convs = Arc::new(Mutex::new(Vec::new()));
+    let mut list = LayerList::default();
+    let (norm, drawn) = (options.norm.clone(), Arc::clone(&convs));
+    let stem = LayerSpec::new("stem", move |layer| {
+        let builder = Builder::new(&norm);
+        let made = stem(&builder, &layer.root());
+        lock(&drawn).append(&mut builder.take_convs());
+        Ok(layer_fn(move |xs, mode| {
+            let [images] = of_boundary(xs)?;
+            Ok(vec![pooled(&made.forward_relu(&images, mode.is_train()))])
+        }))
+    });
+    // Costs are products for each image of 224 pixels.
+    list.push(stem.cost((112 * 112 * 64 * 147) as f64));
+    let outputs = blocks.last().map_or(64, |(_, block)| block.outputs);
+    for (index, (name, block)) in blocks.into_iter().enumerate() {
+        let (norm, drawn, how) = (options.norm.clone(), Arc::clone(&convs), options.checkpoint);
+        let cost = block.cost();
+        let spec = LayerSpec::new(name, move |layer| {
+            let builder = Builder::new(&norm);
+            let made = OneBlock::new(Block::new(&builder, &layer.path(), block), index, how);
+            lock(&drawn).append(&mut builder.take_convs());
+            Ok(layer_fn(move |xs, mode| {
+                let ([x], train) = (of_boundary(xs)?, mode.is_train());
+                let [out, _] = made.forward(&[&x], move |block, xs| block.forward(&xs[0], &xs[0], train));
+                Ok(vec![out])
+            }))
+        });
+        list.push(spec.cost(cost));
+    }
+    let (norm, num_classes) = (options.norm.clone(), options.num_classes);
+    let last = LayerSpec::new("fc", move |layer| {
+        let fc = Builder::new(&norm).linear(layer.path(), outputs, num_classes);
+        draw_again(std::mem::take(&mut *lock(&convs)));
+        Ok(layer_fn(move |xs, _| {
+            let [x] = of_boundary(xs)?;
+            Ok(vec![classified(&fc, &x)])
+        }))
+    });
+    list.push(last.cost((outputs * num_classes) as f64));
+    Ok(list)
+}
+
+fn lock(convs: &Mutex<Vec<Tensor>>) -> MutexGuard<'_, Vec<Tensor>> {
+    convs.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The only tensor of a boundary.
+fn of_boundary(xs: Boundary) -> Result<[Tensor; 1], LayerError> {
+    let len = xs.len();
+    xs.try_into().map_err(|_| format!("a layer of a ResNet got {len} tensors, expected 1").into())
+}
+
+fn stem(builder: &Builder<'_>, path: &Path<'_>) -> ConvNorm {
+    ConvNorm::new(builder, path, ["conv1", "bn1"], ConvShape::new(3, 64, 7).stride(2))
+}
+
+/// The logits of the last block's output.
+fn classified(fc: &Linear, xs: &Tensor) -> Tensor {
+    fc.forward(&xs.adaptive_avg_pool2d([1, 1]).flatten(1, -1))
+}
+
 impl Shape {
+    /// The number of layers of the list.
+    pub(super) fn num_layers(&self) -> usize {
+        self.blocks.iter().sum::<i64>() as usize + 2
+    }
+
+    /// All blocks, with their names.
+    fn all_blocks(&self) -> impl Iterator<Item = (String, BlockShape)> {
+        let places =
+            (0u32..).zip(self.blocks).flat_map(|(layer, count)| (0..count).map(move |at| (layer, at)));
+        let mut inputs = 64;
+        let blocks = places.map(move |(layer, place)| {
+            let block = self.block(layer, place, inputs);
+            inputs = block.outputs;
+            (format!("layer{}.{place}", layer + 1), block)
+        });
+        blocks.collect::<Vec<_>>().into_iter()
+    }
+
     /// The block at an index in a layer, both counted from 0.
     fn block(&self, layer: u32, place: i64, inputs: i64) -> BlockShape {
         let planes = 64 << layer;
@@ -198,7 +293,7 @@ impl ModuleT for ResNet {
                 .blocks
                 .forward(index, &[through, past], move |block, xs| block.forward(&xs[0], &xs[1], train));
         }
-        self.fc.forward(&out[0].adaptive_avg_pool2d([1, 1]).flatten(1, -1))
+        classified(&self.fc, &out[0])
     }
 }
 

@@ -3,7 +3,7 @@
 use tch::Tensor;
 use tch::nn::{Module, ModuleT, Path};
 
-use super::layers::{Builder, Conv, ConvShape, Linear};
+use super::layers::{Builder, Conv, ConvShape, Linear, draw_again};
 use super::norm::NormLayer;
 
 /// Two linear layers on the image averaged to 8×8 pixels. It has no norm, so its gradients do not depend on how a batch
@@ -41,7 +41,7 @@ pub(super) fn conv_net(builder: &Builder<'_>, path: &Path<'_>, num_classes: i64)
     });
     let convs = convs.collect();
     let fc = builder.linear(path / "fc", channels[3], num_classes);
-    builder.draw_convs();
+    draw_again(builder.take_convs());
     ConvNet { convs, fc }
 }
 

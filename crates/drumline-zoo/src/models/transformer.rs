@@ -9,12 +9,13 @@
 //! `generator.weight`. Shared embeddings have only the name `tgt_embed.weight`. [`weights`](crate::weights) reads and
 //! writes them.
 //!
-//! Read in this order: `rows`, `attention`, `layer`, `stack`, `embedding`, `pairs`. Decoding token by token is in
+//! Read in this order: `rows`, `attention`, `layer`, `stack`, `embedding`, `pairs`, `layers`. Decoding token by token is in
 //! [`decode`](crate::decode).
 
 mod attention;
 mod embedding;
 mod layer;
+mod layers;
 mod linear;
 mod pairs;
 mod rows;
@@ -26,6 +27,8 @@ use tch::Tensor;
 use tch::nn::Path;
 
 pub use layer::NormPlace;
+pub use layers::layers;
+pub(crate) use layers::num_layers;
 pub use pairs::{Pairs, Specials, padded};
 pub use stack::Memory;
 
@@ -133,6 +136,13 @@ impl TransformerOptions {
         Ok(())
     }
 
+    /// An embedding of so many words.
+    fn embedding(&self, path: Path<'_>, vocab: i64) -> Embedding {
+        let Self { d_model: size, pad, .. } = *self;
+        // The standard deviation makes the scaled vectors, and the logits of a shared embedding, about 1.
+        Embedding::new(path, EmbeddingShape { vocab, size, pad }, (size as f64).powf(-0.5))
+    }
+
     fn stack(&self) -> StackShape {
         let Self { n_layers, d_model, n_head, d_inner_hid, norm, checkpoint, .. } = *self;
         StackShape { n_layers, layer: LayerShape { d_model, n_head, d_inner_hid, norm }, checkpoint }
@@ -181,22 +191,19 @@ impl Transformer {
     pub fn on(ranks: &ModelRanks, path: &Path<'_>, options: &TransformerOptions) -> Result<Self, ZooError> {
         options.check()?;
         ranks.check_no_cp()?;
-        let TransformerOptions { d_model, tgt_vocab, src_vocab, pad, .. } = *options;
-        // The standard deviation makes the scaled vectors, and the logits of a shared embedding, about 1.
-        let stdev = (d_model as f64).powf(-0.5);
-        let embedding = |name: &str, vocab| {
-            Embedding::new(path / name, EmbeddingShape { vocab, size: d_model, pad }, stdev)
+        let TransformerOptions { d_model, tgt_vocab, src_vocab, .. } = *options;
+        let tgt_embed = options.embedding(path / "tgt_embed", tgt_vocab);
+        let src_embed = if options.share_embeddings {
+            tgt_embed.shared()
+        } else {
+            options.embedding(path / "src_embed", src_vocab)
         };
-        let tgt_embed = embedding("tgt_embed", tgt_vocab);
-        let src_embed =
-            if options.share_embeddings { tgt_embed.shared() } else { embedding("src_embed", src_vocab) };
         let encoder = Encoder::new(ranks, &(path / "encoder"), options.stack())?;
         let decoder = DecoderStack::new(ranks, &(path / "decoder"), options.stack())?;
         let generator = if options.proj_share_weight {
             tgt_embed.weight.shallow_clone()
         } else {
-            let init = Linear::xavier(d_model, tgt_vocab);
-            drawn(path / "generator", "weight", &[tgt_vocab, d_model], init)
+            generator(path, [tgt_vocab, d_model])
         };
         Ok(Self { src_embed, tgt_embed, encoder, decoder, generator, options: options.clone() })
     }
@@ -231,7 +238,7 @@ impl Transformer {
     }
 
     fn generate(&self, states: &Tensor) -> Tensor {
-        states.linear(&self.generator, None::<Tensor>)
+        generated(states, &self.generator)
     }
 
     /// The source keys and values for each decoder layer.
@@ -250,6 +257,17 @@ impl Transformer {
         let xs = self.tgt_embed.placed(&words.unsqueeze(1), place, 0.0).squeeze_dim(1);
         self.generate(&self.decoder.next(xs, sources, past))
     }
+}
+
+/// The weight of an output layer that shares no embedding.
+fn generator(path: &Path<'_>, size: [i64; 2]) -> Tensor {
+    drawn(path / "generator", "weight", &size, Linear::xavier(size[1], size[0]))
+}
+
+/// The logits of states.
+fn generated(states: &Tensor, generator: &Tensor) -> Tensor {
+    // A module cannot return an error; libtorch's own methods would panic too.
+    drumline_torch::linear(states, generator, None).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Computes the logits of all target words `[words, tgt_vocab]`, without padding.

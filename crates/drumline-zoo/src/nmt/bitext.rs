@@ -199,6 +199,14 @@ pub struct NumberedPairs {
     pub indices: Vec<usize>,
 }
 
+impl NumberedPairs {
+    /// What the first of [`layers`](crate::models::transformer::layers) gets.
+    pub fn inputs(&self) -> Vec<Tensor> {
+        let Pairs { source, target_in, places, .. } = &self.pairs;
+        [source, target_in, places].map(Tensor::shallow_clone).into()
+    }
+}
+
 impl Batch for NumberedPairs {
     fn num_samples(&self) -> usize {
         self.indices.len()

@@ -12,10 +12,11 @@ use crate::config::section::section;
 use crate::config::setting::{Setting, choice};
 use crate::config::table::{Table, public_table, sections};
 use crate::config::{
-    ConfigError, Cuts, DeviceKind, Fp16, Optim, OptimizerName, Parallel, PrecisionKind, Run, SharedKeys,
-    TaskConfig, Test, Train, Value, check_amsgrad_of, check_scheduler,
+    ConfigError, Cuts, DeviceKind, Fp16, Heads, Optim, OptimizerName, Parallel, PrecisionKind, Run,
+    SharedKeys, TaskConfig, Test, Train, Value, check_amsgrad_of, check_scheduler,
 };
 use crate::models::Checkpointing;
+use crate::models::transformer::num_layers;
 
 choice! {
     /// The tokens of a vocabulary.
@@ -380,8 +381,10 @@ impl Table for NmtConfig {
         self.check_files()?;
         self.fp16.check("run_configs.precision", self.run.precision)?;
         self.parallel.check()?;
-        let cuts = Cuts::Heads { key: "model_configs.n_head", count: self.model.n_head, has_cp: false };
+        let heads = Heads { key: "model_configs.n_head", count: self.model.n_head, has_cp: false };
+        let cuts = Cuts { heads: Some(heads), layers: Some(num_layers(self.model.n_layers)) };
         self.parallel.check_model(cuts)?;
+        self.shared().check_micro_batches()?;
         check_scheduler("optimizer_configs.scheduler", self.optimizer.scheduler.as_ref())?;
         self.check_sizes()
     }

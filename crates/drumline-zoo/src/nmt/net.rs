@@ -1,11 +1,10 @@
-//! Builds the Transformer of a configuration.
+//! The Transformer of a configuration.
 
 use tch::nn::VarStore;
 
 use super::bitext::Codecs;
 use super::config::NmtConfig;
 use crate::error::ZooError;
-use crate::models::ModelRanks;
 use crate::models::transformer::{NormPlace, Specials, Transformer, TransformerOptions};
 
 /// Builds the network with its initial weights.
@@ -14,18 +13,13 @@ pub(crate) fn transformer(
     codecs: &Codecs,
     store: &VarStore,
 ) -> Result<Transformer, ZooError> {
-    transformer_on(&ModelRanks::default(), config, codecs, store)
+    Transformer::new(&store.root(), &options_of(config, codecs))
 }
 
-/// Builds this rank's part of the network.
-pub(crate) fn transformer_on(
-    ranks: &ModelRanks,
-    config: &NmtConfig,
-    codecs: &Codecs,
-    store: &VarStore,
-) -> Result<Transformer, ZooError> {
+/// The sizes of the network.
+pub(crate) fn options_of(config: &NmtConfig, codecs: &Codecs) -> TransformerOptions {
     let model = &config.model;
-    let options = TransformerOptions {
+    TransformerOptions {
         n_layers: model.n_layers as i64,
         n_head: model.n_head as i64,
         d_word_vec: model.d_word_vec as i64,
@@ -39,6 +33,5 @@ pub(crate) fn transformer_on(
         tgt_vocab: codecs.target.vocabulary().len() as i64,
         pad: Specials::default().pad,
         checkpoint: model.checkpoint,
-    };
-    Transformer::on(ranks, &store.root(), &options)
+    }
 }

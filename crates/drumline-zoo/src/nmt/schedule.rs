@@ -7,12 +7,13 @@ use drumline::trainer::DistTrainer;
 use super::bitext::NumberedPairs;
 use super::config::{NmtConfig, ScheduleMethod};
 use crate::config::NamedSchedule;
+use crate::models::Net;
 use crate::models::transformer::Transformer;
 
 /// NJUNMT multiplies Noam's learning rate by this factor.
 const NOAM: f64 = 10.0;
 
-type NmtTrainer<'a> = DistTrainer<'a, Transformer, NumberedPairs>;
+type NmtTrainer<'a> = DistTrainer<'a, Net<Transformer, NumberedPairs>, NumberedPairs>;
 
 /// Adds the learning rate schedule to the trainer, if one is configured.
 pub(crate) fn with_learning_rate<'a>(

@@ -18,12 +18,13 @@ use super::bitext::{Bitext, Codecs, NumberedPairs};
 use super::bleu::Bleu;
 use super::config::{MovingAverageMethod, NmtConfig};
 use super::loss::{TargetWords, TranslationLoss};
-use super::net::transformer_on;
+use super::net::options_of;
 use super::schedule::with_learning_rate;
 use super::validation::{Due, Validation};
 use crate::config::table;
 use crate::driver::{Job, changes, checksum};
-use crate::models::transformer::Transformer;
+use crate::models::transformer::{self, Transformer};
+use crate::models::{Net, StagedNet, only};
 use crate::optimizer::OptimizerOptions;
 use crate::task::{
     Built, DataSets, Evaluated, Folders, Keep, ModelPlace, Place, Purpose, ReportStyle, ResumeMode, Start,
@@ -102,7 +103,8 @@ impl NmtTask {
     fn bleu<'a>(&self, evaluated: &Evaluated<'a, Self>) -> anyhow::Result<Bleu<'a>> {
         let ParallelTexts { codecs, valid, .. } = self.texts()?;
         let valid = valid.as_ref().context("there is no valid_data")?;
-        let bleu = Bleu::new(evaluated.model, &self.config, valid, codecs)?;
+        let model = evaluated.model.whole().context("a model that is cut into stages does not translate")?;
+        let bleu = Bleu::new(model, &self.config, valid, codecs)?;
         Ok(if evaluated.place.rank == 0 { bleu.counting_left_out()? } else { bleu })
     }
 
@@ -159,7 +161,7 @@ impl Task for NmtTask {
     type Config = NmtConfig;
     type Batch = NumberedPairs;
     type Data = Bitext;
-    type Model = Transformer;
+    type Model = Net<Transformer, NumberedPairs>;
 
     const REPORT_STYLE: ReportStyle = REPORT_STYLE;
     const BATCH_KEYS: &'static [&'static str] = &[
@@ -251,17 +253,21 @@ impl Task for NmtTask {
     }
 
     fn best_by(&self) -> String {
-        "bleu".to_owned()
+        if self.config.parallel.pp > 1 { "ppl" } else { "bleu" }.to_owned()
     }
 
     fn disable_dropout(&mut self) -> bool {
         std::mem::take(&mut self.config.model.dropout) > 0.0
     }
 
-    fn model(&self, store: &VarStore, place: ModelPlace<'_>) -> anyhow::Result<Built<Transformer>> {
-        let model = transformer_on(place.ranks, &self.config, &self.texts()?.codecs, store)?;
+    fn model(&self, store: &VarStore, place: ModelPlace<'_>) -> anyhow::Result<Built<Self::Model>> {
+        let options = options_of(&self.config, &self.texts()?.codecs);
+        let model = match place.stages(store, || transformer::layers(place.ranks, &options))? {
+            Some(stages) => Net::Stages(StagedNet { stages, inputs: NumberedPairs::inputs, output: only }),
+            None => Net::Whole(Transformer::on(place.ranks, &store.root(), &options)?),
+        };
         if let Some(path) = &self.config.run.pretrain_path {
-            weights::load_parts(store, &place.ranks.tp.parts(), &weights_file(path)?)?;
+            weights::load_parts(store, &model.holding(place.ranks), &weights_file(path)?)?;
         }
         Ok(Built::new(Box::new(model)))
     }
@@ -272,6 +278,11 @@ impl Task for NmtTask {
         let mut notes = vec![note("train", &train)];
         notes.extend(valid.as_ref().map(|valid| note("valid", valid)));
         notes.extend(self.config.model.checkpoint.note(device));
+        if self.config.parallel.pp > 1 && valid.is_some() {
+            let note = "[init] == validations have no BLEU: a model that is cut into stages does not translate; perplexity selects \
+                        the best ==";
+            notes.push(note.to_owned());
+        }
         Ok(DataSets { train, dev: valid.clone(), notes })
     }
 
@@ -293,14 +304,20 @@ impl Task for NmtTask {
         trainer.loss(TranslationLoss::new(&self.config)).train_metric(TARGET_WORDS, TargetWords::default())
     }
 
-    /// Adds perplexity and BLEU. BLEU selects the best model.
+    /// Adds perplexity and BLEU. BLEU selects the best model. A model that is cut into stages does not translate, and its
+    /// perplexity selects.
     fn with_metrics<'a>(
         &self,
         trainer: Trainer<'a, Self>,
         evaluated: Evaluated<'a, Self>,
     ) -> anyhow::Result<Trainer<'a, Self>> {
+        let trainer = trainer.metric("ppl", Perplexity::default());
+        if evaluated.model.stages().is_some() {
+            let every = Every::Steps(self.config.training.loss_valid_freq);
+            return Ok(trainer.metric_key("-ppl").validate_every(every));
+        }
         let bleu = self.bleu(&evaluated)?;
-        let trainer = trainer.metric("ppl", Perplexity::default()).metric_key("bleu");
+        let trainer = trainer.metric_key("bleu");
         Ok(match evaluated.purpose {
             Purpose::Train => {
                 let validation = self.validation(&bleu);

@@ -179,7 +179,7 @@ impl Table for TextConfig {
 
     fn check(&self) -> Result<(), ConfigError> {
         self.shared.check()?;
-        self.shared.parallel.check_model(Cuts::None)?;
+        self.shared.parallel.check_model(Cuts::default())?;
         self.method.check(&self.shared)?;
         self.optim.check()?;
         self.text.check(&self.shared)?;

@@ -11,6 +11,7 @@ use drumline_torch::{Adam, AdamOptions, Masks, Named, Optimizer, StepSamples, pa
 use drumline_zoo::gpt::weights;
 use drumline_zoo::models::gpt::{Gpt, GptOptions};
 use drumline_zoo::models::{Checkpointing, ModelRanks};
+use drumline_zoo::weights::Holding;
 use rank_test::anyhow::{self, Result};
 use rank_test::ranks_test;
 use tch::nn::VarStore;
@@ -289,13 +290,13 @@ ranks_test!(parts_that_ranks_draw_and_load_are_those_of_the_whole_model, 4, {
         no_grad(|| value.copy_(&(&value * 3.0 + 0.25)));
     }
     weights::save(&whole, &padded, &file)?;
-    weights::load_parts(&own, &padded, &ranks.tp.parts(), &file)?;
+    weights::load_parts(&own, &padded, &held_by(&ranks), &file)?;
     same(&own, &whole, false)?;
     let other = GptOptions { n_embd: 48, ..padded.clone() };
     let store = VarStore::new(Device::Cpu);
     let others = ModelRanks::on(&mesh);
     Gpt::on(&others, &store.root(), &other)?;
-    let refused = weights::load_parts(&store, &other, &others.tp.parts(), &file).unwrap_err().to_string();
+    let refused = weights::load_parts(&store, &other, &held_by(&others), &file).unwrap_err().to_string();
     anyhow::ensure!(
         refused.contains("h.0.attn.c_attn.weight is [32, 96], the model's [48, 144]"),
         "{refused}"
@@ -346,4 +347,9 @@ fn a_model_that_is_cut_gives_no_logits() {
         let expected = format!("this model is cut along {name}; try Gpt::new with the weights of all parts");
         assert!(said.unwrap().iter().flatten().all(|said| said.as_ref() == Some(&expected)));
     }
+}
+
+/// What a rank has of a model whose layers are cut.
+fn held_by(ranks: &ModelRanks) -> Holding {
+    Holding { parts: ranks.tp.parts(), ..Holding::default() }
 }

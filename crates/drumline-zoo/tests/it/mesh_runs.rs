@@ -11,13 +11,20 @@ const STEPS: &str =
     "OPTIM.MAX_EPOCH 4 OPTIM.SCHEDULE constant OPTIM.WARMUP 0 TRAIN.PRINT_FREQ 1 TRAIN.SAVE_FREQ 2";
 
 /// The losses of steps and evaluations.
-fn losses(place: &Place) -> Vec<f64> {
+pub(super) fn losses(place: &Place) -> Vec<f64> {
     let events = place.events();
     [column(&events, "step", "loss"), column(&events, "eval", "loss")].concat()
 }
 
+/// The line of a test, without the path of the checkpoint.
+pub(super) fn tested(place: &Place, nproc: usize, more: &str) -> String {
+    let said = place.passes(nproc, &format!("test --last TEST.BATCH_SIZE 3 {more}"));
+    let line = said.lines().find(|line| line.contains("== test:")).unwrap();
+    line.split("| last model").next().unwrap().to_owned()
+}
+
 #[track_caller]
-fn assert_close(one: &[f64], other: &[f64], what: &str) {
+pub(super) fn assert_close(one: &[f64], other: &[f64], what: &str) {
     assert!(one.len() > 3 && one.len() == other.len(), "{what}: {one:?}, {other:?}");
     let furthest = one.iter().zip(other).map(|(a, b)| (a - b).abs() / a.abs()).fold(0.0, f64::max);
     assert!(furthest < 1e-4, "{what}: {one:?}, {other:?}");
@@ -38,14 +45,9 @@ fn runs_on_meshes_have_the_losses_of_one_rank_and_resume_on_others() {
     cut.passes(2, &words(4, "TRAIN.MAX_STEPS 4"));
     let steps = |losses: &[f64]| losses[..4].to_vec();
     assert_close(&steps(&one), &steps(&losses(&cut)), "resumed on other meshes");
-    let tested = |nproc, more: &str| {
-        let said = cut.passes(nproc, &format!("test --last TEST.BATCH_SIZE 3 {more}"));
-        let line = said.lines().find(|line| line.contains("== test:")).unwrap();
-        line.split("| last model").next().unwrap().to_owned()
-    };
-    let one = tested(1, "");
-    assert_same_figures(&one, &tested(2, "PARALLEL.TP 2"));
-    assert_same_figures(&one, &tested(4, "PARALLEL.CP 2 PARALLEL.TP 2 MODEL.DROPOUT 0"));
+    let one = tested(&cut, 1, "");
+    assert_same_figures(&one, &tested(&cut, 2, "PARALLEL.TP 2"));
+    assert_same_figures(&one, &tested(&cut, 4, "PARALLEL.CP 2 PARALLEL.TP 2 MODEL.DROPOUT 0"));
     let out = cut.path("hf").display().to_string();
     let from = cut.path("exp").display().to_string();
     let exported =

@@ -18,6 +18,13 @@ pub struct MaskedBatch {
     pub words: Tensor,
 }
 
+impl MaskedBatch {
+    /// What the first of [`layers`](super::layers) gets.
+    pub fn inputs(&self) -> Vec<Tensor> {
+        [&self.tokens, &self.types, &self.places].map(Tensor::shallow_clone).into()
+    }
+}
+
 impl Batch for MaskedBatch {
     fn num_samples(&self) -> usize {
         self.tokens.size()[0] as usize

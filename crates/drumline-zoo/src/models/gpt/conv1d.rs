@@ -1,11 +1,12 @@
 //! Hugging Face's `Conv1D`: a linear layer whose weight is `[inputs, outputs]`.
 
 use drumline::engine::tensor::{Keeps, Variable};
+use drumline_torch::addmm;
 use tch::Tensor;
 use tch::nn::{Init, Path};
 
 use crate::error::ZooError;
-use crate::models::checkpointing::product;
+use crate::models::checkpointing::product_of;
 use crate::models::ranks::ModelRanks;
 
 #[derive(Debug)]
@@ -52,16 +53,19 @@ impl Conv1d {
     pub(super) fn forward(&self, xs: &Tensor) -> Tensor {
         let size = xs.size();
         // One product that includes the bias, which is faster on GPUs.
-        product(&[xs], || {
-            let rows = self.bias.f_addmm(&xs.f_flatten(0, 1)?, &self.weight)?;
-            rows.f_view([size[0], size[1], -1])
+        product_of(&[xs], || {
+            let rows = addmm(Some(&self.bias), &xs.f_flatten(0, 1)?, &self.weight)?;
+            Ok(rows.f_view([size[0], size[1], -1])?)
         })
     }
 
     /// The product without the bias, for callers that add it in a fused operation.
     pub(super) fn product(&self, xs: &Tensor) -> Tensor {
         let size = xs.size();
-        product(&[xs], || xs.f_flatten(0, 1)?.f_mm(&self.weight)?.f_view([size[0], size[1], -1]))
+        product_of(&[xs], || {
+            let rows = addmm(None, &xs.f_flatten(0, 1)?, &self.weight)?;
+            Ok(rows.f_view([size[0], size[1], -1])?)
+        })
     }
 
     pub(super) fn bias(&self) -> &Tensor {

@@ -17,9 +17,12 @@ use drumline::engine::tensor::{
 use drumline_torch::{FunctionError, PartOf, TorchError, checkpoint, dropout_part};
 use tch::Tensor;
 
-use super::Gpt;
+use super::GptOptions;
 use super::block::Block;
 use super::conv1d::Conv1d;
+use super::embedding::GptEmbedding;
+use super::head::Head;
+use crate::models::checkpointing::OneBlock;
 use crate::models::ranks::ModelRanks;
 use crate::models::transformer::LayerNorm;
 
@@ -30,7 +33,7 @@ type Places = TpTensor<Sharded<Sequence>>;
 
 /// One forward.
 #[derive(Debug, Clone)]
-struct Pass {
+pub(super) struct Pass {
     ranks: ModelRanks,
     /// The places of the whole texts.
     len: i64,
@@ -39,6 +42,11 @@ struct Pass {
 }
 
 impl Pass {
+    /// For texts of `len` places, and a probability of dropout.
+    pub(super) fn new(ranks: &ModelRanks, len: i64, p: f64) -> Self {
+        Self { ranks: ranks.clone(), len, p }
+    }
+
     /// The number of places that this rank of `cp` has.
     fn own_len(&self) -> i64 {
         self.ranks.cp.cut(self.len).len_of(self.ranks.cp.rank())
@@ -71,7 +79,7 @@ impl Pass {
     }
 
     /// The residual stream after a block.
-    fn through(&self, block: &Block, xs: &Places) -> Result<Places> {
+    fn past(&self, block: &Block, xs: &Places) -> Result<Places> {
         let Self { ranks, len, p } = self;
         let normed = self.norm(&block.ln_1, xs)?.gather()?;
         let seen = block.attn.seen_of_part(normed.local(), ranks, *len, *p)?;
@@ -83,25 +91,54 @@ impl Pass {
         let hidden = TpTensor::sharded(hidden, block.c_fc.outputs(), &ranks.tp)?;
         xs.plus(&self.dropped(&self.row(&block.c_proj, &hidden)?)?)
     }
-}
 
-impl Gpt {
-    /// The sum of the losses at this rank's places: the same on all ranks along `tp`.
-    pub(super) fn loss_of_part(
+    /// This rank's part of the embedded tokens.
+    pub(super) fn embedded(
         &self,
+        embedding: &GptEmbedding,
+        options: &GptOptions,
         tokens: &Tensor,
-        targets: &Tensor,
-        p: f64,
     ) -> std::result::Result<Tensor, Cause> {
-        let pass = Pass { ranks: self.ranks.clone(), len: tokens.size()[1], p };
-        let states = self.states_of_part(&pass, tokens)?.map(|states| states.f_flatten(0, 1))?;
+        let Self { ranks, len, .. } = self;
+        let words = VocabEmbedding::of(&embedding.wte, options.padded_vocab(), &ranks.tp);
+        let words = words.forward(&ranks.cp.own(tokens, 1)?)?.scatter::<Sequence>()?;
+        let [table] = ranks.tp.replicate_all([&embedding.wpe])?;
+        let rows = ranks.places(*len).into_iter();
+        let rows = rows.map(|range| table.local().f_narrow(0, range.start, range.end - range.start));
+        let rows =
+            rows.chain([table.local().f_narrow(0, 0, 0)]).collect::<std::result::Result<Vec<_>, _>>()?;
+        let rows = Tensor::f_cat(&rows, 0)?;
+        Ok(self.dropped(&words.map(|words| words.f_add(&rows))?)?.local().shallow_clone())
+    }
+
+    /// This rank's part of the residual stream after a block, of that before it.
+    pub(super) fn through(&self, block: &OneBlock<Block>, xs: &Tensor) -> std::result::Result<Tensor, Cause> {
+        let pass = self.clone();
+        let through = move |block: &Block, xs: &[Tensor]| -> std::result::Result<Tensor, FunctionError> {
+            let xs = pass.places(xs[0].shallow_clone())?;
+            Ok(pass.past(block, &xs)?.local().shallow_clone())
+        };
+        block.try_forward(&[xs], through)
+    }
+
+    /// The sum of the losses at the places of this rank of `cp`, the same on all ranks along `tp`, of this rank's part of the
+    /// residual stream and the targets of whole texts.
+    pub(super) fn loss(
+        &self,
+        ln_f: &LayerNorm,
+        head: &Head,
+        options: &GptOptions,
+        [xs, targets]: [&Tensor; 2],
+    ) -> std::result::Result<Tensor, Cause> {
+        let xs = self.places(xs.shallow_clone())?;
+        let states = self.norm(ln_f, &xs)?.gather()?.map(|states| states.f_flatten(0, 1))?;
         let targets = self.ranks.cp.own(targets, 1)?.f_reshape([-1])?;
-        let chunks = self.options.loss_chunks;
+        let chunks = options.loss_chunks;
         if !self.ranks.tp.is_cut() {
-            return Ok(self.head.loss(states.local(), &targets, chunks)?);
+            return Ok(head.loss(states.local(), &targets, chunks)?);
         }
-        let head = VocabEmbedding::of(&self.wte, self.options.padded_vocab(), &self.ranks.tp);
-        let vocab = self.options.vocab_size;
+        let head = VocabEmbedding::of(head.weight(), options.padded_vocab(), &self.ranks.tp);
+        let vocab = options.vocab_size;
         if chunks == 1 {
             return Ok(loss_of(&head, &states, &targets, vocab)?);
         }
@@ -118,33 +155,6 @@ impl Gpt {
             sums.push(checkpoint(of_chunk, &[rows])?);
         }
         Ok(Tensor::f_stack(&sums, 0)?.f_sum(sums[0].kind())?)
-    }
-
-    /// The input of the head, at all places of this rank of `cp`.
-    fn states_of_part(
-        &self,
-        pass: &Pass,
-        tokens: &Tensor,
-    ) -> std::result::Result<TpTensor<Replicated>, Cause> {
-        let Pass { ranks, len, .. } = pass;
-        let words = VocabEmbedding::of(&self.wte, self.options.padded_vocab(), &ranks.tp);
-        let words = words.forward(&ranks.cp.own(tokens, 1)?)?.scatter::<Sequence>()?;
-        let [table] = ranks.tp.replicate_all([&self.wpe])?;
-        let rows = ranks.places(*len).into_iter();
-        let rows = rows.map(|range| table.local().f_narrow(0, range.start, range.end - range.start));
-        let rows =
-            rows.chain([table.local().f_narrow(0, 0, 0)]).collect::<std::result::Result<Vec<_>, _>>()?;
-        let rows = Tensor::f_cat(&rows, 0)?;
-        let mut xs = pass.dropped(&words.map(|words| words.f_add(&rows))?)?;
-        for index in 0..self.blocks.len() {
-            let of_block = pass.clone();
-            let through = move |block: &Block, xs: &[Tensor]| -> std::result::Result<Tensor, FunctionError> {
-                let xs = of_block.places(xs[0].shallow_clone())?;
-                Ok(of_block.through(block, &xs)?.local().shallow_clone())
-            };
-            xs = pass.places(self.blocks.try_forward(index, &[xs.local()], through)?)?;
-        }
-        Ok(pass.norm(&self.ln_f, &xs)?.gather()?)
     }
 }
 

@@ -14,7 +14,7 @@
 use std::cell::OnceCell;
 
 use drumline_torch::{
-    RightClasses, SmoothedLabels, TorchError, autograd_function, linear_cross_entropy_cuda,
+    RightClasses, SmoothedLabels, TorchError, autograd_function, linear, linear_cross_entropy_cuda,
     smoothed_cross_entropy,
 };
 use tch::{Kind, Tensor, no_grad};
@@ -36,6 +36,11 @@ impl Head {
     /// Creates the head. Rows of `weight` from `vocab_size` on are padding.
     pub(super) fn new(weight: &Tensor, vocab_size: i64) -> Self {
         Self { weight: weight.shallow_clone(), vocab_size, bias: OnceCell::new() }
+    }
+
+    /// The embedding of tokens.
+    pub(super) fn weight(&self) -> &Tensor {
+        &self.weight
     }
 
     /// The bias, if there are padding rows.
@@ -65,7 +70,7 @@ impl Head {
             return Ok(sum);
         }
         let labels = SmoothedLabels { classes: targets, ignored: None, smoothing: 0.0 };
-        smoothed_cross_entropy(&states.f_linear(&self.weight, self.bias())?, labels)
+        smoothed_cross_entropy(&linear(states, &self.weight, self.bias())?, labels)
     }
 }
 

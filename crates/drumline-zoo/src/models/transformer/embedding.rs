@@ -33,6 +33,11 @@ impl Embedding {
         Self { weight, pad }
     }
 
+    /// An embedding of a table that exists.
+    pub(crate) fn of(weight: Tensor, pad: i64) -> Self {
+        Self { weight, pad }
+    }
+
     /// A second handle to the same table.
     pub(crate) fn shared(&self) -> Self {
         Self { weight: self.weight.shallow_clone(), pad: self.pad }

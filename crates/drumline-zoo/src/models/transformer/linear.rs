@@ -8,12 +8,12 @@ use std::borrow::Borrow;
 
 use drumline::engine::ParallelError;
 use drumline::engine::tensor::{Keeps, TensorParallel, TpTensor, Variable};
-use drumline_torch::LayerNormLayer;
+use drumline_torch::{LayerNormLayer, linear};
 use tch::Tensor;
 use tch::nn::{Init, Path};
 
 use crate::error::ZooError;
-use crate::models::checkpointing::product;
+use crate::models::checkpointing::product_of;
 use crate::models::draw::drawn;
 use crate::models::ranks::ModelRanks;
 
@@ -98,7 +98,7 @@ impl Linear {
     /// The output: this rank's part of it, if ranks have parts of the outputs, and on all ranks otherwise.
     pub(crate) fn forward(&self, xs: &Tensor) -> Tensor {
         let Cut::Inputs(tp) = &self.cut else { return self.entered(&self.enter(xs)) };
-        let own = product(&[xs], || xs.f_linear::<&Tensor>(&self.weight, None));
+        let own = product_of(&[xs], || linear(xs, &self.weight, None));
         ok(TpTensor::partial(own, tp).sum()).into_tensor() + &self.bias
     }
 
@@ -114,7 +114,7 @@ impl Linear {
 
     /// [`forward`](Self::forward) of what [`enter`](Self::enter) returned, for one or several layers.
     pub(crate) fn entered(&self, xs: &Tensor) -> Tensor {
-        product(&[xs], || xs.f_linear(&self.weight, Some(&self.bias)))
+        product_of(&[xs], || linear(xs, &self.weight, Some(&self.bias)))
     }
 
     pub(crate) fn xavier(inputs: i64, outputs: i64) -> Init {

@@ -1,6 +1,6 @@
 //! Stacks of layers: the encoder and the decoder.
 
-use drumline_torch::mask_layer;
+use drumline_torch::{MaskScope, mask_layer};
 use tch::Tensor;
 use tch::nn::Path;
 
@@ -9,7 +9,7 @@ use super::layer::{DecoderLayer, EncoderLayer, LayerShape, NormPlace};
 use super::linear::LayerNorm;
 use super::rows::Rows;
 use crate::error::ZooError;
-use crate::models::checkpointing::{Blocks, Checkpointing};
+use crate::models::checkpointing::{Blocks, Checkpointing, OneBlock};
 use crate::models::ranks::ModelRanks;
 
 /// The layers of a stack.
@@ -39,6 +39,38 @@ pub(crate) struct Encoded {
 }
 
 impl Encoded {
+    /// Embedded `tokens` `[batch, places, d_model]`, of which `pad` is hidden.
+    pub(crate) fn embedded(xs: &Tensor, tokens: &Tensor, pad: i64) -> Self {
+        let hidden = hidden(tokens, pad);
+        let rows = Rows::seen(&hidden);
+        Self { states: rows.pack(xs), rows, mask: padding_mask(&hidden, xs.kind()) }
+    }
+
+    /// The rows of the same tokens.
+    pub(crate) fn of_rows(states: Tensor, tokens: &Tensor, pad: i64) -> Self {
+        let hidden = hidden(tokens, pad);
+        let mask = padding_mask(&hidden, states.kind());
+        Self { states, rows: Rows::seen(&hidden), mask }
+    }
+
+    /// The states `[rows, d_model]`.
+    pub(crate) fn states(&self) -> &Tensor {
+        &self.states
+    }
+
+    /// The same after an encoder layer.
+    pub(crate) fn through(self, layer: &OneBlock<EncoderLayer>, p: f64) -> Self {
+        let (rows, mask) = (self.rows.shared(), self.mask.shallow_clone());
+        let forward =
+            move |layer: &EncoderLayer, xs: &[Tensor]| layer.forward(&xs[0], &rows, Mask::Added(&mask), p);
+        Self { states: layer.forward(&[&self.states], forward), ..self }
+    }
+
+    /// The same after the norm at the end of a stack, if it has one.
+    pub(crate) fn ended(self, norm: Option<&LayerNorm>) -> Self {
+        Self { states: ended(self.states, norm), ..self }
+    }
+
     pub(crate) fn into_memory(self) -> Memory {
         Memory { states: self.rows.unpack(&self.states), mask: self.mask }
     }
@@ -61,16 +93,10 @@ impl Encoder {
 
     /// `xs` are the embedded `tokens`, of which `pad` is hidden.
     pub(crate) fn forward(&self, xs: &Tensor, tokens: &Tensor, pad: i64, p: f64) -> Encoded {
-        let _masks = mask_layer("encoder", 0);
-        let hidden = hidden(tokens, pad);
-        let (rows, mask) = (Rows::seen(&hidden), padding_mask(&hidden, xs.kind()));
-        let through = |xs: Tensor, index: usize| {
-            let (rows, mask) = (rows.shared(), mask.shallow_clone());
-            self.layers
-                .forward(index, &[&xs], move |layer, xs| layer.forward(&xs[0], &rows, Mask::Added(&mask), p))
-        };
-        let states = ended((0..self.layers.len()).fold(rows.pack(xs), through), &self.norm);
-        Encoded { states, rows, mask }
+        let _masks = encoder_masks();
+        let embedded = Encoded::embedded(xs, tokens, pad);
+        let through = |xs: Encoded, layer: &OneBlock<EncoderLayer>| xs.through(layer, p);
+        self.layers.each().iter().fold(embedded, through).ended(self.norm.as_ref())
     }
 }
 
@@ -90,17 +116,10 @@ impl DecoderStack {
     }
 
     /// `xs` is `[rows, size]`.
-    pub(crate) fn forward(&self, mut xs: Tensor, rows: &Rows, source: &Encoded, p: f64) -> Tensor {
-        let _masks = mask_layer("decoder", 0);
-        for index in 0..self.layers.len() {
-            let (rows, source_rows) = (rows.shared(), source.rows.shared());
-            let mask = source.mask.shallow_clone();
-            xs = self.layers.forward(index, &[&xs, &source.states], move |layer, inputs| {
-                let kept = layer.multihead_attn.keys_values(&inputs[1], &source_rows);
-                layer.forward(&inputs[0], &rows, Source { kept: &kept, mask: &mask }, p)
-            });
-        }
-        ended(xs, &self.norm)
+    pub(crate) fn forward(&self, xs: Tensor, rows: &Rows, source: &Encoded, p: f64) -> Tensor {
+        let _masks = decoder_masks();
+        let through = |xs: Tensor, layer: &OneBlock<DecoderLayer>| decoded(layer, &xs, rows, source, p);
+        ended(self.layers.each().iter().fold(xs, through), self.norm.as_ref())
     }
 
     /// The source keys and values for each layer.
@@ -120,15 +139,42 @@ impl DecoderStack {
         for (place, (layer, kept)) in self.layers.iter().zip(kept).enumerate() {
             xs = layer.next(&xs, Source { kept, mask }, |new| past(place, new));
         }
-        ended(xs, &self.norm)
+        ended(xs, self.norm.as_ref())
     }
 }
 
-fn last_norm(path: &Path<'_>, shape: &LayerShape) -> Option<LayerNorm> {
+/// Dropout is that of the encoder's layers, until the result is dropped.
+pub(super) fn encoder_masks() -> MaskScope {
+    mask_layer("encoder", 0)
+}
+
+/// The same of the decoder's.
+pub(super) fn decoder_masks() -> MaskScope {
+    mask_layer("decoder", 0)
+}
+
+/// The rows after a decoder layer.
+pub(super) fn decoded(
+    layer: &OneBlock<DecoderLayer>,
+    xs: &Tensor,
+    rows: &Rows,
+    source: &Encoded,
+    p: f64,
+) -> Tensor {
+    let (rows, source_rows) = (rows.shared(), source.rows.shared());
+    let mask = source.mask.shallow_clone();
+    layer.forward(&[xs, &source.states], move |layer, inputs| {
+        let kept = layer.multihead_attn.keys_values(&inputs[1], &source_rows);
+        layer.forward(&inputs[0], &rows, Source { kept: &kept, mask: &mask }, p)
+    })
+}
+
+/// The norm at the end of a stack, if it has one.
+pub(super) fn last_norm(path: &Path<'_>, shape: &LayerShape) -> Option<LayerNorm> {
     (shape.norm == NormPlace::Before).then(|| LayerNorm::new(path / "norm", shape.d_model))
 }
 
-fn ended(xs: Tensor, norm: &Option<LayerNorm>) -> Tensor {
+pub(super) fn ended(xs: Tensor, norm: Option<&LayerNorm>) -> Tensor {
     match norm {
         Some(norm) => norm.forward(&xs),
         None => xs,

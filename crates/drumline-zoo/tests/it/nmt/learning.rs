@@ -50,6 +50,26 @@ fn ranks_that_have_parts_of_the_layers_make_the_steps_of_one() {
     }
 }
 
+#[test]
+fn ranks_that_have_stages_of_the_layers_make_the_steps_of_one() {
+    let losses = |nproc: usize, more: &str| {
+        let task = Task::new();
+        let said = task.train(nproc, &format!("model_configs.dropout 0.1 {more}"));
+        (task.column("step", "loss"), task.column("eval", "ppl"), said)
+    };
+    let (one, ppl, _) = losses(1, "training_configs.update_cycle 2");
+    for (nproc, more) in [
+        (2, "training_configs.update_cycle 2 PARALLEL.PP 2"),
+        (4, "PARALLEL.MICRO_BATCHES 2 PARALLEL.PP 2 PARALLEL.TP 2 PARALLEL.SCHEDULE zbv"),
+    ] {
+        let (cut, cut_ppl, said) = losses(nproc, more);
+        assert!(said.contains("validations have no BLEU"), "{said}");
+        assert!(difference(&one, &cut) < 1e-4, "{more}: {one:?} {cut:?}");
+        let last = [&ppl, &cut_ppl].map(|all| *all.last().unwrap());
+        assert!((last[0] - last[1]).abs() < 1e-3 * last[0], "{more}: {ppl:?} {cut_ppl:?}");
+    }
+}
+
 /// The seed's experiment: more ranks with a smaller update cycle give the same result.
 #[test]
 fn ranks_and_update_cycles_are_interchangeable() {

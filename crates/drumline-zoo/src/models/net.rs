@@ -1,0 +1,97 @@
+//! A network that is whole on this rank, or of which this rank has some stages.
+
+use std::rc::Rc;
+
+use drumline::data::Cause;
+use drumline::engine::pipeline::Stages;
+use drumline::trainer::{Mode, Model, Staged};
+use tch::Tensor;
+
+use super::ranks::ModelRanks;
+use crate::weights::Holding;
+
+/// A network for batches of type `B`.
+#[derive(Debug)]
+pub enum Net<M: Model<B>, B> {
+    /// All of its layers.
+    Whole(M),
+    /// The layers of this rank's stages.
+    Stages(StagedNet<B, M::Output>),
+}
+
+/// The stages of a network, with what goes into the first layer and comes out of the last one.
+#[derive(Debug)]
+pub struct StagedNet<B, O> {
+    /// What this rank has of it.
+    pub stages: Rc<Stages>,
+    /// What the first layer gets of a batch.
+    pub inputs: fn(&B) -> Vec<Tensor>,
+    /// The output, of the tensors that the last layer returns.
+    pub output: fn(&[Tensor]) -> Result<O, Cause>,
+}
+
+impl<M: Model<B>, B> Net<M, B> {
+    /// The network, if this rank has all of it.
+    pub fn whole(&self) -> Option<&M> {
+        match self {
+            Self::Whole(model) => Some(model),
+            Self::Stages(_) => None,
+        }
+    }
+
+    /// Which of the model's tensors this rank has, of the ranks among which its layers are cut.
+    pub fn holding(&self, ranks: &ModelRanks) -> Holding {
+        let elsewhere = self.stages().map(|stages| stages.elsewhere().clone()).unwrap_or_default();
+        Holding { parts: ranks.tp.parts(), elsewhere }
+    }
+
+    /// What this rank has of it, if it is cut into stages.
+    pub fn stages(&self) -> Option<&Rc<Stages>> {
+        match self {
+            Self::Whole(_) => None,
+            Self::Stages(staged) => Some(&staged.stages),
+        }
+    }
+}
+
+impl<M: Model<B>, B> Model<B> for Net<M, B> {
+    type Output = M::Output;
+
+    fn forward_batch(&self, batch: &B, mode: Mode) -> Result<M::Output, Cause> {
+        match self {
+            Self::Whole(model) => model.forward_batch(batch, mode),
+            Self::Stages(_) => Err("this rank has only some stages of the model".into()),
+        }
+    }
+
+    fn staged(&self) -> Option<&dyn Staged<B, Output = M::Output>> {
+        match self {
+            Self::Whole(_) => None,
+            Self::Stages(staged) => Some(staged),
+        }
+    }
+}
+
+impl<B, O> Staged<B> for StagedNet<B, O> {
+    type Output = O;
+
+    fn stages(&self) -> &Rc<Stages> {
+        &self.stages
+    }
+
+    fn inputs(&self, batch: &B) -> Result<Vec<Tensor>, Cause> {
+        Ok((self.inputs)(batch))
+    }
+
+    fn output(&self, outputs: &[Tensor], _: &B) -> Result<O, Cause> {
+        (self.output)(outputs)
+    }
+}
+
+/// The only tensor that the last layer returns.
+pub(crate) fn only(outputs: &[Tensor]) -> Result<Tensor, Cause> {
+    match outputs {
+        [one] => Ok(one.shallow_clone()),
+        _ => Err(format!("the last layer returned {} tensors, expected 1", outputs.len()).into()),
+    }
+}
