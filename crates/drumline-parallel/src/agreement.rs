@@ -146,6 +146,14 @@ impl Agreed {
         self.batches.iter().copied().max().unwrap_or(0)
     }
 
+    /// The batches of a rank that are no fillers.
+    pub fn real_batches(&self, rank: usize) -> usize {
+        if self.micro_batches.is_empty() {
+            return self.batches[rank];
+        }
+        self.micro_batches.iter().filter(|counts| counts[rank].samples > 0).count()
+    }
+
     /// Whether ranks have different numbers of batches, or a batch is only a filler.
     pub fn is_uneven(&self) -> bool {
         let most = self.most_batches();

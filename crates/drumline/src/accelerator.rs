@@ -13,8 +13,8 @@
 //! *turn* is one batch of it, on all ranks at once. A rank whose data has ended still takes turns, with a *filler*: a
 //! batch that does not count. So all ranks make the same calls.
 //!
-//! Read in this order: `window`, `shared`, `share`, `loader`, `model`, `masks`, `scaling`, `optimizer`, `collect`, `save`,
-//! `several`, `tracker`.
+//! Read in this order: `window`, `shared`, `share`, `loader`, `model`, `stages`, `masks`, `scaling`, `optimizer`, `collect`,
+//! `save`, `several`, `tracker`.
 
 mod builder;
 mod collect;
@@ -28,6 +28,7 @@ mod scaling;
 mod several;
 mod share;
 mod shared;
+mod stages;
 mod tracker;
 mod uneven;
 mod window;
@@ -37,7 +38,7 @@ use std::fmt::Display;
 use std::io::Write;
 use std::rc::Rc;
 
-use drumline_comm::{ProcessGroup, ReduceOp, call_site, on_behalf_of};
+use drumline_comm::{Mesh, ProcessGroup, ReduceOp, call_site, on_behalf_of};
 use drumline_parallel::EngineOptions;
 use drumline_torch::{Named, Optimizer, nccl};
 use tch::nn::VarStore;
@@ -163,6 +164,12 @@ impl Accelerator {
             known.try_for_each(|handle| handle.adopt(&self.shared))?;
             Ok(model)
         })
+    }
+
+    /// How the ranks are arranged, by the options of [`AcceleratorBuilder::engine`]. Layers that are cut among ranks, and
+    /// [`Stages`](crate::engine::pipeline::Stages), are built on it.
+    pub fn mesh(&self) -> &Mesh {
+        &self.shared.mesh
     }
 
     /// The options of the engine of a model, those of [`AcceleratorBuilder::engine`].

@@ -92,6 +92,9 @@ pub enum UsageError {
         "there is no optimizer; try `optimizer` in the configuration, or deepspeed::builder(config).optimizer(…)"
     )]
     NoOptimizer,
+    /// A batch of a pipeline outside of the loop of a prepared loader.
+    #[error("a pipeline trains on the batches of a prepared loader; try accelerator.prepare_loader(…)")]
+    BatchOutsideOfLoader,
     /// A step whose micro-batches ended before it was complete.
     #[error(
         "the batches ended in the middle of a step; try a prepared loader, or as many batches as whole steps have"

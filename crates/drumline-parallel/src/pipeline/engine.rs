@@ -250,11 +250,11 @@ impl Pipeline {
         let mesh = self.engine.mesh();
         let whole = mesh.shape().peers(mesh.whole().rank(), &[Axis::Pp]);
         let first = whole[0];
-        let expected = agreed.batches[first];
-        let other = whole.iter().copied().find(|&rank| agreed.batches[rank] != expected);
+        let expected = agreed.real_batches(first);
+        let other = whole.iter().copied().find(|&rank| agreed.real_batches(rank) != expected);
         match other {
             Some(rank) => {
-                Err(PipelineError::Uneven { rank, got: agreed.batches[rank], first, expected }.into())
+                Err(PipelineError::Uneven { rank, got: agreed.real_batches(rank), first, expected }.into())
             }
             None if !(agreed.count.is_finite() && agreed.count > 0.0) => Err(ParallelError::value(
                 "the count of a step",

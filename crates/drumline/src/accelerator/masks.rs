@@ -36,6 +36,12 @@ impl TurnMasks {
         Ok(Self { masks: Masks::new(seed, device)?, steps: Cell::new(0) })
     }
 
+    /// The masks, at the step that begins.
+    pub(super) fn of_next_step(&self) -> Result<&Masks, TorchError> {
+        self.masks.set_step(self.steps.get() + 1)?;
+        Ok(&self.masks)
+    }
+
     /// An optimizer begins this step, or has made it before a training was resumed.
     pub(super) fn note_step(&self, step: u64) {
         self.steps.set(self.steps.get().max(step));

@@ -1,6 +1,6 @@
 //! A prepared model: a replica of rank 0's, which tracks the current turn.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashSet;
 use std::rc::Rc;
 
@@ -12,13 +12,16 @@ use tch::{Device, Kind, Tensor};
 
 use super::error::Result;
 use super::shared::Shared;
+use super::stages::Pipelined;
 use super::window::Turn;
 use crate::checkpoint::named;
 use crate::comm::shared_failure::{SharedFailure, agree};
 
 /// The engine of a model of any type, and the turn that it has begun.
 pub(super) struct Replica {
-    engine: Box<dyn Engine>,
+    engine: Rc<dyn Engine>,
+    /// What runs it, if it is cut into stages, from the first step or evaluation on.
+    pub(super) pipelined: OnceCell<Pipelined>,
     begun: RefCell<Option<Rc<Turn>>>,
     /// Backwards of scaled losses, on this rank or on others.
     scaled_backwards: Cell<u64>,
@@ -44,6 +47,11 @@ pub(super) type OfModel = (Rc<Replica>, Vec<Named>);
 impl Replica {
     pub(super) fn engine(&self) -> &dyn Engine {
         &*self.engine
+    }
+
+    /// The engine, for a pipeline.
+    pub(super) fn shared_engine(&self) -> Rc<dyn Engine> {
+        Rc::clone(&self.engine)
     }
 
     /// Begins a turn, and with the first turn of a window also the step. Each rank calls it in every turn; only the
@@ -141,9 +149,9 @@ fn check(store: &VarStore, shared: &Shared) -> Result {
 /// A model that all ranks train together; see [`Accelerator::prepare`](super::Accelerator::prepare). It has
 /// `forward_t`, as a `tch` module has.
 pub struct PreparedModel<M> {
-    model: M,
-    replica: Rc<Replica>,
-    shared: Rc<Shared>,
+    pub(super) model: M,
+    pub(super) replica: Rc<Replica>,
+    pub(super) shared: Rc<Shared>,
 }
 
 impl<M: 'static> PreparedModel<M> {
@@ -164,8 +172,12 @@ impl<M: 'static> PreparedModel<M> {
             return Err(on_all(text).into());
         }
         let setup = EngineSetup { device: shared.device, ..EngineSetup::new(store, &shared.mesh) };
-        let engine = options.engine(setup)?;
-        let replica = Rc::new(Replica { engine, begun: RefCell::default(), scaled_backwards: Cell::new(0) });
+        let replica = Rc::new(Replica {
+            engine: options.engine(setup)?.into(),
+            pipelined: OnceCell::new(),
+            begun: RefCell::default(),
+            scaled_backwards: Cell::new(0),
+        });
         shared.models.borrow_mut().push(Prepared { replica: replica.clone(), tensors: named(store) });
         Ok(Self { model, replica, shared: shared.clone() })
     }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use drumline_comm::{Mesh, ProcessGroup};
 use drumline_parallel::{EngineOptions, GradSync};
 use drumline_torch::{Autocast, LossScaler, Named, Optimizer, nccl};
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::error::{AcceleratorError, Result};
 use super::masks::{InForward, TurnMasks};
@@ -233,11 +233,18 @@ impl Shared {
     /// Begins a turn of a model in training. Every rank calls it in every turn.
     pub(super) fn begin(&self, replica: &Rc<Replica>, turn: &Rc<Turn>) -> Result {
         replica.begin(turn)?;
-        let mut stale = self.stale.borrow_mut();
-        if turn.window.agreed.is_some() && !stale.iter().any(|known| Rc::ptr_eq(known, replica)) {
-            stale.push(replica.clone());
+        if turn.window.agreed.is_some() {
+            self.note_training(replica);
         }
         Ok(())
+    }
+
+    /// A model trains: its buffers may differ between ranks until [`settle`](Self::settle).
+    pub(super) fn note_training(&self, replica: &Rc<Replica>) {
+        let mut stale = self.stale.borrow_mut();
+        if !stale.iter().any(|known| Rc::ptr_eq(known, replica)) {
+            stale.push(replica.clone());
+        }
     }
 
     /// Gives all ranks the buffers of a rank that has trained to the end. Called at the beginning and end of loops, so
@@ -306,7 +313,8 @@ impl Shared {
         self.is_unreduced.set(false);
     }
 
-    fn check(&self) -> Result {
+    /// Returns an error of a forward that could not return it.
+    pub(super) fn check(&self) -> Result {
         self.failure.take().map_or(Ok(()), Err)
     }
 
@@ -317,8 +325,12 @@ impl Shared {
 
     /// Enters autocast, where the precision needs it, until the result is dropped.
     pub(super) fn autocast(&self) -> Result<Option<Autocast>> {
-        let kind = self.precision.autocast();
-        Ok(kind.map(|kind| Autocast::new(self.device, kind)).transpose()?)
+        Ok(self.autocast_kind().map(|kind| Autocast::new(self.device, kind)).transpose()?)
+    }
+
+    /// The type of autocast, if any.
+    pub(super) fn autocast_kind(&self) -> Option<Kind> {
+        self.precision.autocast()
     }
 }
 

@@ -10,6 +10,7 @@ mod planned;
 mod precision;
 mod saving;
 mod sharded;
+mod stages;
 mod tracking;
 mod windows;
 
