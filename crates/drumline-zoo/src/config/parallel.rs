@@ -23,7 +23,7 @@ section! {
         "SHARD" shard: Option<usize> = None;
         /// Ranks among which the layers are divided as stages of a pipeline
         "PP" pp: usize = 1;
-        /// With PP, in which order ranks compute: gpipe, 1f1b, interleaved, bfs, zb1p or zbv
+        /// With PP, in which order ranks compute
         "SCHEDULE" schedule: Schedule = Schedule::OneFOneB;
         /// With PP, stages of each rank; null: 2 for interleaved, bfs and zbv, 1 for the others
         "CHUNKS" chunks: Option<usize> = None;
