@@ -20,6 +20,7 @@ use super::graphs::{GraphStep, Graphs};
 use super::hooks::Hook;
 use super::learner::{Computed, Learner};
 use super::model::Model;
+use super::pipeline_trace;
 use super::step_mode::StepMode;
 use super::supply::{Supply, Window};
 use crate::comm::shared_failure::SharedFailure;
@@ -97,8 +98,11 @@ impl<M: Model<B> + ?Sized, B: Batch> Step<'_, '_, M, B> {
     fn reduce_loss_and_metrics(&mut self, computed: &Computed, agreed: &Agreed) -> Result<(), TrainerError> {
         let scores = &self.learner.scores;
         let own = [&[computed.sum], &scores.sums()[..]].concat();
-        let ranks = self.learner.scored_by();
+        let (ranks, begin) = (self.learner.scored_by(), Instant::now());
         let sums = self.learner.waits.over(|| self.context.add_up(ranks, own))?;
+        if self.learner.pipeline.is_some() {
+            self.context.tracer.span(pipeline_trace::LAST_BUBBLE, Track::Compute, begin);
+        }
         let state = &mut self.context.state;
         state.loss = sums[0] / agreed.count;
         state.train_metrics = scores.values_of(&sums[1..]);
