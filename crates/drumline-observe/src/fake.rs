@@ -44,6 +44,8 @@ struct FakeRank {
     /// How much longer its work takes than that of others.
     slowness: f64,
     op: Option<(String, f64)>,
+    /// Its place in a mesh, and the share of bubbles in its steps.
+    stage: Option<(String, f64)>,
 }
 
 impl FakeRun {
@@ -62,7 +64,14 @@ impl FakeRun {
     pub fn create(folder: &Path, world_size: usize) -> io::Result<Self> {
         fs::create_dir_all(folder.join("ranks"))?;
         let open = |name| OpenOptions::new().create(true).append(true).open(folder.join(name));
-        let rank = FakeRank { state: "running", error: None, is_silent: false, slowness: 1.0, op: None };
+        let rank = FakeRank {
+            state: "running",
+            error: None,
+            is_silent: false,
+            slowness: 1.0,
+            op: None,
+            stage: None,
+        };
         let mut run = Self {
             folder: folder.to_owned(),
             metrics: open("metrics.jsonl")?,
@@ -142,12 +151,16 @@ impl FakeRun {
             let run_s = self.step as f64 * STEP_S;
             let work = 0.7 * rank.slowness / slowest;
             let (op, op_s) = rank.op.clone().map_or((None, 0.0), |(op, seconds)| (Some(op), seconds));
-            let status = json!({"rank": number, "host": self.host, "pid": 4000 + number, "state": rank.state,
+            let mut status = json!({"rank": number, "host": self.host, "pid": 4000 + number, "state": rank.state,
                 "error": rank.error, "step": self.step, "epoch": self.step / STEPS_OF_EPOCH, "op": op, "op_s": op_s,
                 "load_s": run_s * 0.05, "compute_s": run_s * work, "comm_s": run_s * (0.93 - work),
                 "memory_bytes": 900_000_000_u64 + 7_000_000 * (number as u64 % 5), "peak_bytes": 1_300_000_000_u64,
                 "slow": (rank.slowness > 1.1).then_some(rank.slowness),
                 "samples_per_s": SAMPLES as f64 / STEP_S / self.ranks.len() as f64, "time": time});
+            // Without them it is a file of an older version.
+            if let Some((mesh, bubble)) = &rank.stage {
+                (status["mesh"], status["bubble"]) = (json!(mesh), json!(bubble));
+            }
             let path = self.folder.join(format!("ranks/{number:05}.json"));
             replace(path, status.to_string(), Durability::Process)?;
         }
@@ -162,6 +175,11 @@ impl FakeRun {
     /// The rank's work takes this many times longer than that of others.
     pub fn slow_down(&mut self, rank: usize, times: f64) {
         self.ranks[rank].slowness = times;
+    }
+
+    /// The rank has this place in a mesh, and this share of bubbles in its steps.
+    pub fn place(&mut self, rank: usize, mesh: &str, bubble: f64) {
+        self.ranks[rank].stage = Some((mesh.to_owned(), bubble));
     }
 
     /// The rank has been in a collective for some seconds.

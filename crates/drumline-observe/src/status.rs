@@ -41,6 +41,8 @@ pub struct RankStatus {
     pub host: String,
     /// Its process.
     pub pid: u32,
+    /// Its place along the axes of the mesh that have several ranks, from 0, such as `pp 1/2, tp 0/2`; `None` if unknown.
+    pub mesh: Option<String>,
     /// Whether it is working.
     pub state: State,
     /// What went wrong, if something did.
@@ -63,6 +65,8 @@ pub struct RankStatus {
     /// Seconds in which it waited for other ranks.
     #[serde(deserialize_with = "read::or_zero")]
     pub comm_s: f64,
+    /// In a pipeline, the share of the last step's forwards and backwards, from 0 to 1, in which it computed nothing.
+    pub bubble: Option<f64>,
     /// The ratio of its work to the median of the others, if it is slower than they are.
     pub slow: Option<f64>,
     /// Memory that it uses.
@@ -115,6 +119,7 @@ pub struct Status {
 
 #[derive(Default)]
 struct Shared {
+    mesh: Option<String>,
     state: State,
     error: Option<String>,
     step: u64,
@@ -126,6 +131,7 @@ struct Shared {
     compute: Duration,
     comm: Duration,
     throughput: Recent,
+    bubble: Option<f64>,
     slow: Option<f64>,
 }
 
@@ -185,6 +191,16 @@ impl Status {
         self.lock().comm += time;
     }
 
+    /// Sets its place in the mesh of ranks, such as `pp 1/2, tp 0/2`.
+    pub fn mesh(&self, place: impl Into<String>) {
+        self.lock().mesh = Some(place.into());
+    }
+
+    /// Sets the share of the last step, from 0 to 1, in which it computed nothing, if it is a rank of a pipeline.
+    pub fn bubble(&self, share: Option<f64>) {
+        self.lock().bubble = share;
+    }
+
     /// Sets how many times longer its work of a step takes than that of the others, if it is slower.
     pub fn slow(&self, times: Option<f64>) {
         self.lock().slow = times;
@@ -230,6 +246,7 @@ impl Status {
             rank: *rank,
             host: host.clone(),
             pid: *pid,
+            mesh: shared.mesh.clone(),
             state: shared.state,
             error: shared.error.clone(),
             step: shared.step,
@@ -239,6 +256,7 @@ impl Status {
             load_s: shared.load.as_secs_f64(),
             compute_s: shared.compute.as_secs_f64(),
             comm_s: shared.comm.as_secs_f64(),
+            bubble: shared.bubble,
             slow: shared.slow,
             memory_bytes: memory.used,
             peak_bytes: memory.peak,
@@ -275,11 +293,21 @@ mod tests {
         };
         let mut names: Vec<_> = file.keys().map(String::as_str).collect();
         names.sort_unstable();
-        let expected = "comm_s compute_s epoch error host load_s memory_bytes op op_s peak_bytes pid rank \
+        let expected = "bubble comm_s compute_s epoch error host load_s memory_bytes mesh op op_s peak_bytes pid rank \
                         samples_per_s slow state step time";
         assert_eq!(names, expected.split_whitespace().collect::<Vec<_>>());
         assert_eq!((&file["state"], &file["error"]), (&"running".into(), &serde_json::Value::Null));
         assert!(file["memory_bytes"].as_u64() > Some(100_000) && file["pid"] == std::process::id());
+    }
+
+    #[test]
+    fn a_rank_of_a_pipeline_has_a_place_and_a_bubble() {
+        let status = Status::default();
+        let now = || status.now(&Place::new(3));
+        assert_eq!((now().mesh, now().bubble), (None, None));
+        status.mesh("pp 1/2, tp 1/2");
+        status.bubble(Some(0.25));
+        assert_eq!((now().mesh.as_deref(), now().bubble), (Some("pp 1/2, tp 1/2"), Some(0.25)));
     }
 
     #[test]

@@ -6,10 +6,11 @@
 //!            loading       ▏                                ▕  batch    ▏
 //! ```
 //! A rank is a process of the picture, and has a track for each kind of work. Spans of a track do not overlap, or are nested; a
-//! span that would cross another gets a track of its own below (`lanes.rs`). Times are those of the machine's clock, so the files
-//! of several ranks can be merged: [`merge`].
+//! span that would cross another gets a track of its own below (`lanes.rs`). An [`Arrow`] leads from a span to another, also of
+//! another rank. Times are those of the machine's clock, so the files of several ranks can be merged: [`merge`].
 
 mod lanes;
+mod span;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,6 +20,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+
+use span::ArrowEnd;
+pub use span::{Arrow, Span};
 
 /// Name of the folder in `OUT_DIR`.
 pub const TRACE: &str = "trace";
@@ -84,15 +88,6 @@ pub struct Trace {
     left_out: usize,
 }
 
-#[derive(Debug, Clone)]
-struct Span {
-    name: String,
-    track: Track,
-    begin: Instant,
-    end: Instant,
-    args: Vec<(String, Value)>,
-}
-
 /// A line of the file.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
@@ -107,6 +102,12 @@ struct Line<'a> {
     ts: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     dur: Option<f64>,
+    /// Of an arrow, in hexadecimal digits: a viewer would round a large number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    /// To which span of its track the head of an arrow belongs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bp: Option<&'static str>,
     args: BTreeMap<&'a str, Value>,
 }
 
@@ -126,14 +127,19 @@ impl Trace {
         Self { rank, clocks: (Instant::now(), SystemTime::now()), spans: Vec::new(), left_out: 0 }
     }
 
-    /// Adds a span from `begin` to `end`. After 200,000 spans no more are kept; the file contains the number of missing ones.
+    /// Adds a span from `begin` to `end`, as [`add`](Self::add) does.
     pub fn span(&mut self, name: &str, track: Track, begin: Instant, end: Instant, args: &[(&str, Value)]) {
+        let span = Span::new(name, track, [begin, end]);
+        self.add(args.iter().fold(span, |span, (name, value)| span.arg(name, value.clone())));
+    }
+
+    /// Adds a span. After 200,000 spans no more are kept; the file contains the number of missing ones.
+    pub fn add(&mut self, span: Span) {
         if self.spans.len() == MOST_SPANS {
             self.left_out += 1;
-            return;
+        } else {
+            self.spans.push(span);
         }
-        let args = args.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
-        self.spans.push(Span { name: name.to_owned(), track, begin, end: end.max(begin), args });
     }
 
     /// The number of spans.
@@ -175,7 +181,10 @@ impl Trace {
                 lines.push(named("thread_name", self.rank, tid + lane, json!(track.name())));
                 lines.push(sorted("thread_sort_index", self.rank, tid + lane, tid + lane));
             }
-            lines.extend(spans.into_iter().zip(lanes).map(|(span, lane)| self.line(span, tid + lane)));
+            for (span, lane) in spans.into_iter().zip(lanes) {
+                lines.push(self.line(span, tid + lane));
+                lines.extend(self.arrows(span, tid + lane));
+            }
             tid += num_lanes;
         }
     }
@@ -185,13 +194,34 @@ impl Trace {
         Line {
             name: &span.name,
             ph: "X",
-            pid: self.rank,
-            tid,
             cat: Some(span.track.name()),
             ts: Some(begin as f64 / 1e3),
             dur: Some((end - begin) as f64 / 1e3),
             args: span.args.iter().map(|(name, value)| (name.as_str(), value.clone())).collect(),
+            ..Line::of(self.rank, tid)
         }
+    }
+
+    /// The ends of arrows that a span has. A viewer gives each to the span of the track that lasts at its time: they lie
+    /// within the span, as at its end the next one may begin.
+    fn arrows<'a>(&self, span: &'a Span, tid: usize) -> impl Iterator<Item = Line<'a>> {
+        let [begin, end] = [span.begin, span.end].map(|at| self.nanoseconds(at));
+        let within = (end - begin).min(1);
+        span.arrows.iter().map(move |(which, arrow)| {
+            let (ph, at, bp) = match which {
+                ArrowEnd::Tail => ("s", end - within, None),
+                ArrowEnd::Head => ("f", begin, Some("e")),
+            };
+            Line {
+                name: &arrow.name,
+                ph,
+                cat: Some("message"),
+                ts: Some(at as f64 / 1e3),
+                id: Some(format!("{:#x}", arrow.id)),
+                bp,
+                ..Line::of(self.rank, tid)
+            }
+        })
     }
 
     /// Nanoseconds from the beginning of the period to a moment.
@@ -209,23 +239,21 @@ impl Trace {
     }
 }
 
-fn named(what: &'static str, pid: usize, tid: usize, name: Value) -> Line<'static> {
-    let key = if what == "process_labels" { "labels" } else { "name" };
-    Line {
-        name: what,
-        ph: "M",
-        pid,
-        tid,
-        cat: None,
-        ts: None,
-        dur: None,
-        args: BTreeMap::from([(key, name)]),
+impl Line<'_> {
+    /// A line that says something about a track.
+    fn of(pid: usize, tid: usize) -> Self {
+        let args = BTreeMap::new();
+        Self { name: "", ph: "M", pid, tid, cat: None, ts: None, dur: None, id: None, bp: None, args }
     }
 }
 
+fn named(what: &'static str, pid: usize, tid: usize, name: Value) -> Line<'static> {
+    let key = if what == "process_labels" { "labels" } else { "name" };
+    Line { name: what, args: BTreeMap::from([(key, name)]), ..Line::of(pid, tid) }
+}
+
 fn sorted(what: &'static str, pid: usize, tid: usize, at: usize) -> Line<'static> {
-    let args = BTreeMap::from([("sort_index", json!(at))]);
-    Line { name: what, ph: "M", pid, tid, cat: None, ts: None, dur: None, args }
+    Line { name: what, args: BTreeMap::from([("sort_index", json!(at))]), ..Line::of(pid, tid) }
 }
 
 /// The path of a rank's trace.

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use drumline_observe::trace::{Trace, TraceError, Track, file_of};
+use drumline_observe::trace::{Span, Trace, TraceError, Track, file_of};
 use drumline_parallel::{ReducedBucket, ReductionObserver};
 
 /// Whether a [`StepTrace`] records spans.
@@ -48,15 +48,6 @@ pub struct StepTrace {
     trace: Mutex<Trace>,
 }
 
-/// A part of the time of a rank.
-#[derive(Clone, Copy)]
-struct Span<'a> {
-    name: &'a str,
-    track: Track,
-    begin: Instant,
-    end: Instant,
-}
-
 impl StepTrace {
     /// A trace without spans, which records.
     pub fn new(rank: usize) -> Arc<Self> {
@@ -78,7 +69,9 @@ impl StepTrace {
 
     /// Records a span, such as the loading of a batch.
     pub fn span(&self, name: &str, track: Track, begin: Instant, end: Instant) {
-        self.add(&Span { name, track, begin, end }, &[]);
+        if self.is_recording() {
+            self.add(Span::new(name, track, [begin, end]));
+        }
     }
 
     /// Writes the rank's file, `trace/rank-NNNNN.json` in the folder of the run.
@@ -91,15 +84,16 @@ impl StepTrace {
         *self.lock() = Trace::new(self.rank);
     }
 
-    fn add(&self, span: &Span<'_>, args: &[(&str, serde_json::Value)]) {
-        if !self.is_off() {
-            let Span { name, track, begin, end } = *span;
-            self.lock().span(name, track, begin, end, args);
+    /// Records a span with what a viewer shows of it, unless recording is off.
+    pub(crate) fn add(&self, span: Span) {
+        if self.is_recording() {
+            self.lock().add(span);
         }
     }
 
-    fn is_off(&self) -> bool {
-        self.is_off.load(Ordering::Relaxed)
+    /// Whether it records now.
+    pub(crate) fn is_recording(&self) -> bool {
+        !self.is_off.load(Ordering::Relaxed)
     }
 
     fn lock(&self) -> MutexGuard<'_, Trace> {
@@ -109,13 +103,11 @@ impl StepTrace {
 
 impl ReductionObserver for StepTrace {
     fn bucket_reduced(&self, bucket: ReducedBucket) {
-        if self.is_off() {
-            return;
+        if self.is_recording() {
+            let ReducedBucket { index, bytes, begin, end } = bucket;
+            let span = Span::new(format!("bucket {index}"), Track::Communication, [begin, end]);
+            self.add(span.arg("bytes", bytes));
         }
-        let ReducedBucket { index, bytes, begin, end } = bucket;
-        let args = [("bytes", bytes.into())];
-        let name = format!("bucket {index}");
-        self.add(&Span { name: &name, track: Track::Communication, begin, end }, &args);
     }
 
     fn waited(&self, begin: Instant, end: Instant) {

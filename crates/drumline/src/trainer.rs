@@ -32,6 +32,7 @@ mod learner;
 mod loss;
 mod metric;
 mod model;
+mod pipeline_trace;
 mod pipelined;
 mod prepare;
 mod resume;

@@ -81,5 +81,6 @@ mod tests {
         let read: RankStatus =
             serde_json::from_str(r#"{"rank":3,"op_s":null,"samples_per_s":null,"compute_s":1.5}"#).unwrap();
         assert_eq!(read, RankStatus { rank: 3, compute_s: 1.5, ..RankStatus::default() });
+        assert_eq!((read.mesh, read.bubble), (None, None), "as in files of older versions");
     }
 }

@@ -118,6 +118,42 @@ fn traces_of_several_ranks_are_merged() {
 }
 
 #[test]
+fn arrows_lead_from_a_span_of_one_rank_to_one_of_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let begin = Instant::now();
+    let arrow = || Arrow { name: "activations".to_owned(), id: u64::MAX - 1 };
+    let spans = [
+        Span::new("sends", Track::Compute, [begin, begin + MS]).arg("stage", 0).arrow_out(arrow()),
+        Span::new("uses", Track::Compute, [begin + 2 * MS, begin + 2 * MS]).arrow_in(arrow()),
+    ];
+    let files: Vec<_> = (0..2).map(|rank| file_of(folder.path(), rank)).collect();
+    for (rank, span) in spans.into_iter().enumerate() {
+        let mut trace = Trace::new(rank);
+        trace.add(span);
+        // Directly behind the first, and in a lane of its own.
+        trace.span("next", Track::Compute, begin + MS, begin + 3 * MS, &[]);
+        trace.span("across", Track::Compute, begin + MS / 2, begin + 2 * MS, &[]);
+        trace.write(&files[rank]).unwrap();
+    }
+    let all = folder.path().join("all.json");
+    merge(&files, &all).unwrap();
+    let lines = lines(&all);
+    let ends: Vec<_> = lines.iter().filter(|line| line["cat"] == "message").collect();
+    let keys = ends.iter().map(|end| (end["ph"].as_str(), end["id"].as_str(), end["name"].as_str()));
+    let expected = ["s", "f"].map(|ph| (Some(ph), Some("0xfffffffffffffffe"), Some("activations")));
+    assert_eq!(keys.collect::<Vec<_>>(), expected);
+    assert_eq!([&ends[0]["bp"], &ends[1]["bp"]], [&Value::Null, &"e".into()]);
+    for (end, name) in ends.iter().zip(["sends", "uses"]) {
+        let span = *self::spans(&lines).iter().find(|span| span["name"] == name).unwrap();
+        assert_eq!([&end["pid"], &end["tid"]], [&span["pid"], &span["tid"]], "{name}");
+        let number = |line: &Value, key: &str| line[key].as_f64().unwrap();
+        let later = number(end, "ts") - number(span, "ts");
+        assert!((0.0..=number(span, "dur")).contains(&later), "{name}: {later}");
+        assert!(name == "uses" || later < number(span, "dur"), "the next span begins at the end");
+    }
+}
+
+#[test]
 fn a_trace_does_not_grow_for_ever() {
     let folder = tempfile::tempdir().unwrap();
     let (mut trace, now) = (Trace::new(0), Instant::now());

@@ -109,6 +109,27 @@ fn a_waiting_rank_shows_its_collective_and_whom_it_waits_for() {
 }
 
 #[test]
+fn ranks_of_a_pipeline_show_their_places_and_bubbles() {
+    let Some(browser) = Chromium::start(1280, 900) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let mut run = FakeRun::create(folder.path(), 2).unwrap();
+    advance(&mut run);
+    let page = Opened::new(&[folder.path()]);
+    browser.open(&page.url);
+    let texts = |class: &str| {
+        let cells = format!("[...document.querySelectorAll('#ranks .{class}')]");
+        let shown = format!("{cells}.filter((cell) => cell.checkVisibility())");
+        browser.value(&format!("{shown}.map((cell) => cell.textContent).join('|')"))
+    };
+    browser.wait_while("document.querySelectorAll('#ranks tbody tr').length === 2", || advance(&mut run));
+    assert_eq!([texts("mesh"), texts("bubble")], ["", ""], "files of an older version");
+    run.place(0, "pp 0/2", 0.125);
+    run.place(1, "pp 1/2", 0.204);
+    browser.wait_while("document.querySelectorAll('td.mesh')[1].textContent !== ''", || advance(&mut run));
+    assert_eq!([texts("mesh"), texts("bubble")], ["mesh|pp 0/2|pp 1/2", "bubble|13 %|20 %"]);
+}
+
+#[test]
 fn hostile_names_do_not_run_as_scripts() {
     let Some(browser) = Chromium::start(1280, 900) else { return };
     let markup = "<img src=x onerror=\"window.hurt=1\"><script>window.hurt=1</script>";

@@ -9,7 +9,6 @@
 use std::time::Instant;
 
 use drumline_comm::on_behalf_of;
-use drumline_observe::trace::Track;
 use drumline_parallel::pipeline::{LayerError, MicroBatch, Pipeline, Scale};
 use drumline_parallel::{Agreed, Cut, ParallelError};
 use drumline_torch::nccl;
@@ -23,6 +22,7 @@ use super::hooks::Hook;
 use super::learner::{Computed, Learner};
 use super::metric::Scores;
 use super::model::{Model, Staged};
+use super::pipeline_trace::PipelineTrace;
 use crate::comm::shared_failure::guarded;
 use crate::data::loader::{Cause, Epoch};
 
@@ -68,12 +68,9 @@ impl<M: Model<B> + ?Sized, B: Batch> Learner<'_, M, B> {
         let sum = made?;
         nccl::settle(device)?;
         self.waits.add(begin.elapsed().saturating_sub(pipeline.busy()));
-        for (work, begin, end) in pipeline.spans() {
-            context.tracer.span_until(&work.to_string(), Track::Compute, [begin, end]);
-        }
-        for (message, begin, end) in pipeline.waits() {
-            let name = format!("wait for {message}");
-            context.tracer.span_until(&name, Track::Communication, [begin, end]);
+        if context.tracer.is_recording() {
+            let plan = pipeline.plan(micro_batches.len())?;
+            PipelineTrace::new(pipeline, plan.program(), step).record(&context.tracer);
         }
         Ok(Computed { sum, by_graph: None })
     }

@@ -221,6 +221,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         };
         let faults = InjectedFaults::from_env(&group)?;
         let state = TrainState::new(Start {
+            mesh: *mesh.shape(),
             device,
             optimizer,
             config,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use drumline_comm::ProcessGroup;
+use drumline_comm::{MeshShape, ProcessGroup};
 use drumline_observe::slow_ranks::{SlowRank, SlowRanks};
 use drumline_torch::{Named, Optimizer, StepMade};
 use serde_json::Value;
@@ -78,6 +78,7 @@ pub(super) struct Requests {
 /// What is saved of it is [`checkpoint::RunState`](crate::checkpoint::RunState).
 pub struct TrainState {
     pub(super) group: ProcessGroup,
+    pub(super) mesh: MeshShape,
     pub(super) device: Device,
     pub(super) optimizer: Box<dyn Optimizer>,
     /// Whether a callback may have changed the optimizer since its last step.
@@ -104,6 +105,7 @@ pub struct TrainState {
     pub(super) evaluation: Option<Evaluation>,
     pub(super) best: Option<Best>,
     pub(super) times: Times,
+    pub(super) bubble: Option<f64>,
     pub(super) requests: Requests,
     pub(super) resumed_at: Option<u64>,
     pub(super) saved_at: Option<u64>,
@@ -119,6 +121,7 @@ pub struct TrainState {
 /// The values with which a training begins.
 pub(super) struct Start {
     pub(super) group: ProcessGroup,
+    pub(super) mesh: MeshShape,
     pub(super) device: Device,
     pub(super) optimizer: Box<dyn Optimizer>,
     pub(super) config: BTreeMap<String, Value>,
@@ -134,6 +137,7 @@ impl TrainState {
     pub(super) fn new(start: Start) -> Self {
         let Start {
             group,
+            mesh,
             device,
             optimizer,
             config,
@@ -146,6 +150,7 @@ impl TrainState {
         } = start;
         Self {
             group,
+            mesh,
             device,
             parameters: optimizer.parameters(),
             initial_lr: optimizer.lr(),
@@ -173,6 +178,7 @@ impl TrainState {
             evaluation: None,
             best: None,
             times: Times::default(),
+            bubble: None,
             requests: Requests::default(),
             resumed_at: None,
             saved_at: None,
@@ -332,6 +338,11 @@ impl TrainState {
         self.group.rank()
     }
 
+    /// How the ranks are arranged.
+    pub fn mesh(&self) -> &MeshShape {
+        &self.mesh
+    }
+
     /// The number of ranks.
     pub fn world_size(&self) -> usize {
         self.group.size()
@@ -375,6 +386,12 @@ impl TrainState {
     /// How this rank has spent its time.
     pub fn times(&self) -> Times {
         self.times
+    }
+
+    /// In a pipeline, the share of the last step in which the stages of this rank computed nothing, from 0 to 1. The step counts
+    /// from its begin until all ranks are done with forward and backward. `None` on GPUs, where computations are only launched.
+    pub fn bubble(&self) -> Option<f64> {
+        self.bubble
     }
 
     /// The step of the checkpoint that was resumed, if any.

@@ -20,6 +20,7 @@ use super::graphs::{GraphStep, Graphs};
 use super::hooks::Hook;
 use super::learner::{Computed, Learner};
 use super::model::Model;
+use super::pipeline_trace;
 use super::step_mode::StepMode;
 use super::supply::{Supply, Window};
 use crate::comm::shared_failure::SharedFailure;
@@ -49,6 +50,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Step<'_, '_, M, B> {
         nccl::check()?;
         let waits = self.learner.waits.clone();
         self.reduce_loss_and_metrics(&computed, agreed)?;
+        self.note_bubble(begin);
         let unscaled = waits.over(|| self.learner.unscale(self.context, &computed))?;
         self.learner.clip(self.context, &computed);
         self.set_lr();
@@ -97,14 +99,27 @@ impl<M: Model<B> + ?Sized, B: Batch> Step<'_, '_, M, B> {
     fn reduce_loss_and_metrics(&mut self, computed: &Computed, agreed: &Agreed) -> Result<(), TrainerError> {
         let scores = &self.learner.scores;
         let own = [&[computed.sum], &scores.sums()[..]].concat();
-        let ranks = self.learner.scored_by();
+        let (ranks, begin) = (self.learner.scored_by(), Instant::now());
         let sums = self.learner.waits.over(|| self.context.add_up(ranks, own))?;
+        if self.learner.pipeline.is_some() {
+            self.context.tracer.span(pipeline_trace::LAST_BUBBLE, Track::Compute, begin);
+        }
         let state = &mut self.context.state;
         state.loss = sums[0] / agreed.count;
         state.train_metrics = scores.values_of(&sums[1..]);
         state.samples = agreed.samples;
         state.count = agreed.count;
         Ok(())
+    }
+
+    /// Stores the share of the step in which this rank's stages computed nothing. It is called when all ranks are done with
+    /// forward and backward. On a GPU the share is unknown, because computations are only launched.
+    fn note_bubble(&mut self, begin: Instant) {
+        let Some(pipeline) = self.learner.pipeline.as_ref().filter(|_| !self.learner.device.is_cuda()) else {
+            return;
+        };
+        let share = pipeline.busy().as_secs_f64() / begin.elapsed().as_secs_f64().max(1e-9);
+        self.context.state.bubble = Some((1.0 - share).clamp(0.0, 1.0));
     }
 
     /// Sets the learning rate of this step, if there is a schedule.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use drumline_observe::trace::{TraceError, Track};
+use drumline_observe::trace::{Span, TraceError, Track};
 use drumline_parallel::ReductionObserver;
 
 use crate::step_trace::{Recording, StepTrace};
@@ -47,15 +47,22 @@ impl Tracer {
         self.wanted.is_some()
     }
 
-    /// Records a span from `begin` until now.
-    pub(super) fn span(&self, name: &str, track: Track, begin: Instant) {
-        self.span_until(name, track, [begin, Instant::now()]);
+    /// Whether this step is traced.
+    pub(super) fn is_recording(&self) -> bool {
+        self.wanted.as_ref().is_some_and(|wanted| wanted.trace.is_recording())
     }
 
-    /// Records a span with its begin and its end.
-    pub(super) fn span_until(&self, name: &str, track: Track, [begin, end]: [Instant; 2]) {
+    /// Records a span from `begin` until now.
+    pub(super) fn span(&self, name: &str, track: Track, begin: Instant) {
         if let Some(wanted) = &self.wanted {
-            wanted.trace.span(name, track, begin, end);
+            wanted.trace.span(name, track, begin, Instant::now());
+        }
+    }
+
+    /// Records a span, if this step is traced.
+    pub(super) fn add(&self, span: Span) {
+        if let Some(wanted) = &self.wanted {
+            wanted.trace.add(span);
         }
     }
 

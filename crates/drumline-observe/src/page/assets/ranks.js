@@ -16,6 +16,9 @@ export class Ranks {
   show(run, isAlone) {
     const ranks = run?.ranks ?? [];
     this.root.hidden = ranks.length === 0;
+    for (const name of ["mesh", "bubble"]) {
+      this.root.classList.toggle(`no-${name}`, ranks.every((rank) => (rank[name] ?? null) === null));
+    }
     setText(this.root.querySelector(".of"), isAlone || !run ? "" : run.name);
     const conditions = summary(ranks).map(([, text]) => text).join(", ");
     setText(this.root.querySelector(".summary"), `${count(ranks.length)} in total${conditions && `: ${conditions}`}`);
@@ -29,9 +32,10 @@ export class Ranks {
   add() {
     const row = this.body.appendChild(element("tr"));
     const cell = (className) => row.appendChild(element("td", className));
-    const cells = { rank: cell("number rank"), state: cell("state"), step: cell("number") };
+    const cells = { rank: cell("number rank"), mesh: cell("mesh"), state: cell("state"), step: cell("number") };
     cells.waits = cell("waits").appendChild(element("div"));
     cells.shares = cell("shares");
+    cells.bubble = cell("number bubble");
     for (const name of ["computed", "communicated", "speed", "memory", "peak"]) cells[name] = cell("number");
     cells.process = cell("process");
     const [pill, mark] = [element("span"), element("span", "pill straggler", "straggler")];
@@ -56,6 +60,7 @@ function fill({ row, cells, pill, mark, parts, square }, rank) {
   setClass(square, kind);
   setTitle(square, `rank ${rank.rank}: ${rank.condition}`);
   setText(cells.rank, String(rank.rank));
+  setText(cells.mesh, rank.mesh ?? "");
   setText(pill, rank.condition);
   setClass(pill, `pill ${rank.condition}`);
   mark.hidden = !rank.straggler;
@@ -65,6 +70,7 @@ function fill({ row, cells, pill, mark, parts, square }, rank) {
   setTitle(cells.waits, rank.op ?? waits);
   rank.shares.forEach((share, index) => parts[index].style.setProperty("width", `${(share * 100).toFixed(1)}%`));
   setTitle(cells.shares, rank.shares.map((share, index) => `${SHARES[index]} ${(share * 100).toFixed(0)} %`).join(", "));
+  setText(cells.bubble, Number.isFinite(rank.bubble) ? `${(rank.bubble * 100).toFixed(0)} %` : "");
   setText(cells.computed, seconds(rank.compute_s));
   setText(cells.communicated, seconds(rank.comm_s));
   setText(cells.speed, count(rank.samples_per_s ?? NaN));

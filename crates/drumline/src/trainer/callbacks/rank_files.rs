@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use drumline_comm::{Axis, MeshShape};
 use drumline_observe::runs::Registration;
 use drumline_observe::status::{Status, StatusWriter};
 
@@ -9,8 +10,8 @@ use crate::trainer::callback::{Callback, CallbackResult};
 use crate::trainer::error::TrainerError;
 use crate::trainer::state::{Times, TrainState};
 
-/// Each rank writes `ranks/00000.json` in a folder twice a second: its step, the collective that it is in, its times,
-/// its memory. The job is added to the list that `drumline watch` shows.
+/// Each rank writes `ranks/00000.json` in a folder twice a second: its place in the mesh, its step, the collective that it is
+/// in, its times, its share of bubbles in a pipeline, its memory. The job is added to the list that `drumline watch` shows.
 #[derive(Debug)]
 pub struct RankFiles {
     folder: PathBuf,
@@ -32,6 +33,9 @@ impl Callback for RankFiles {
         let group = state.group().clone();
         // Includes the calls of the thread that reduces gradients.
         self.status.op_from(move || group.calls_under_way().iter().map(ToString::to_string).collect());
+        if let Some(place) = place_in(state.mesh(), state.rank()) {
+            self.status.mesh(place);
+        }
         let writer = StatusWriter::start(&self.folder, state.rank(), &self.status)?;
         let name = self.folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
         // A job that cannot be listed trains anyway.
@@ -48,6 +52,7 @@ impl Callback for RankFiles {
         let own = |of_all: f64| of_all / state.world_size() as f64;
         self.status.throughput(own(state.samples() as f64), own(state.samples_per_s()));
         let slow = state.slow_ranks().into_iter().find(|slow| slow.rank == state.rank());
+        self.status.bubble(state.bubble());
         self.status.slow(slow.map(|slow| slow.times));
         let (now, seen) = (state.times(), std::mem::replace(&mut self.seen, state.times()));
         self.status.add_load(now.load.saturating_sub(seen.load));
@@ -66,5 +71,25 @@ impl Callback for RankFiles {
         self.status.failed(error.to_string());
         self.open = None;
         Ok(())
+    }
+}
+
+/// A rank's place along the axes that have several ranks, such as `pp 1/2, tp 0/2`; `None` if there are none.
+fn place_in(mesh: &MeshShape, rank: usize) -> Option<String> {
+    let axes = Axis::ALL.into_iter().filter(|axis| mesh.size(*axis) > 1);
+    let places = axes.map(|axis| format!("{axis} {}/{}", mesh.coordinate(rank, axis), mesh.size(axis)));
+    Some(places.collect::<Vec<_>>().join(", ")).filter(|place| !place.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_names_the_axes_that_have_several_ranks() {
+        let mesh = MeshShape::default().with(Axis::Pp, 2).with(Axis::Tp, 2);
+        let places = [0, 1, 2].map(|rank| place_in(&mesh, rank).unwrap());
+        assert_eq!(places, ["pp 0/2, tp 0/2", "pp 0/2, tp 1/2", "pp 1/2, tp 0/2"]);
+        assert_eq!(place_in(&MeshShape::default(), 0), None);
     }
 }
