@@ -151,6 +151,11 @@ impl<'a> LayerBuilder<'a> {
         self.layer.split('.').fold(self.root(), |path, part| path / part)
     }
 
+    /// Whether first values come from a generator of this layer alone: what is drawn after other layers must be drawn now.
+    pub fn draws_alone(&self) -> bool {
+        matches!(self.shared.first_values, FirstValues::OfEachLayer(_))
+    }
+
     /// A variable that this layer has in common with others ([`LayerList::tie`](super::LayerList::tie)). `create` makes it
     /// at a path, with a name, if no layer before it on this rank has done so.
     pub fn tied(

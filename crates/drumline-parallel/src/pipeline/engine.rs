@@ -17,7 +17,7 @@ use drumline_comm::{Axis, Mesh, ReduceOp};
 use drumline_plan::pipeline::{Message, StageMap, Work};
 use drumline_torch::{LossScaler, Masks};
 use tch::nn::VarStore;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::error::PipelineError;
 use super::interpreter::{Halted, run_row};
@@ -65,6 +65,7 @@ impl Pipeline {
     /// Runs stages that are built, whose parameters have this engine. All ranks call it.
     #[track_caller]
     pub fn on(stages: Rc<Stages>, engine: Rc<dyn Engine>) -> Result<Self> {
+        check_devices(&stages)?;
         let plan = stages.plan(stages.micro_batches())?;
         let links = Links::new(stages.mesh().axis(Axis::Pp), plan.program())?;
         Ok(Self {
@@ -192,7 +193,7 @@ impl Pipeline {
             Scale::By(scaler) => Some(scaler),
         };
         let run = Run { mode: Mode::Train, micro_batches, factor: agreed.factor_of_sums(), scaler };
-        let mut held = self.carry_out(&run, loss)?;
+        let mut held = self.carry_out(&run, loss).inspect_err(|cause| self.end(&cause.to_string()))?;
         self.peaks.set([held.peak_activations, held.peak_received]);
         self.spans.replace(std::mem::take(&mut held.spans));
         self.waits.replace(std::mem::take(&mut held.waits));
@@ -214,13 +215,15 @@ impl Pipeline {
         let outcome = self.evaluated(micro_batches, of_index);
         let outcome =
             outcome.and_then(|own| self.shared_sum(own).map_err(|cause| self.stopped_at_end(cause)));
+        let outcome = outcome.inspect_err(|cause| self.end(&cause.to_string()));
         let failure = outcome.as_ref().err().map(ToString::to_string);
         self.engine.end_evaluation(failure.as_deref())?;
         outcome
     }
 
     /// Some forwards of an evaluation that the engine has begun. All ranks along `pp` make the same number of them; `loss`
-    /// gets the index of a micro-batch. Returns the sum of what counts on this rank.
+    /// gets the index of a micro-batch. Returns the sum of what counts on this rank. A failure ends the messages of this
+    /// pipeline, and no other group: ranks can agree on it.
     #[track_caller]
     pub fn forwards(
         &self,
@@ -237,7 +240,15 @@ impl Pipeline {
     fn evaluated(&self, micro_batches: &[MicroBatch], loss: &mut LossFn<'_>) -> Result<f64> {
         let run = Run { mode: Mode::Evaluate, micro_batches, factor: 1.0, scaler: None };
         let held = self.carry_out(&run, loss)?;
-        self.counted_sum(&held).map_err(|cause| self.stopped_at_end(cause))
+        self.counted_sum(&held)
+    }
+
+    /// Ends messages: ranks that wait for this one return an error.
+    pub fn end_messages(&self, cause: &str) {
+        if let Ok(links) = self.links.try_borrow() {
+            links.abort(cause);
+        }
+        self.ended.borrow_mut().get_or_insert_with(|| cause.to_owned());
     }
 
     /// Ends this rank and all others, which learn the cause.
@@ -323,9 +334,8 @@ impl Pipeline {
             }
         };
         if let Err((cause, error)) = outcome.map_err(failed) {
-            links.abort(&cause);
             drop(links);
-            self.end(&cause);
+            self.end_messages(&cause);
             return Err(error.into());
         }
         Ok(held)
@@ -339,14 +349,11 @@ impl Pipeline {
 
     /// Ends everything that other ranks may wait for.
     fn end(&self, cause: &str) {
-        if let Ok(links) = self.links.try_borrow() {
-            links.abort(cause);
-        }
+        self.end_messages(cause);
         self.stages.ties.abort(cause);
         self.engine.abort(cause);
         // In which all ranks add up losses, those of other replicas as well.
         self.engine.mesh().whole().abort(cause);
-        *self.ended.borrow_mut() = Some(cause.to_owned());
     }
 
     /// The sum of the losses of this rank that count.
@@ -368,6 +375,21 @@ struct Run<'a> {
     micro_batches: &'a [MicroBatch],
     factor: f64,
     scaler: Option<&'a LossScaler>,
+}
+
+/// An error if an engine has moved the variables of stages elsewhere: their inputs would be on another device.
+fn check_devices(stages: &Stages) -> Result {
+    let devices: Vec<Device> = stages.own.values().map(|stage| stage.device).collect();
+    let variables = stages.store().variables();
+    let Some(moved) = variables.values().map(Tensor::device).find(|device| !devices.contains(device)) else {
+        return Ok(());
+    };
+    let expected = format!("{moved:?}, where the model trains; try VarStore::new with that device");
+    Err(ParallelError::value(
+        "the device of the store in which stages were built",
+        format!("{devices:?}"),
+        expected,
+    ))
 }
 
 /// The engine of a rank's stages, of which these variables are parts.

@@ -1,7 +1,8 @@
 //! What a pipeline carries out: a verified program, with the receive buffers of each rank.
 
 use drumline_plan::pipeline::{
-    Action, PipelineSize, Program, Schedule, Span, StageBytes, StageMap, StageTimes, Times, lower, verify,
+    Action, PipelineSize, Program, Schedule, ScheduleError, Span, StageBytes, StageMap, StageTimes, Times,
+    lower, verify,
 };
 
 use super::error::PipelineError;
@@ -40,6 +41,17 @@ impl Order {
                 schedule.stage_map(PipelineSize { ranks, chunks: *chunks, micro_batches: 1 })
             }
             Self::Program(program) => program.stages.clone(),
+        }
+    }
+
+    /// The same order for a step of another number of micro-batches, such as the last of an epoch. If the schedule takes only
+    /// multiples, the stages are run breadth first.
+    pub(crate) fn for_rest(&self, ranks: usize, micro_batches: usize) -> Self {
+        let Self::Schedule { schedule, chunks } = *self else { return self.clone() };
+        let size = PipelineSize { ranks, chunks, micro_batches };
+        match schedule.program(size) {
+            Err(ScheduleError::Rounds { .. }) => Self::Schedule { schedule: Schedule::BreadthFirst, chunks },
+            _ => self.clone(),
         }
     }
 
@@ -140,6 +152,22 @@ mod tests {
                 assert!(folded.forward_only().unwrap().program().is_forward_only());
             }
         }
+    }
+
+    #[test]
+    fn the_rest_of_an_epoch_has_a_program() {
+        for schedule in Schedule::ALL {
+            for (ranks, chunks) in [(2, schedule.default_chunks()), (3, schedule.default_chunks())] {
+                let order = Order::Schedule { schedule, chunks };
+                for micro_batches in 1..12 {
+                    let rest = order.for_rest(ranks, micro_batches);
+                    let plan = rest.plan(ranks, micro_batches).unwrap();
+                    assert_eq!(plan.program().stages, order.stages(ranks), "{schedule} {micro_batches}");
+                }
+            }
+        }
+        let order = Order::from(Schedule::Interleaved);
+        assert!(order.plan(2, 5).is_err(), "the control");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use drumline_comm::{Axis, Mesh};
 use drumline_plan::pipeline::{Program, StageMap};
+use serde::{Deserialize, Serialize};
 use tch::nn::VarStore;
 
 use super::cut::{Cut, plans};
@@ -55,7 +56,8 @@ impl std::fmt::Debug for Stages {
 
 impl Stages {
     /// Cuts a model, and builds the layers of this rank in `store`. All ranks of the mesh call it with the same layers and
-    /// options.
+    /// options. Of these, `masks`, `autocast`, `parts` and `within` are for [`Pipeline::new`](super::Pipeline::new) only: a
+    /// training loop has its own.
     #[track_caller]
     pub fn build(
         layers: &LayerList,
@@ -126,6 +128,11 @@ impl Stages {
         self.micro_batches
     }
 
+    /// Whether this rank gets the inputs of micro-batches.
+    pub fn has_first_stage(&self) -> bool {
+        self.own.contains_key(&0)
+    }
+
     /// Whether this rank computes the loss.
     pub fn has_last_stage(&self) -> bool {
         self.own.contains_key(&(self.layers.len() - 1))
@@ -146,7 +153,8 @@ impl Stages {
         if let Some(found) = self.plans.borrow().get(&micro_batches) {
             return Ok(found[place].clone());
         }
-        let made = plans(&self.order, self.ranks, micro_batches, self.mesh.axis(Axis::Pp).size())?;
+        let order = self.order.for_rest(self.ranks, micro_batches);
+        let made = plans(&order, self.ranks, micro_batches, self.mesh.axis(Axis::Pp).size())?;
         let plan = made[place].clone();
         self.plans.borrow_mut().insert(micro_batches, made);
         Ok(plan)
@@ -156,7 +164,14 @@ impl Stages {
 type Built = (VarStore, HashMap<usize, Stage>);
 
 /// What a rank says of what it has built.
-type Told = (u64, Vec<u64>, std::result::Result<Vec<String>, String>);
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Told {
+    program: u64,
+    /// The last layer of each stage.
+    ends: Vec<u64>,
+    /// Names of variables, or why there are none.
+    variables: std::result::Result<Vec<String>, String>,
+}
 
 /// What was built, with the names of what only other ranks have built; an error unless all ranks have built their stages,
 /// with the same program and the same cut.
@@ -169,20 +184,21 @@ fn check_built(
 ) -> Result<(Built, BTreeSet<String>)> {
     let ends: Vec<_> = cut.iter().map(|range| range.end as u64).collect();
     let names = |(store, _): &Built| store.variables().into_keys().collect::<Vec<_>>();
-    let outcome = built.as_ref().map(names).map_err(ToString::to_string);
-    let told: Told = (program.fingerprint(), ends, outcome);
-    let all = mesh.whole().all_gather_object(&told)?;
+    let variables = built.as_ref().map(names).map_err(ToString::to_string);
+    let own = Told { program: program.fingerprint(), ends, variables };
+    let all = mesh.whole().all_gather_object(&own)?;
     let built = built?;
     if let Some((rank, cause)) =
-        all.iter().enumerate().find_map(|(rank, (.., outcome))| Some((rank, outcome.as_ref().err()?)))
+        all.iter().enumerate().find_map(|(rank, told)| Some((rank, told.variables.as_ref().err()?)))
     {
         return Err(PipelineError::NotBuilt { rank, cause: cause.clone() }.into());
     }
-    if let Some(rank) = all.iter().position(|(program, ends, _)| (program, ends) != (&all[0].0, &all[0].1)) {
+    let is_other = |told: &Told| (told.program, &told.ends) != (all[0].program, &all[0].ends);
+    if let Some(rank) = all.iter().position(is_other) {
         return Err(PipelineError::OtherProgram { rank }.into());
     }
     let own = names(&built);
-    let all = all.into_iter().flat_map(|(.., outcome)| outcome.unwrap_or_default());
+    let all = all.into_iter().flat_map(|told| told.variables.unwrap_or_default());
     let elsewhere = all.filter(|name| !own.contains(name)).collect();
     Ok((built, elsewhere))
 }

@@ -173,7 +173,7 @@ impl SharedKeys {
             self.parallel.micro_batches.filter(|given| accumulate > 1 && *given != accumulate)
         {
             let what = format!(
-                "is {given}, and TRAIN.ACCUMULATE {accumulate}, which mean the same; try one of them"
+                "is {given}, and TRAIN.ACCUMULATE (update_cycle of a translation) {accumulate}, which mean the same; try one of them"
             );
             return invalid("PARALLEL.MICRO_BATCHES", what);
         }

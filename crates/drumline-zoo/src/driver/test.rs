@@ -4,6 +4,7 @@
 //! test uses the precision of the configuration, so it gives the same figures as the evaluations during training.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context, anyhow};
@@ -66,8 +67,9 @@ pub(crate) fn test<T: Task>(given: &Given<'_>, options: TestOptions) -> anyhow::
     let precision = Precision::new(keys.run.precision, &keys.fp16);
     precision.convert_weights(&store)?;
     let parts = ranks.tp.parts();
-    let is_cut = Model::<T::Batch>::staged(&*model).is_some();
-    let tested = TestedModel { job: &job, task, given, options, parts: &parts, is_cut }.load(&store)?;
+    let staged = Model::<T::Batch>::staged(&*model);
+    let elsewhere = staged.map(|staged| staged.stages().elsewhere().clone()).unwrap_or_default();
+    let tested = TestedModel { job: &job, task, given, options, parts: &parts, elsewhere }.load(&store)?;
     let TestData { data, notes } = job.agree(task.test_data(device))?;
     notes.iter().for_each(|note| job.say(note));
     let network = Network { model: &*model, store: &store };
@@ -165,8 +167,8 @@ struct TestedModel<'a, T> {
     options: TestOptions,
     /// What this rank has of the model, if it is cut.
     parts: &'a [Part],
-    /// Whether it is cut into stages.
-    is_cut: bool,
+    /// The names of tensors that only ranks with other stages have.
+    elsewhere: BTreeSet<String>,
 }
 
 impl<T: Task> TestedModel<'_, T> {
@@ -208,8 +210,7 @@ impl<T: Task> TestedModel<'_, T> {
             };
             Ok(Named { name, tensor })
         };
-        // Those of other stages are left out.
-        let is_here = |named: &Named| !self.is_cut || variables.contains_key(&named.name);
+        let is_here = |named: &Named| !self.elsewhere.contains(&named.name);
         weights.into_iter().filter(is_here).map(own).collect()
     }
 

@@ -60,7 +60,9 @@ impl<M: Model<B>, B> Model<B> for Net<M, B> {
     fn forward_batch(&self, batch: &B, mode: Mode) -> Result<M::Output, Cause> {
         match self {
             Self::Whole(model) => model.forward_batch(batch, mode),
-            Self::Stages(_) => Err("this rank has only some stages of the model".into()),
+            Self::Stages(_) => {
+                Err("this rank has only some stages of the model; try a pipeline's step or evaluation".into())
+            }
         }
     }
 

@@ -11,7 +11,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use drumline::engine::pipeline::{Boundary, LayerError, LayerList, LayerSpec, layer_fn};
+use drumline::engine::pipeline::{Boundary, LayerBuilder, LayerError, LayerList, LayerSpec, layer_fn};
 use drumline_torch::max_pool_cuda;
 use tch::Tensor;
 use tch::nn::{ModuleT, Path};
@@ -196,7 +196,7 @@ pub(super) fn layers(shape: &Shape, options: &ModelOptions) -> Result<LayerList,
     let stem = LayerSpec::new("stem", move |layer| {
         let builder = Builder::new(&norm);
         let made = stem(&builder, &layer.root());
-        lock(&drawn).append(&mut builder.take_convs());
+        keep_for_later(&drawn, layer, builder.take_convs());
         Ok(layer_fn(move |xs, mode| {
             let [images] = of_boundary(xs)?;
             Ok(vec![pooled(&made.forward_relu(&images, mode.is_train()))])
@@ -211,7 +211,7 @@ pub(super) fn layers(shape: &Shape, options: &ModelOptions) -> Result<LayerList,
         let spec = LayerSpec::new(name, move |layer| {
             let builder = Builder::new(&norm);
             let made = OneBlock::new(Block::new(&builder, &layer.path(), block), index, how);
-            lock(&drawn).append(&mut builder.take_convs());
+            keep_for_later(&drawn, layer, builder.take_convs());
             Ok(layer_fn(move |xs, mode| {
                 let ([x], train) = (of_boundary(xs)?, mode.is_train());
                 let [out, _] = made.forward(&[&x], move |block, xs| block.forward(&xs[0], &xs[0], train));
@@ -231,6 +231,11 @@ pub(super) fn layers(shape: &Shape, options: &ModelOptions) -> Result<LayerList,
     });
     list.push(last.cost((outputs * num_classes) as f64));
     Ok(list)
+}
+
+/// Keeps convolutions for their second draw, or draws them now if layers draw by themselves.
+fn keep_for_later(kept: &Mutex<Vec<Tensor>>, layer: &LayerBuilder<'_>, mut convs: Vec<Tensor>) {
+    if layer.draws_alone() { draw_again(convs) } else { lock(kept).append(&mut convs) }
 }
 
 fn lock(convs: &Mutex<Vec<Tensor>>) -> MutexGuard<'_, Vec<Tensor>> {

@@ -287,7 +287,7 @@ impl<M: ModuleT + 'static> PreparedModel<M> {
 }
 
 /// The output in f32, in which losses are computed.
-fn widened(output: Tensor) -> Result<Tensor> {
+pub(super) fn widened(output: Tensor) -> Result<Tensor> {
     Ok(match output.kind() {
         Kind::BFloat16 | Kind::Half => output.f_to_kind(Kind::Float)?,
         _ => output,

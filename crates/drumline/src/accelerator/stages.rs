@@ -15,8 +15,8 @@ use drumline_torch::StepSamples;
 use tch::{Kind, Tensor};
 
 use super::error::Result;
-use super::model::PreparedModel;
-use super::window::Turn;
+use super::model::{PreparedModel, widened};
+use super::window::{Turn, Window};
 use crate::comm::alike::usage_error;
 use crate::run_error::UsageError;
 use crate::trainer::StagedModel;
@@ -27,6 +27,8 @@ type MeanLoss = Box<dyn Fn(&[Tensor]) -> std::result::Result<Tensor, LayerError>
 pub(super) struct Pipelined {
     pipeline: Pipeline,
     kept: RefCell<Vec<Kept>>,
+    /// The window of the batches that are kept.
+    window: RefCell<Rc<Window>>,
 }
 
 /// A batch of a window.
@@ -73,6 +75,11 @@ impl PreparedModel<StagedModel> {
                 return Err(usage_error(&self.shared.group, UsageError::BatchOutsideOfLoader));
             };
             let pipelined = self.pipelined()?;
+            let before = pipelined.window.replace(Rc::clone(&turn.window));
+            if !Rc::ptr_eq(&before, &turn.window) {
+                // A loop that ended in the middle of a window has left them.
+                pipelined.kept.borrow_mut().clear();
+            }
             if let Some(factor) = turn.factor {
                 let micro_batch = MicroBatch { inputs, targets: Vec::new(), samples: self.samples_of(&turn) };
                 let weight = factor / agreed.factor_of_sums();
@@ -104,7 +111,8 @@ impl PreparedModel<StagedModel> {
             let batch = [MicroBatch { inputs, targets: Vec::new(), samples }];
             let (mut see, mut seen) = (Some(see), None);
             let mut of_outputs = |outputs: &[Tensor], _: usize| -> std::result::Result<Tensor, LayerError> {
-                seen = see.take().map(|see| see(outputs));
+                let outputs = in_f32(outputs)?;
+                seen = see.take().map(|see| see(&outputs));
                 Ok(Tensor::f_zeros([1], (Kind::Float, self.shared.device))?)
             };
             self.pipelined()?.pipeline.forwards(&batch, &mut of_outputs)?;
@@ -123,13 +131,13 @@ impl PreparedModel<StagedModel> {
             Some(masks) => pipeline.with_masks(masks.of_next_step()?.clone()),
             None => pipeline,
         };
-        let made = Pipelined { pipeline, kept: RefCell::default() };
+        let made = Pipelined { pipeline, kept: RefCell::default(), window: RefCell::default() };
         Ok(self.replica.pipelined.get_or_init(|| made))
     }
 
     /// The forwards and backwards of a window. Returns the sum of the weighted mean losses of all ranks.
     fn train_window(&self, pipelined: &Pipelined, turn: &Turn) -> Result<f64> {
-        let Pipelined { pipeline, kept } = pipelined;
+        let Pipelined { pipeline, kept, window: _ } = pipelined;
         let Some(agreed) = &turn.window.agreed else { return Ok(0.0) };
         self.shared.check()?;
         self.shared.note_training(&self.replica);
@@ -143,7 +151,7 @@ impl PreparedModel<StagedModel> {
         }
         let mut loss = |outputs: &[Tensor], index: usize| -> std::result::Result<Tensor, LayerError> {
             let (mean_loss, weight) = &losses[index];
-            Ok(mean_loss(outputs)?.f_mul_scalar(*weight)?)
+            Ok(mean_loss(&in_f32(outputs)?)?.f_mul_scalar(*weight)?)
         };
         pipeline.begin(agreed, &micro_batches)?;
         let scaler = self.shared.scaling.as_ref().map(|scaling| scaling.scaler()).transpose()?;
@@ -164,4 +172,9 @@ impl PreparedModel<StagedModel> {
         let (rank, stride) = (ranks.rank() as u64, ranks.size() as u64);
         StepSamples { first: rank + stride * turn.seen as u64, stride, count: count as u64 }
     }
+}
+
+/// The outputs in f32, in which losses are computed.
+fn in_f32(outputs: &[Tensor]) -> Result<Vec<Tensor>> {
+    outputs.iter().map(|output| widened(output.shallow_clone())).collect()
 }

@@ -120,7 +120,9 @@ impl<B: Batch, O> Evaluator<'_, B, O> {
         context.state.valid_batches = (0, dev.num_batches() as u64);
         if let Some(pipeline) = &learner.pipeline {
             let share = PipelinedShare { pipeline, scores: &mut self.scores, batches: dev.epoch(0) };
-            return share.run(learner, context).inspect_err(|cause| pipeline.abort(&cause.to_string()));
+            return share
+                .run(learner, context)
+                .inspect_err(|cause| pipeline.end_messages(&cause.to_string()));
         }
         for batch in dev.epoch(0) {
             if context.stop.is_requested() && learner.engine.cut_evaluation() == Cut::Now {

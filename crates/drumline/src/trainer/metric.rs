@@ -1,5 +1,6 @@
 //! Metrics of an evaluation or a step: named, all reduced in one collective, and one that decides which model is best.
 
+use std::fmt;
 use std::num::NonZeroUsize;
 
 use drumline_comm::{CommError, ProcessGroup, ReduceOp};
@@ -139,6 +140,13 @@ impl<'a, B, O> Scores<'a, B, O> {
 pub struct MetricKey {
     name: String,
     smaller_is_better: bool,
+}
+
+/// As [`DistTrainer::metric_key`](super::DistTrainer::metric_key) takes it.
+impl fmt::Display for MetricKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", if self.smaller_is_better { "-" } else { "" }, self.name)
+    }
 }
 
 impl MetricKey {

@@ -6,8 +6,6 @@
 //! All ranks of a pipeline have the same batches; only the last stage has losses and metrics. `on_loss_begin` and
 //! `on_backward_begin` are not called, as forwards and backwards of a step overlap. Not here: in which order (`Pipeline`).
 
-use std::time::Instant;
-
 use drumline_comm::on_behalf_of;
 use drumline_parallel::pipeline::{LayerError, MicroBatch, Pipeline, Scale};
 use drumline_parallel::{Agreed, Cut, ParallelError};
@@ -51,7 +49,6 @@ impl<M: Model<B> + ?Sized, B: Batch> Learner<'_, M, B> {
         })?;
         let (site, counts) = (self.site, self.has_scores());
         self.waits.over(|| on_behalf_of(site, || pipeline.begin(agreed, &micro_batches)))?;
-        let begin = Instant::now();
         let staged = staged_of(self.model)?;
         let scale = self.scaler.as_ref().map_or(Scale::No, Scale::By);
         let (device, precision) = (self.device, self.precision);
@@ -67,7 +64,8 @@ impl<M: Model<B> + ?Sized, B: Batch> Learner<'_, M, B> {
         let made = on_behalf_of(site, || pipeline.gradients(agreed, &micro_batches, scale, &mut loss));
         let sum = made?;
         nccl::settle(device)?;
-        self.waits.add(begin.elapsed().saturating_sub(pipeline.busy()));
+        // The engine has added the time in which it waited for the reduction.
+        self.waits.add(pipeline.waits().iter().map(|(_, begin, end)| end.duration_since(*begin)).sum());
         if context.tracer.is_recording() {
             let plan = pipeline.plan(micro_batches.len())?;
             PipelineTrace::new(pipeline, plan.program(), step).record(&context.tracer);
@@ -79,9 +77,12 @@ impl<M: Model<B> + ?Sized, B: Batch> Learner<'_, M, B> {
         let staged = staged_of(self.model)?;
         let mut seen = 0;
         let mut window = Window { batches: Vec::new(), micro_batches: Vec::new() };
+        let (is_first, is_last) = (staged.stages().has_first_stage(), staged.stages().has_last_stage());
         for batch in batches {
-            let batch = batch.to_device(self.device)?;
-            let (inputs, count) = (staged.inputs(&batch)?, batch.num_samples());
+            // Where a batch is not used, it stays where it is.
+            let batch = if is_first || is_last { batch.to_device(self.device)? } else { batch };
+            let inputs = if is_first { staged.inputs(&batch)? } else { Vec::new() };
+            let count = batch.num_samples();
             let samples = self.step_samples(seen, count);
             window.micro_batches.push(MicroBatch { inputs, targets: Vec::new(), samples });
             window.batches.push(batch);

@@ -205,7 +205,9 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
         let mut optimizer = parts.optimizer;
         engine.adopt(&mut *optimizer)?;
         let accumulates = self.settings.update_every > 1;
-        let accumulation_note = if accumulates { engine.accumulation_note() } else { None };
+        // A pipeline accumulates whole gradients.
+        let has_choice = accumulates && pipeline.is_none();
+        let accumulation_note = has_choice.then(|| engine.accumulation_note()).flatten();
         let offload_note = engine.offload_note();
         let checkpoints = self.checkpoints.map(|own| logged(own, parts.progress.as_ref()));
         if let Some(progress) = parts.progress.clone() {

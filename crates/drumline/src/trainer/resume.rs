@@ -149,9 +149,18 @@ impl<M: Model<B> + ?Sized, B: Batch> Resume<'_, '_, M, B> {
         state.epoch = saved.epoch;
         state.step = saved.step;
         state.resumed_at = Some(saved.step);
+        self.saver.evaluated_at = section.evaluated_at;
+        let key = self.saver.best.key.to_string();
+        if let Some(other) = section.best_by.filter(|other| *other != key) {
+            if state.rank() == 0 {
+                tracing::warn!(
+                    "the best model so far is by `{other}`, and now `{key}` decides; it is not compared"
+                );
+            }
+            return Ok(());
+        }
         state.best =
             section.best.map(|best| Best { metric: best.metric.0, step: best.step, epoch: best.epoch });
-        self.saver.evaluated_at = section.evaluated_at;
         self.saver.best.metrics = section.best_metrics.iter().map(|metric| metric.0).collect();
         if self.saver.best.metrics.is_empty() {
             self.saver.best.metrics.extend(state.best.map(|best| best.metric));

@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::time::Instant;
 
-use drumline_comm::on_behalf_of;
+use drumline_comm::{Axis, MeshShape, on_behalf_of};
 use drumline_launch::{Signal, signal_name};
 use drumline_observe::slow_ranks::SlowRank;
 use drumline_observe::trace::Track;
@@ -208,6 +208,7 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
         // The first interval is incomplete.
         if before.len() == work.len() {
             let work: Vec<f64> = work.iter().zip(&before).map(|(now, before)| now - before).collect();
+            let work = of_equal_stages(&work, self.learner.engine.mesh().shape());
             let state = &mut self.context.state;
             state.notices = state.slow.step(&work).iter().map(ToString::to_string).collect();
         }
@@ -371,6 +372,22 @@ impl<M: Model<B> + ?Sized, B: Batch> Run<'_, M, B> {
     }
 }
 
+/// The work of each rank as if all stages of a pipeline had as much: a rank is compared with those of the same stages.
+fn of_equal_stages(work: &[f64], shape: &MeshShape) -> Vec<f64> {
+    let mean_at = |stage: usize| {
+        let ranks = (0..work.len()).filter(|rank| shape.coordinate(*rank, Axis::Pp) == stage);
+        let (sum, count) = ranks.fold((0.0, 0.0), |(sum, count), rank| (sum + work[rank], count + 1.0));
+        sum / f64::max(count, 1.0)
+    };
+    let means: Vec<f64> = (0..shape.size(Axis::Pp)).map(mean_at).collect();
+    let whole = means.iter().sum::<f64>() / means.len() as f64;
+    let of_rank = |(rank, work): (usize, &f64)| {
+        let mean = means[shape.coordinate(rank, Axis::Pp)];
+        if mean > 0.0 { work * whole / mean } else { *work }
+    };
+    work.iter().enumerate().map(of_rank).collect()
+}
+
 /// The name of a signal, with Ctrl-C for SIGINT.
 fn signal_text(signal: Signal) -> String {
     let name = signal_name(signal.as_raw());
@@ -385,4 +402,20 @@ fn stop_line(reason: &str, state: &TrainState) -> String {
         None => "no checkpoint, as there is no save_path".to_owned(),
     };
     format!("[stop] == {reason} | after step {step}, in epoch {} of {epochs} | {saved} ==", epoch.min(epochs))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_compared_with_those_of_the_same_stages() {
+        let shape = MeshShape::default().with(Axis::Pp, 2).with(Axis::Dp, 2);
+        // The first stage has twice the work of the second one, and rank 3 is slower than rank 2.
+        assert_eq!(of_equal_stages(&[4.0, 4.0, 2.0, 2.0], &shape), [3.0; 4]);
+        let slow = of_equal_stages(&[4.0, 4.0, 1.0, 3.0], &shape);
+        assert_eq!(slow, [3.0, 3.0, 1.5, 4.5]);
+        let flat = MeshShape::default().with(Axis::Dp, 2);
+        assert_eq!(of_equal_stages(&[1.0, 3.0], &flat), [1.0, 3.0]);
+    }
 }

@@ -26,6 +26,9 @@ use crate::scaling::SavedScale;
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct SavedTrainer {
     pub(super) best: Option<SavedBest>,
+    /// The key by which it is the best.
+    #[serde(default)]
+    pub(super) best_by: Option<String>,
     /// The step of the last evaluation.
     #[serde(default)]
     pub(super) evaluated_at: Option<u64>,
@@ -182,6 +185,7 @@ impl Saver {
         let evaluated_at = context.state.evaluation.as_ref().map(|evaluation| evaluation.step);
         SavedTrainer {
             best: context.state.best.map(best),
+            best_by: Some(self.best.key.to_string()),
             evaluated_at: evaluated_at.or(self.evaluated_at),
             best_metrics: self.best.metrics.iter().copied().map(Scalar).collect(),
             callbacks: context.hooks.state(),

@@ -73,7 +73,7 @@ impl<'a, M: Model<B> + ?Sized, B: Batch> DistTrainer<'a, M, B> {
     }
 
     /// As [`evaluate`](Self::evaluate), and passes each batch of this rank with the model's output to `see`. Use it for
-    /// predictions.
+    /// predictions. Of a model that is cut into stages, only one rank of each replica has outputs.
     #[track_caller]
     pub fn evaluate_with(
         mut self,
