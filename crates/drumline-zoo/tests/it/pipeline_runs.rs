@@ -1,8 +1,11 @@
-//! `drumline-train` with `PARALLEL.PP`: the losses of one rank, products of meshes, resume and test on others, parity, and
+//! `drumline-train` with `PARALLEL.PP`: the losses of one rank, products of meshes, resume and test on others, parity, traces, and
 //! what cannot be.
 
+use drumline_observe::{status, trace};
 use drumline_text::synth_story::SynthStoryOptions;
 use drumline_text::synth_text::SynthTextOptions;
+
+use serde_json::Value;
 
 use super::mesh_runs::{assert_close, losses, tested};
 use super::running::{Place, assert_same_figures};
@@ -135,6 +138,63 @@ fn parity_is_verified_in_pipelines() {
         assert!(said.contains("the same, but for rounding"), "{words}: {said}");
     }
     assert!(!place.path("exp/checkpoints").exists(), "nothing was written");
+}
+
+/// The lines of all ranks' traces, in one file.
+fn traced(place: &Place, ranks: usize) -> Vec<Value> {
+    let files: Vec<_> = (0..ranks).map(|rank| trace::file_of(&place.path("exp"), rank)).collect();
+    let all = place.path("all.json");
+    trace::merge(&files, &all).unwrap();
+    let whole: Value = serde_json::from_slice(&std::fs::read(all).unwrap()).unwrap();
+    whole["traceEvents"].as_array().unwrap().clone()
+}
+
+/// The arrows that have an end of this kind, in order, each by its id and name with the rank of the end.
+fn ends(lines: &[Value], ph: &str) -> Vec<(String, u64)> {
+    let ends = lines.iter().filter(|line| line["ph"] == ph);
+    let key = |line: &Value| (format!("{} {}", line["id"], line["name"]), line["pid"].as_u64().unwrap());
+    let mut ends: Vec<_> = ends.map(key).collect();
+    ends.sort_unstable();
+    ends
+}
+
+#[test]
+fn a_trace_has_the_stages_messages_and_bubbles_of_all_ranks() {
+    let place = Place::of_stories(&STORIES);
+    let words = of_gpt(1, "TRAIN.MAX_STEPS 8 TRAIN.TRACE_STEPS 2 PARALLEL.PP 2 PARALLEL.MICRO_BATCHES 4");
+    place.passes(2, &words);
+    let lines = traced(&place, 2);
+    let count = |rank: u64, name: &str| {
+        lines.iter().filter(|line| line["ph"] == "X" && line["pid"] == rank && line["name"] == name).count()
+    };
+    for stage in 0..2 {
+        for what in ["forward", "backward"] {
+            for micro_batch in 0..4 {
+                let name = format!("{what} of stage {stage}, micro-batch {micro_batch}");
+                let found = [0, 1].map(|rank| count(rank, &name));
+                assert_eq!(found, if stage == 0 { [2, 0] } else { [0, 2] }, "{name}, in two steps");
+            }
+        }
+    }
+    let bubbles = [
+        "bubble: waits for the gradients that stage 1 sends for micro-batch 0",
+        "bubble: waits for the activations that stage 0 sends for micro-batch 0",
+    ];
+    assert_eq!([count(0, bubbles[0]), count(1, bubbles[1])], [2, 2]);
+    assert_eq!([0, 1].map(|rank| count(rank, "bubble: waits until all ranks are done")), [2, 2]);
+    // Each message leaves one rank and reaches the other: activations rank 1, gradients rank 0.
+    let [tails, heads] = ["s", "f"].map(|ph| ends(&lines, ph));
+    assert_eq!(tails.len(), 2 * 2 * 4, "{tails:?}");
+    for ((tail, from), (head, to)) in tails.iter().zip(&heads) {
+        let expected = if tail.contains("activations") { (0, 1) } else { (1, 0) };
+        assert_eq!((tail, (*from, *to)), (head, expected));
+    }
+    assert!(tails.windows(2).all(|two| two[0].0 != two[1].0), "each id once: {tails:?}");
+    let ranks = status::read(&place.path("exp"));
+    let places: Vec<_> = ranks.iter().map(|rank| rank.mesh.as_deref()).collect();
+    assert_eq!(places, [Some("pp 0/2"), Some("pp 1/2")]);
+    let is_share = |rank: &status::RankStatus| rank.bubble.is_some_and(|share| share > 0.0 && share < 1.0);
+    assert!(ranks.iter().all(is_share), "{ranks:?}");
 }
 
 #[test]
