@@ -45,4 +45,5 @@ pub use options::{MicroBatch, PipelineOptions, Scale, StepLoss};
 pub use plan::{Order, Plan};
 pub use sleeping::Sleeper;
 pub use stages::Stages;
+pub use torch::LossOf;
 pub use virtual_clock::VirtualClock;

@@ -26,7 +26,7 @@ use super::link::Links;
 use super::options::{MicroBatch, PipelineOptions, Scale, StepLoss};
 use super::plan::Plan;
 use super::stages::Stages;
-use super::torch::{Held, LossFn, TorchExecutor, sum_of};
+use super::torch::{Held, LossOf, TorchExecutor, sum_of};
 use crate::agreement::Agreed;
 use crate::engine::{Alone, Engine, EngineOptions, EngineSetup, Forwards, ModelParts, Part};
 use crate::error::ParallelError;
@@ -58,7 +58,7 @@ impl Pipeline {
     pub fn new(layers: &LayerList, mesh: &Mesh, options: PipelineOptions) -> Result<Self> {
         let stages = Stages::build_in(None, layers, mesh, &options)?;
         let PipelineOptions { masks, autocast, parts, within, .. } = options;
-        let engine = engine(&stages, parts(), within)?;
+        let engine = engine(&stages, &parts(), within)?;
         Ok(Self { masks, autocast, ..Self::on(Rc::new(stages), engine.into())? })
     }
 
@@ -186,7 +186,7 @@ impl Pipeline {
         agreed: &Agreed,
         micro_batches: &[MicroBatch],
         scale: Scale<'_>,
-        loss: &mut dyn FnMut(&[Tensor], usize) -> std::result::Result<Tensor, LayerError>,
+        loss: &mut LossOf<'_>,
     ) -> Result<f64> {
         let scaler = match scale {
             Scale::No => None,
@@ -225,11 +225,7 @@ impl Pipeline {
     /// gets the index of a micro-batch. Returns the sum of what counts on this rank. A failure ends the messages of this
     /// pipeline, and no other group: ranks can agree on it.
     #[track_caller]
-    pub fn forwards(
-        &self,
-        micro_batches: &[MicroBatch],
-        loss: &mut dyn FnMut(&[Tensor], usize) -> std::result::Result<Tensor, LayerError>,
-    ) -> Result<f64> {
+    pub fn forwards(&self, micro_batches: &[MicroBatch], loss: &mut LossOf<'_>) -> Result<f64> {
         if self.engine.parts().ends_evaluation(self.engine.mesh())? {
             return Err(ParallelError::EvaluationCut);
         }
@@ -237,7 +233,7 @@ impl Pipeline {
         self.evaluated(micro_batches, loss)
     }
 
-    fn evaluated(&self, micro_batches: &[MicroBatch], loss: &mut LossFn<'_>) -> Result<f64> {
+    fn evaluated(&self, micro_batches: &[MicroBatch], loss: &mut LossOf<'_>) -> Result<f64> {
         let run = Run { mode: Mode::Evaluate, micro_batches, factor: 1.0, scaler: None };
         let held = self.carry_out(&run, loss)?;
         self.counted_sum(&held)
@@ -297,7 +293,7 @@ impl Pipeline {
         }
     }
 
-    fn carry_out(&self, run: &Run<'_>, loss: &mut LossFn<'_>) -> Result<Held> {
+    fn carry_out(&self, run: &Run<'_>, loss: &mut LossOf<'_>) -> Result<Held> {
         if let Some(cause) = &*self.ended.borrow() {
             return Err(PipelineError::Ended { cause: cause.clone() }.into());
         }
@@ -394,9 +390,9 @@ fn check_devices(stages: &Stages) -> Result {
 
 /// The engine of a rank's stages, of which these variables are parts.
 #[track_caller]
-fn engine(stages: &Stages, parts: Vec<Part>, within: Box<dyn EngineOptions>) -> Result<Box<dyn Engine>> {
+fn engine(stages: &Stages, parts: &[Part], within: Box<dyn EngineOptions>) -> Result<Box<dyn Engine>> {
     let (store, mesh) = (stages.store(), stages.mesh());
-    let parts = ModelParts::meet(store, mesh, &parts)?;
+    let parts = ModelParts::meet(store, mesh, parts)?;
     let device = store.device();
     if stages.own.values().all(|stage| stage.device == device) {
         return within.engine(EngineSetup { parts, ..EngineSetup::new(store, mesh) });

@@ -95,7 +95,7 @@ struct Saved {
 }
 
 /// The loss of the micro-batch at an index, as a sum.
-pub(super) type LossFn<'a> = dyn FnMut(&[Tensor], usize) -> std::result::Result<Tensor, LayerError> + 'a;
+pub type LossOf<'a> = dyn FnMut(&[Tensor], usize) -> std::result::Result<Tensor, LayerError> + 'a;
 
 /// A step, or an evaluation, of the stages of a rank.
 pub(super) struct TorchExecutor<'a> {
@@ -104,7 +104,7 @@ pub(super) struct TorchExecutor<'a> {
     pub(super) engine: &'a dyn Engine,
     pub(super) links: &'a mut Links,
     pub(super) micro_batches: &'a [MicroBatch],
-    pub(super) loss: &'a mut LossFn<'a>,
+    pub(super) loss: &'a mut LossOf<'a>,
     pub(super) factor: f64,
     pub(super) scaler: Option<&'a LossScaler>,
     pub(super) masks: Option<&'a Masks>,
