@@ -108,7 +108,7 @@ fn batch(step: u64, rank: usize, stride: usize) -> (Tensor, Tensor) {
 
 /// What a rank has of the model: all layers, or a part of each, or some of them.
 enum Model {
-    Layers(Gpt),
+    Layers(Box<Gpt>),
     Stages(Rc<Stages>),
 }
 
@@ -121,7 +121,7 @@ impl Model {
         options: &GptOptions,
     ) -> Result<Self> {
         if tried.pp == 1 {
-            return Ok(Self::Layers(Gpt::on(ranks, &store.root(), options)?));
+            return Ok(Self::Layers(Gpt::on(ranks, &store.root(), options)?.into()));
         }
         let cut = PipelineOptions {
             order: Order::from(tried.schedule),
@@ -145,7 +145,7 @@ impl Model {
 
 /// Forward and backward of a step.
 enum Steps {
-    Whole { model: Gpt, engine: Rc<dyn Engine>, masks: Masks },
+    Whole { model: Box<Gpt>, engine: Rc<dyn Engine>, masks: Masks },
     Pipelined(Pipeline),
 }
 
@@ -154,7 +154,7 @@ impl Steps {
     fn gradients(&self, step: u64, mesh: &Mesh) -> Result<f64> {
         let (tokens, targets) = batch(step, mesh.samples().rank(), mesh.samples().size());
         match self {
-            Self::Pipelined(pipeline) => pipelined(pipeline, mesh, [tokens, targets]),
+            Self::Pipelined(pipeline) => pipelined(pipeline, mesh, &[tokens, targets]),
             Self::Whole { model, engine, masks } => {
                 let loss = {
                     let _masks = masks.enter(samples(mesh, 0, tokens.size()[0]));
@@ -177,7 +177,7 @@ fn samples(mesh: &Mesh, first: i64, count: i64) -> StepSamples {
     StepSamples { first: rank + stride * first as u64, stride, count: count as u64 }
 }
 
-fn pipelined(pipeline: &Pipeline, mesh: &Mesh, texts: [Tensor; 2]) -> Result<f64> {
+fn pipelined(pipeline: &Pipeline, mesh: &Mesh, texts: &[Tensor; 2]) -> Result<f64> {
     let own = texts[0].size()[0];
     let len = own / MICRO_BATCHES as i64;
     let micro_batch = |nth: usize| {
