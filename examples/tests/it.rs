@@ -14,6 +14,8 @@ mod it {
     mod slurm;
     mod spawn;
     mod started;
+    mod tensor_parallel;
+    mod three_d;
     mod training;
     mod zero;
 }

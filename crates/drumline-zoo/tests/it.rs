@@ -11,6 +11,7 @@ mod it {
     mod golden;
     mod gpt;
     mod gpt_meshes;
+    mod gpt_on_mesh;
     mod gpt_runs;
     mod mesh_runs;
     mod mlm_runs;

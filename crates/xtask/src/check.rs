@@ -50,13 +50,14 @@ pub(crate) fn steps(workspace: &Workspace) -> Vec<Outcome> {
 }
 
 /// The pages that name tests.
-const NAMING_TESTS: [&str; 10] = [
+const NAMING_TESTS: [&str; 11] = [
     "docs/torchrun-compat.md",
     "docs/launching.md",
     "docs/checkpoints.md",
     "docs/data-parallel.md",
     "docs/ddp-cases.md",
     "docs/fsdp-cases.md",
+    "docs/model-parallel-cases.md",
     "docs/trainer.md",
     "docs/coming-from.md",
     "docs/concepts.md",

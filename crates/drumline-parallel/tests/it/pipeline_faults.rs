@@ -2,9 +2,9 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use drumline_comm::ProcessGroup;
 use drumline_parallel::ParallelError;
 use drumline_parallel::pipeline::{
@@ -12,7 +12,7 @@ use drumline_parallel::pipeline::{
 };
 use drumline_plan::pipeline::{Program, Schedule};
 use drumline_torch::autograd_function;
-use rank_test::{Exit, ranks_test};
+use rank_test::{Exit, JobReport, ranks_test};
 use tch::{Device, Kind, Tensor};
 
 use super::pipeline_model::{Variant, agreed, batches, layers, mesh, options, step};
@@ -27,6 +27,7 @@ enum Wrong {
     PanicInBackward,
     ErrorInBackward,
     Kill,
+    KillInBackward,
 }
 
 /// In which layer, and at which of its forwards.
@@ -42,17 +43,31 @@ static FAILED_AT: Mutex<Option<Instant>> = Mutex::new(None);
 /// In much less than the timeout of their group ranks have learned of a failure, however busy the machine is.
 pub(crate) const END_WITHIN: Duration = Duration::from_secs(20);
 
+const SCHEDULES: [Schedule; 4] =
+    [Schedule::OneFOneB, Schedule::ZeroBubbleV, Schedule::Interleaved, Schedule::GPipe];
+
 /// How many failures are tried, and how long ranks may take to learn of one: a second where nothing else runs
-/// (`PIPELINE_FAULTS=500`), and else [`END_WITHIN`].
-fn runs_and_limit() -> (usize, Duration) {
-    match std::env::var("PIPELINE_FAULTS") {
+/// (`PIPELINE_FAULTS=500`, `PIPELINE_KILLS=50`), and else [`END_WITHIN`].
+fn runs_and_limit(variable: &str, usual: usize) -> (usize, Duration) {
+    match std::env::var(variable) {
         Ok(runs) => (runs.parse().unwrap(), Duration::from_secs(1)),
-        Err(_) => (48, END_WITHIN),
+        Err(_) => (usual, END_WITHIN),
     }
 }
 
 fn failing() {
     *FAILED_AT.lock().unwrap() = Some(Instant::now());
+}
+
+/// The time since 1970, which processes have in common.
+fn since_1970() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
+}
+
+/// Ends this process, after the time.
+fn kill() -> ! {
+    println!("killed at {} ms", since_1970().as_millis());
+    std::process::abort()
 }
 
 /// The tensor, unless its backward fails.
@@ -62,8 +77,11 @@ fn through(x: &Tensor, wrong: Wrong) -> Result<Tensor, drumline_torch::TorchErro
         |_, inputs| Ok(vec![inputs[0].f_mul_scalar(1.0)?]),
         move |_, _| {
             failing();
-            assert!(wrong != Wrong::PanicInBackward, "a mistake in backward");
-            Err("a refused backward".into())
+            match wrong {
+                Wrong::PanicInBackward => panic!("a mistake in backward"),
+                Wrong::KillInBackward => kill(),
+                _ => Err("a refused backward".into()),
+            }
         },
     );
     Ok(made?.remove(0))
@@ -88,7 +106,7 @@ fn faulty(fault: Fault) -> LayerList {
                         failing();
                         Ok(vec![linear.apply(&xs[0].f_reshape([-1, 2])?)?])
                     }
-                    Wrong::Kill => std::process::abort(),
+                    Wrong::Kill => kill(),
                     in_backward => Ok(vec![through(&linear.apply(&xs[0])?, in_backward)?]),
                 }
             }))
@@ -136,12 +154,11 @@ fn random(state: &mut u64, below: usize) -> usize {
 
 #[test]
 fn random_failures_end_all_ranks_within_a_second() {
-    let (runs, limit) = runs_and_limit();
+    let (runs, limit) = runs_and_limit("PIPELINE_FAULTS", 48);
     let mut state = 7;
     for run in 0..runs {
         let wrong = [Wrong::Panic, Wrong::Shape, Wrong::PanicInBackward, Wrong::ErrorInBackward][run % 4];
-        let schedule =
-            [Schedule::OneFOneB, Schedule::ZeroBubbleV, Schedule::Interleaved, Schedule::GPipe][run / 4 % 4];
+        let schedule = SCHEDULES[run / 4 % 4];
         let fault = Fault { wrong, layer: random(&mut state, 8), call: random(&mut state, 8) };
         let ranks = 2 + random(&mut state, 3);
         let ended = on_ranks(ranks, |group| faulty_steps(&group, fault, schedule, 2));
@@ -165,38 +182,61 @@ fn random_failures_end_all_ranks_within_a_second() {
     assert_eq!(ended, [false; 3]);
 }
 
+/// A number of the environment.
+fn number(name: &str) -> Option<u128> {
+    std::env::var(name).ok().and_then(|value| value.parse().ok())
+}
+
+/// The number after these words in what a rank has said.
+fn number_after(said: &str, words: &str) -> Option<u128> {
+    said.split_once(words)?.1.split_once(" ms")?.0.parse().ok()
+}
+
+/// What the ranks of a job say of which one was killed: the time until the last of the others ended.
+fn ended_within(report: &JobReport, what: &str) -> Result<Duration> {
+    let killed = report.ranks.iter().position(|rank| rank.exit == Exit::Signal(6));
+    let killed = killed.with_context(|| format!("no rank was killed: {what}: {report:?}"))?;
+    let said: Vec<_> = report.ranks.iter().map(|rank| String::from_utf8_lossy(&rank.stdout)).collect();
+    let at = number_after(&said[killed], "killed at ").context("a rank was killed without a word")?;
+    let mut longest = 0;
+    for (rank, said) in said.iter().enumerate().filter(|(rank, _)| *rank != killed) {
+        let ended = number_after(said, "ended at ").with_context(|| format!("{rank}: {what}: {report:?}"))?;
+        longest = longest.max(ended.saturating_sub(at));
+        anyhow::ensure!(said.contains(&format!("rank {rank} stopped at ")), "{what}: {said}");
+        anyhow::ensure!(said.contains("micro-batch"), "{what}: {said}");
+        anyhow::ensure!(said.contains(&format!("rank {killed}")), "{what}: {said}");
+    }
+    Ok(Duration::from_millis(longest as u64))
+}
+
 ranks_test!(
     a_killed_stage_ends_all_others_within_a_second,
     3,
     {
         let group = ProcessGroup::from_env()?;
-        let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<usize>().ok());
-        let wrong = if number("KILLED").is_some() { Wrong::Kill } else { Wrong::Nothing };
-        let fault = Fault { wrong, layer: number("KILLED").unwrap_or(0), call: number("CALL").unwrap_or(0) };
-        let begin = Instant::now();
-        match faulty_steps(&group, fault, Schedule::OneFOneB, 3)? {
-            Some((error, at)) => println!("ended in {}: {error}", at.duration_since(begin).as_millis()),
+        let number = |name: &str| number(name).unwrap_or(0) as usize;
+        let wrong = [Wrong::Nothing, Wrong::Kill, Wrong::KillInBackward][number("KILL")];
+        let fault = Fault { wrong, layer: number("LAYER"), call: number("CALL") };
+        match faulty_steps(&group, fault, SCHEDULES[number("SCHEDULE")], 3)? {
+            Some((error, at)) => {
+                println!("ended at {} ms: {error}", (since_1970() - at.elapsed()).as_millis())
+            }
             None => println!("trained"),
         }
     },
     |ranks| {
-        for (layer, call) in [(0, 5), (3, 0), (4, 6), (7, 2)] {
-            let killed = ranks.clone().env([("KILLED", layer.to_string()), ("CALL", call.to_string())]);
-            let report = killed.start()?.wait_all(Duration::from_secs(60))?;
-            let outputs: Vec<_> =
-                report.ranks.iter().map(|rank| String::from_utf8_lossy(&rank.stdout).into_owned()).collect();
-            let ended: Vec<_> = outputs.iter().filter(|output| output.contains("ended in ")).collect();
-            assert_eq!(ended.len(), 2, "layer {layer}, call {call}: {report:?}");
-            for output in ended {
-                let millis =
-                    output.split("ended in ").nth(1).and_then(|rest| rest.split(':').next()).unwrap();
-                // It counts from before the first step.
-                let limit = runs_and_limit().1 + Duration::from_millis(1_500);
-                assert!(Duration::from_millis(millis.trim().parse()?) < limit, "{output}");
-                assert!(output.contains("stopped at ") && output.contains("micro-batch"), "{output}");
-                assert!(output.contains("rank "), "{output}");
-            }
+        let (kills, limit) = runs_and_limit("PIPELINE_KILLS", 4);
+        let (mut state, mut longest) = (11, Duration::ZERO);
+        for kill in 0..kills {
+            let fault = [1 + (kill + kill / 4) % 2, random(&mut state, 8), random(&mut state, 12), kill % 4];
+            let what = format!("{fault:?} of KILL, LAYER, CALL, SCHEDULE");
+            let names = ["KILL", "LAYER", "CALL", "SCHEDULE"];
+            let killed = ranks.clone().env(names.into_iter().zip(fault.map(|value| value.to_string())));
+            let within = ended_within(&killed.start()?.wait_all(Duration::from_secs(60))?, &what)?;
+            anyhow::ensure!(within < limit, "{within:?}: {what}");
+            longest = longest.max(within);
         }
+        println!("{kills} kills: the other ranks ended within {longest:?}");
         let control = ranks.pass()?;
         assert!(control.ranks.iter().all(|rank| rank.exit == Exit::Code(0)));
         assert!(String::from_utf8_lossy(&control.ranks[0].stdout).contains("trained"));

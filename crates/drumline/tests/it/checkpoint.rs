@@ -1,6 +1,7 @@
 //! Checkpoints: exact, whole whatever happens, on any number of ranks.
 
 mod best;
+mod cut_net;
 mod damage;
 mod exact;
 mod format_1;

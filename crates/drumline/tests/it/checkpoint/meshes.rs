@@ -1,30 +1,29 @@
 //! Checkpoints of models that are cut: saved on one mesh and loaded on another, parameters and Adam's moments keep their
-//! bits. Also of weights that are stacked, of which a rank has several boxes.
+//! bits. Also of weights that are stacked, of which a rank has several boxes, and of tied ones, which two stages have.
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::rc::Rc;
 
 use drumline::checkpoint::{Checkpoints, Mark, RunState, Section, ShardReader, StateLayout, restore};
 use drumline::comm::{Axis, LocalGroup, Mesh, MeshShape, ProcessGroup};
-use drumline::engine::tensor::{
-    AttentionShape, ColumnLinear, LayerNorm, LinearShape, RowLinear, SelfAttention, TensorParallel, TpTensor,
-    VocabEmbedding, VocabLabels, vocab_cross_entropy,
-};
-use drumline::engine::{Engine, EngineOptions, EngineSetup, GradSync, ModelParallel, ShardOptions, Stage};
+use drumline::engine::pipeline::{Order, Pipeline, PipelineOptions, Scale, Schedule, Stages};
+use drumline::engine::tensor::TensorParallel;
+use drumline::engine::{Engine, EngineOptions, EngineSetup, ModelParallel, ShardOptions, Stage};
 use drumline_torch::{Adam, AdamOptions, Lamb, LambOptions, Named, Optimizer, bytes, parameters};
 use rank_test::anyhow::Result;
-use tch::nn::{Init, VarStore};
-use tch::{Device, Kind, Tensor, no_grad};
+use tch::nn::VarStore;
+use tch::{Device, Tensor};
 
-const VOCAB: i64 = 19;
-const SIZE: i64 = 16;
-const INNER: i64 = 27;
-/// Meshes that are tried: with the first, 30.
-const MESHES: usize = 29;
+use super::cut_net::{NUM_PARAMETERS, TIED, batch, fill, layers};
+
+/// Stages have at least one layer.
+const NUM_LAYERS: usize = 4;
 
 /// The sizes of a mesh, and what ranks along `shard` divide.
 #[derive(Debug, Clone, Copy)]
 struct Tried {
+    pp: usize,
     dp: usize,
     shard: usize,
     cp: usize,
@@ -33,30 +32,39 @@ struct Tried {
 }
 
 impl Tried {
-    const ALONE: Self = Self { dp: 1, shard: 1, cp: 1, tp: 1, stage: Stage::Zero0 };
+    const ALONE: Self = Self { pp: 1, dp: 1, shard: 1, cp: 1, tp: 1, stage: Stage::Zero0 };
 
     fn num_ranks(self) -> usize {
-        self.dp * self.shard * self.cp * self.tp
+        self.pp * self.dp * self.shard * self.cp * self.tp
     }
 
-    /// Some of all meshes with up to 8 ranks, in an order in which neighbours differ.
-    fn some(count: usize) -> Vec<Self> {
-        let sizes = [1, 2, 4, 8];
-        let mut all = Vec::new();
-        for (dp, shard, cp, tp) in sizes.into_iter().flat_map(|dp| {
-            sizes.into_iter().flat_map(move |shard| {
-                sizes.into_iter().flat_map(move |cp| sizes.into_iter().map(move |tp| (dp, shard, cp, tp)))
-            })
-        }) {
-            let stage = [Stage::Zero1, Stage::Zero3, Stage::Zero2][all.len() % 3];
-            let tried = Self { dp, shard, cp, tp, stage: if shard > 1 { stage } else { Stage::Zero0 } };
-            if tried.num_ranks() <= 8 {
-                all.push(tried);
-            }
-        }
+    /// Of all meshes with up to 8 ranks those with stages, and every fourth of the others, in an order in which neighbours
+    /// differ: 29.
+    fn some() -> Vec<Self> {
+        let axes = [0, 1, 2, 3, 4];
+        let sizes = (0..4usize.pow(5)).map(|nth| axes.map(|axis| 1 << (nth / 4usize.pow(axis) % 4)));
+        let all = sizes.filter(|sizes: &[usize; 5]| sizes.iter().product::<usize>() <= 8);
+        let all = all.filter(|[pp, ..]| *pp <= NUM_LAYERS).enumerate();
+        let all: Vec<_> = all.map(|(nth, sizes)| Self::of(sizes, nth)).collect();
         // A step that shares no factor with the length reaches each once.
         let step = (all.len() / 3..).find(|step| gcd(*step, all.len()) == 1).unwrap();
-        (0..count).map(|nth| all[(nth + 1) * step % all.len()]).collect()
+        let mut num_without = 0;
+        let all = (1..=all.len()).map(|nth| all[nth * step % all.len()]);
+        all.filter(|tried| {
+            num_without += usize::from(tried.pp == 1);
+            tried.pp > 1 || num_without % 4 == 1
+        })
+        .collect()
+    }
+
+    /// Ranks with stages keep all of their parameters.
+    fn of([pp, dp, shard, cp, tp]: [usize; 5], nth: usize) -> Self {
+        let stage = match (shard, pp) {
+            (1, _) => Stage::Zero0,
+            (_, 1) => [Stage::Zero1, Stage::Zero3, Stage::Zero2][nth % 3],
+            _ => [Stage::Zero1, Stage::Zero2][nth % 2],
+        };
+        Self { pp, dp, shard, cp, tp, stage }
     }
 
     fn options(self, tp: &TensorParallel) -> ModelParallel {
@@ -66,11 +74,17 @@ impl Tried {
                 ShardOptions { shard: Some(self.shard), keep_gathered: 20, ..ShardOptions::new(stage) }.into()
             }
         };
-        ModelParallel { cp: self.cp, tp: self.tp, parts: tp.parts(), within, ..Default::default() }
+        ModelParallel { pp: self.pp, cp: self.cp, tp: self.tp, parts: tp.parts(), within }
     }
 
     fn shape(self) -> MeshShape {
-        let axes = [(Axis::Dp, self.dp), (Axis::Shard, self.shard), (Axis::Cp, self.cp), (Axis::Tp, self.tp)];
+        let axes = [
+            (Axis::Pp, self.pp),
+            (Axis::Dp, self.dp),
+            (Axis::Shard, self.shard),
+            (Axis::Cp, self.cp),
+            (Axis::Tp, self.tp),
+        ];
         axes.into_iter().fold(MeshShape::default(), |shape, (axis, size)| shape.with(axis, size))
     }
 }
@@ -79,69 +93,42 @@ fn gcd(one: usize, other: usize) -> usize {
     if other == 0 { one } else { gcd(other, one % other) }
 }
 
-struct Net {
-    embedding: VocabEmbedding,
-    norm: LayerNorm,
-    attention: SelfAttention,
-    fc: ColumnLinear,
-    back: RowLinear,
+/// A rank's stages with their engine.
+struct Cut {
+    store: VarStore,
+    stages: Rc<Stages>,
+    engine: Rc<dyn Engine>,
 }
 
-impl Net {
-    fn new(store: &VarStore, tp: &TensorParallel) -> Result<Self> {
-        let (root, init) = (store.root(), Init::Const(0.1));
-        let shape = AttentionShape { features: SIZE, heads: 8, causal: true };
-        let net = Self {
-            embedding: VocabEmbedding::new(tp, &(&root / "wte"), [VOCAB, SIZE], init)?,
-            norm: LayerNorm::new(tp, &(&root / "norm"), SIZE)?,
-            attention: SelfAttention::new(tp, &(&root / "attn"), shape, init)?,
-            fc: ColumnLinear::new(
-                tp,
-                &(&root / "fc"),
-                LinearShape { init, ..LinearShape::new(SIZE, INNER) },
-            )?,
-            back: RowLinear::new(
-                tp,
-                &(&root / "back"),
-                LinearShape { init, ..LinearShape::new(INNER, SIZE) },
-            )?,
-        };
-        // Values that differ from element to element, whatever part a rank has.
-        for (nth, Named { name, mut tensor }) in parameters(store).into_iter().enumerate() {
-            let part = tp.parts().into_iter().find(|part| part.whole.name == name);
-            let size = part.as_ref().map_or_else(|| tensor.size(), |part| part.whole.size.clone());
-            let numel = size.iter().product::<i64>();
-            let whole =
-                (Tensor::arange(numel, (Kind::Float, Device::Cpu)) * 0.37 + nth as f64).sin().view(&size[..]);
-            let own =
-                part.map_or_else(|| Ok(whole.shallow_clone()), |part| part.of(&whole, &tensor.size()))?;
-            no_grad(|| tensor.copy_(&own));
-        }
-        Ok(net)
+impl Cut {
+    fn new(tried: Tried, group: &ProcessGroup) -> Result<Self> {
+        tch::set_num_threads(1);
+        let mesh = Mesh::new(group, tried.shape())?;
+        let (tp, store) = (TensorParallel::on(&mesh), VarStore::new(Device::Cpu));
+        let options = PipelineOptions { order: Order::from(Schedule::OneFOneB), ..Default::default() };
+        let stages = Stages::build(&layers(&tp), &store, &mesh, &options)?.into();
+        fill(&store, &tp)?;
+        let engine = Box::new(tried.options(&tp)).engine(EngineSetup::new(&store, &mesh))?.into();
+        Ok(Self { store, stages, engine })
     }
 
-    fn loss(&self, tp: &TensorParallel) -> Result<Tensor> {
-        let tokens = (Tensor::arange(10, (Kind::Int64, Device::Cpu)).view([2, 5]) * 7).remainder(VOCAB);
-        let xs = self.embedding.forward(&tokens)?.sum()?;
-        let xs = xs.plus(&self.attention.forward(&self.norm.forward_invariant(&xs)?.replicate()?)?)?;
-        let hidden = self.fc.forward(&xs.replicate()?)?.map(|hidden| hidden.f_gelu("none"))?;
-        let xs: TpTensor<_> = xs.plus(&self.back.forward(&hidden)?)?;
-        let logits = self.embedding.logits(&xs.replicate()?)?.map(|logits| logits.f_flatten(0, 1))?;
-        let classes = tokens.view([-1]);
-        let labels = VocabLabels { classes: &classes, num_classes: None, ignored: None, smoothing: 0.1 };
-        assert_eq!(tp.size(), logits.ranks().size());
-        Ok(vocab_cross_entropy(&logits, labels)?.into_tensor())
+    fn train(&self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        let pipeline = Pipeline::on(self.stages.clone(), self.engine.clone())?;
+        for _ in 0..3 {
+            let (batch, agreed) = batch(self.engine.mesh())?;
+            pipeline.step(&agreed, &[batch], Scale::No, |outputs, _| Ok(outputs[0].shallow_clone()))?;
+            self.engine.step(optimizer)?;
+            optimizer.zero_grad()?;
+        }
+        Ok(())
     }
 }
 
 /// Loads the latest checkpoint, if there is one, and trains otherwise. Then saves.
 fn loaded_and_saved(tried: Tried, from: Option<&Path>, into: &Path, group: &ProcessGroup) -> Result<()> {
-    tch::set_num_threads(1);
-    let mesh = Mesh::new(group, tried.shape())?;
-    let (tp, store) = (TensorParallel::on(&mesh), VarStore::new(Device::Cpu));
-    let net = Net::new(&store, &tp)?;
-    let engine = Box::new(tried.options(&tp)).engine(EngineSetup::new(&store, &mesh))?;
-    let mut optimizer = Adam::new(parameters(&store), AdamOptions { lr: 0.01, ..Default::default() })?;
+    let cut = Cut::new(tried, group)?;
+    let engine = &*cut.engine;
+    let mut optimizer = Adam::new(parameters(&cut.store), AdamOptions { lr: 0.01, ..Default::default() })?;
     engine.adopt(&mut optimizer)?;
     let layout = StateLayout::new(&engine.tensors(), &engine.state())?;
     let held = || -> Vec<Named> {
@@ -157,19 +144,12 @@ fn loaded_and_saved(tried: Tried, from: Option<&Path>, into: &Path, group: &Proc
             restored?;
             optimizer.load_state(&found.state.optimizer)?;
         }
-        None => (0..3).try_for_each(|_| step(&*engine, &net, &tp, &mut optimizer))?,
+        None => cut.train(&mut optimizer)?,
     }
     let mut state = RunState::new(held())?;
     (state.optimizer, state.layout, state.mesh) = (optimizer.state(), Some(layout), Some(tried.shape()));
     Checkpoints::new(into).save(&state, Mark::Latest, group)?;
     Ok(())
-}
-
-fn step(engine: &dyn Engine, net: &Net, tp: &TensorParallel, optimizer: &mut dyn Optimizer) -> Result<()> {
-    let loss = engine.forward_with(GradSync::Reduce, || net.loss(tp))??;
-    engine.backward(&loss, GradSync::Reduce)?;
-    engine.step(optimizer)?;
-    Ok(optimizer.zero_grad()?)
 }
 
 fn run(tried: Tried, from: Option<&Path>, into: &Path) {
@@ -202,9 +182,18 @@ fn thirty_meshes_load_what_another_has_saved_to_the_bit() {
     let of = |nth: usize| dir.path().join(nth.to_string());
     run(Tried::ALONE, None, &of(0));
     let first = wholes(&of(0));
-    assert_eq!(first.len(), 4 * 11, "11 parameters, each with two moments and a number of steps");
-    let all = Tried::some(MESHES);
-    assert!(all.iter().filter(|tried| tried.tp > 1).count() > MESHES / 3, "{all:?}");
+    assert_eq!(first.len(), 4 * NUM_PARAMETERS, "each with two moments and a number of steps");
+    let all = Tried::some();
+    assert_eq!(all.len() + 1, 30, "{all:?}");
+    let axes: [fn(&Tried) -> usize; 5] =
+        [|tried| tried.pp, |tried| tried.dp, |tried| tried.shard, |tried| tried.cp, |tried| tried.tp];
+    for size in axes {
+        let with_stages = |tried: &Tried| tried.pp > 1 && size(tried) > 1;
+        assert!(all.iter().any(with_stages), "{all:?}");
+    }
+    for stage in [Stage::Zero0, Stage::Zero1, Stage::Zero2, Stage::Zero3] {
+        assert!(all.iter().any(|tried| tried.stage == stage), "{stage} of {all:?}");
+    }
     for (nth, tried) in all.into_iter().enumerate() {
         run(tried, Some(&of(nth)), &of(nth + 1));
         let now = wholes(&of(nth + 1));
@@ -232,16 +221,33 @@ fn stacked_weights_are_in_as_many_files_as_they_have_boxes() {
 }
 
 #[test]
+fn a_tied_variable_of_two_stages_is_saved_once_and_loaded_by_both() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |name: &str| dir.path().join(name);
+    run(Tried::ALONE, None, &of("one"));
+    let num_saved = |name: &str| {
+        let folder = of(name).join("latest").canonicalize().unwrap();
+        let files = std::fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+        let files = files.filter(|file| file.to_string_lossy().contains("-model-"));
+        let tensors = files.flat_map(|file| Tensor::read_safetensors(file).unwrap());
+        tensors.filter(|(name, _)| name == TIED).count()
+    };
+    // Trained by four stages, and loaded by as many.
+    for (name, from) in [("trained", None), ("loaded", Some(of("one")))] {
+        run(Tried { pp: 4, ..Tried::ALONE }, from.as_deref(), &of(name));
+        assert_eq!(num_saved(name), 1, "{name}");
+        assert!(wholes(&of(name)) == wholes(&of("one")), "{name}");
+    }
+}
+
+#[test]
 fn optimizers_that_need_whole_matrices_are_refused() {
     let refused = LocalGroup::run(2, |group| {
         let made = || -> Result<String> {
             let tried = Tried { tp: 2, ..Tried::ALONE };
-            let mesh = Mesh::new(&group, tried.shape())?;
-            let (tp, store) = (TensorParallel::on(&mesh), VarStore::new(Device::Cpu));
-            let _net = Net::new(&store, &tp)?;
-            let engine = Box::new(tried.options(&tp)).engine(EngineSetup::new(&store, &mesh))?;
-            let mut lamb = Lamb::new(parameters(&store), LambOptions::default())?;
-            Ok(engine.adopt(&mut lamb).unwrap_err().to_string())
+            let cut = Cut::new(tried, &group)?;
+            let mut lamb = Lamb::new(parameters(&cut.store), LambOptions::default())?;
+            Ok(cut.engine.adopt(&mut lamb).unwrap_err().to_string())
         };
         Ok(made().unwrap())
     });
