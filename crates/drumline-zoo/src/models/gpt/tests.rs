@@ -164,7 +164,7 @@ fn padding_rows_are_never_predicted_and_have_no_effect() {
     let loss = model.loss(&tokens, &targets, Mode::Eval).unwrap();
     assert!((loss.double_value(&[]) - expected.double_value(&[])).abs() < 1e-3);
     loss.backward();
-    let rows = grad(&model.wte).unwrap().unwrap().narrow(0, 29, 35);
+    let rows = grad(&model.embedding.wte).unwrap().unwrap().narrow(0, 29, 35);
     assert_eq!(rows.abs().sum(Kind::Float).double_value(&[]), 0.0);
 }
 
