@@ -24,5 +24,6 @@ mod it {
     mod running;
     mod text_nets;
     mod texts;
+    mod vocab_parts;
     mod zero_runs;
 }
