@@ -46,6 +46,7 @@ pub mod text;
 pub mod transforms;
 pub mod weights;
 mod weights_file;
+pub mod words;
 
 pub use error::{Mismatch, WrongShape, ZooError};
 

@@ -25,5 +25,6 @@ mod it {
     mod running;
     mod text_nets;
     mod texts;
+    mod vocab_parts;
     mod zero_runs;
 }

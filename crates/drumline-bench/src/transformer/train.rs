@@ -14,6 +14,7 @@ use tch::nn::VarStore;
 use super::batches::Batches;
 use super::{TransformerArgs, median};
 use drumline_zoo::models::transformer::{Pairs, Specials, Transformer};
+use drumline_zoo::words::WordLoss;
 
 /// What the timed steps cost this rank.
 struct Measured {
@@ -66,7 +67,7 @@ fn steps(
     Learner { ddp, mut optimizer }: Learner,
     batches: &Batches,
 ) -> anyhow::Result<Measured> {
-    let loss = CrossEntropy { label_smoothing: 0.1, ..CrossEntropy::default() };
+    let loss = WordLoss(CrossEntropy { label_smoothing: 0.1, ..CrossEntropy::default() });
     let mut measured = Measured { times: Vec::new(), cpu: 0.0, losses: Vec::new(), words: 0 };
     for step in 0..args.warm_up + args.steps {
         let of_ranks = &batches.steps[step % batches.steps.len()];

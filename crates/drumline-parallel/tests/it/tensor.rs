@@ -180,6 +180,25 @@ fn a_token_that_no_rank_has_is_an_error_on_all_ranks() {
 }
 
 #[test]
+fn the_row_of_padding_has_a_value_and_no_gradient() {
+    for (ranks, padding) in [(1, 0), (3, 0), (3, 4), (3, 9)] {
+        on_ranks(ranks, |group| {
+            let (tp, store) = (TensorParallel::new(&group), VarStore::new(Device::Cpu));
+            let table = VocabEmbedding::new(&tp, &store.root(), [10, 4], Init::Const(1.0))?;
+            let tokens = Tensor::from_slice(&[3i64, padding, 7, padding]);
+            let rows = table.with_padding_idx(padding).forward(&tokens)?.sum()?.into_tensor();
+            assert_eq!(rows, Tensor::ones([4, 4], (Kind::Float, Device::Cpu)));
+            rows.sum(Kind::Float).backward();
+            let own = tp.cut(10).range(tp.rank());
+            let expected: Vec<_> = own.map(|row| if [3, 7].contains(&row) { 4f32 } else { 0.0 }).collect();
+            let grad = store.variables()["weight"].grad().sum_dim_intlist(1, false, Kind::Float);
+            assert_eq!(grad, Tensor::from_slice(&expected), "{ranks} ranks, padding {padding}");
+            Ok(())
+        });
+    }
+}
+
+#[test]
 fn ranks_with_different_texts_get_the_error_of_a_mismatch() {
     let options = GroupOptions { timeout: Duration::from_secs(60), ..Default::default() };
     let run = |places: [i64; 2]| {

@@ -215,7 +215,7 @@ impl Task for GptTask {
                 inputs: |(tokens, targets): &(Tensor, Tensor)| {
                     vec![tokens.shallow_clone(), targets.shallow_clone()]
                 },
-                output: |outputs| Ok(SummedLoss(only(outputs)?)),
+                output: Box::new(|outputs| Ok(SummedLoss(only(outputs)?))),
             }),
             None => Net::Whole(Gpt::on(place.ranks, &store.root(), &options)?),
         };

@@ -122,7 +122,7 @@ impl Task for ImageTask {
                     weights::load_except(store, file, &skipped)?;
                 }
                 let inputs = if is_channels_last { images_channels_last } else { images };
-                Net::Stages(StagedNet { stages, inputs, output: only })
+                Net::Stages(StagedNet { stages, inputs, output: Box::new(only) })
             }
             None => {
                 let model = build(&keys.arch, &store.root(), &options)?;

@@ -4,8 +4,6 @@ use std::path::Path;
 
 use anyhow::{Context, ensure};
 use drumline::data::{Cause, Dataset, Sampler};
-use drumline::metrics::Perplexity;
-use drumline::trainer::CrossEntropy;
 use tch::Device;
 use tch::nn::VarStore;
 
@@ -15,13 +13,13 @@ use super::masking::Masking;
 use super::weights;
 use crate::driver::Job;
 use crate::models::bert::{self, Bert, MaskedBatch};
-use crate::models::{Net, StagedNet, only};
+use crate::models::{Classes, Net, StagedNet, logits_of};
 use crate::optimizer::{OptimizerOptions, warmup};
-use crate::percent::Percent;
 use crate::task::{
     Built, DataSets, Evaluated, ModelPlace, Place, Purpose, ReportStyle, Start, Task, TestData, Trainer,
 };
 use crate::text::{self, Lexicon, TextData, TextTask, Texts, check_alike, check_files, dev_plan, train_plan};
+use crate::words::{OfWords, WordLoss};
 
 /// A BERT that learns to predict masked words.
 pub(crate) struct MlmTask {
@@ -131,7 +129,10 @@ impl Task for MlmTask {
         let num_tokens = self.masking(&self.met()?.lexicon).mask + 1;
         let options = &self.config.model;
         let model = match place.stages(store, || bert::layers(place.ranks, options, num_tokens))? {
-            Some(stages) => Net::Stages(StagedNet { stages, inputs: MaskedBatch::inputs, output: only }),
+            Some(stages) => {
+                let output = logits_of(Classes { count: num_tokens, tp: place.ranks.tp.clone() });
+                Net::Stages(StagedNet { stages, inputs: MaskedBatch::inputs, output })
+            }
             None => Net::Whole(Bert::on(place.ranks, &store.root(), options, num_tokens)?),
         };
         if let Some(file) = self.first_weights() {
@@ -163,7 +164,7 @@ impl Task for MlmTask {
     }
 
     fn with_loss<'a>(&self, trainer: Trainer<'a, Self>, _: &Self::Model) -> Trainer<'a, Self> {
-        trainer.loss(CrossEntropy::default()).train_metric("acc", Percent::of_top(1))
+        trainer.loss(WordLoss::default()).train_metric("acc", OfWords::accuracy())
     }
 
     fn with_metrics<'a>(
@@ -171,9 +172,9 @@ impl Task for MlmTask {
         trainer: Trainer<'a, Self>,
         _: Evaluated<'a, Self>,
     ) -> anyhow::Result<Trainer<'a, Self>> {
-        let trainer = trainer.metric("ppl", Perplexity::default());
+        let trainer = trainer.metric("ppl", OfWords::perplexity());
         // A lower perplexity is better.
-        Ok(trainer.metric("acc", Percent::of_top(1)).metric_key("-ppl"))
+        Ok(trainer.metric("acc", OfWords::accuracy()).metric_key("-ppl"))
     }
 
     fn optimizer(&self) -> OptimizerOptions {

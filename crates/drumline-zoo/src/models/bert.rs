@@ -27,8 +27,9 @@ use super::options::{check_dropout, check_heads, check_sizes};
 use crate::config::section::section;
 use crate::error::ZooError;
 use crate::models::checkpointing::{Blocks, Checkpointing, OneBlock};
+use crate::models::logits::Logits;
 use crate::models::ranks::ModelRanks;
-use crate::models::transformer::{Mask, Rows, hidden, padding_mask};
+use crate::models::transformer::{Mask, Rows, hidden, ok, padding_mask};
 use embeddings::Embeddings;
 use head::MaskedHead;
 use layer::Layer;
@@ -108,8 +109,8 @@ impl Bert {
         Self::on(&ModelRanks::default(), path, options, vocab_size)
     }
 
-    /// Creates this rank's part of a model whose layers are cut among ranks of `tp`, with the initial weights of the whole.
-    /// All ranks have the embeddings and the head.
+    /// Creates this rank's part of a model whose layers and vocabulary are cut among ranks of `tp`, with the initial weights
+    /// of the whole.
     pub fn on(
         ranks: &ModelRanks,
         path: &Path<'_>,
@@ -118,18 +119,21 @@ impl Bert {
     ) -> Result<Self, ZooError> {
         options.check()?;
         ranks.check_no_cp()?;
-        let words = Embeddings::words(path / "bert" / "embeddings" / "word_embeddings", options, vocab_size);
+        let words = path / "bert" / "embeddings" / "word_embeddings";
+        let words = Embeddings::words(ranks, words, options, vocab_size)?;
         let embeddings = Embeddings::new(words, path, options);
         let layer = |place| Layer::new(ranks, &(path / "bert" / "encoder" / "layer" / place), options);
         let layers = (0..options.num_hidden_layers as i64).map(layer).collect::<Result<Vec<_>, _>>()?;
         let layers = Blocks::new(layers, options.checkpoint)?;
-        let head = MaskedHead::new(&embeddings.words.weight, path, options);
+        let head = MaskedHead::new(ranks, &embeddings.words, path, options)?;
         Ok(Self { embeddings, layers, head, dropout: options.dropout })
     }
 
-    /// The logits of the token at each place `[texts, places, vocab_size]`. Those at padding have no meaning.
+    /// The logits of the token at each place `[texts, places, vocab_size]`. Those at padding have no meaning. Ranks
+    /// that have parts of the model call it together.
     pub fn logits(&self, tokens: &Tensor, types: &Tensor) -> Tensor {
-        self.head.forward(&self.states(tokens, types, 0.0))
+        let logits = self.head.forward(&self.states(tokens, types, 0.0));
+        ok(logits.and_then(|logits| logits.whole()))
     }
 
     /// The outputs of the last layer `[texts, places, hidden_size]`.
@@ -163,12 +167,12 @@ impl Texts {
 
 /// Computes the logits at the masked places only: `[masked places, vocab_size]`.
 impl Model<MaskedBatch> for Bert {
-    type Output = Tensor;
+    type Output = Logits;
 
-    fn forward_batch(&self, batch: &MaskedBatch, mode: Mode) -> Result<Tensor, Cause> {
+    fn forward_batch(&self, batch: &MaskedBatch, mode: Mode) -> Result<Logits, Cause> {
         let p = if mode == Mode::Train { self.dropout } else { 0.0 };
         let states = self.states(&batch.tokens, &batch.types, p);
-        Ok(self.head.forward(&at_places(&states, &batch.places)?))
+        Ok(self.head.forward(&at_places(&states, &batch.places)?)?)
     }
 }
 

@@ -23,6 +23,7 @@ mod draw;
 mod dropout;
 pub mod gpt;
 mod layers;
+mod logits;
 mod net;
 mod norm;
 mod options;
@@ -38,8 +39,10 @@ use tch::Tensor;
 use tch::nn::{ModuleT, Path, VarStore};
 
 pub use checkpointing::Checkpointing;
-pub(crate) use net::only;
-pub use net::{Net, StagedNet};
+pub(crate) use logits::Classes;
+pub use logits::Logits;
+pub use net::{Net, OutputOf, StagedNet};
+pub(crate) use net::{logits_of, only};
 pub use norm::{Norm, NormBuilder};
 pub use ranks::ModelRanks;
 

@@ -1,5 +1,6 @@
 //! A network that is whole on this rank, or of which this rank has some stages.
 
+use std::fmt;
 use std::rc::Rc;
 
 use drumline::data::Cause;
@@ -7,6 +8,7 @@ use drumline::engine::pipeline::Stages;
 use drumline::trainer::{Mode, Model, Staged};
 use tch::Tensor;
 
+use super::logits::{Classes, Logits};
 use super::ranks::ModelRanks;
 use crate::weights::Holding;
 
@@ -20,14 +22,22 @@ pub enum Net<M: Model<B>, B> {
 }
 
 /// The stages of a network, with what goes into the first layer and comes out of the last one.
-#[derive(Debug)]
 pub struct StagedNet<B, O> {
     /// What this rank has of it.
     pub stages: Rc<Stages>,
     /// What the first layer gets of a batch.
     pub inputs: fn(&B) -> Vec<Tensor>,
     /// The output, of the tensors that the last layer returns.
-    pub output: fn(&[Tensor]) -> Result<O, Cause>,
+    pub output: OutputOf<O>,
+}
+
+/// The output of a network, of the tensors that its last layer returns.
+pub type OutputOf<O> = Box<dyn Fn(&[Tensor]) -> Result<O, Cause>>;
+
+impl<B, O> fmt::Debug for StagedNet<B, O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StagedNet").field("stages", &self.stages).finish_non_exhaustive()
+    }
 }
 
 impl<M: Model<B>, B> Net<M, B> {
@@ -96,4 +106,9 @@ pub(crate) fn only(outputs: &[Tensor]) -> Result<Tensor, Cause> {
         [one] => Ok(one.shallow_clone()),
         _ => Err(format!("the last layer returned {} tensors, expected 1", outputs.len()).into()),
     }
+}
+
+/// The logits of these classes, of which the last layer returns what this rank has.
+pub(crate) fn logits_of(classes: Classes) -> OutputOf<Logits> {
+    Box::new(move |outputs| Ok(classes.logits(only(outputs)?)?))
 }

@@ -146,7 +146,8 @@ impl Reader {
                 (Net::Transformer(encoder, pool), (size as f64).powf(-0.5))
             }
         };
-        Ok(Self { embed: Embedding::new(path / "embed", shape, stdev), net, options: options.clone() })
+        let embed = Embedding::new(&ModelRanks::default(), path / "embed", shape, stdev)?;
+        Ok(Self { embed, net, options: options.clone() })
     }
 
     /// The size of the output for a word, and for a sentence.

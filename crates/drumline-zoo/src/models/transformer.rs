@@ -22,6 +22,7 @@ mod rows;
 mod stack;
 
 use drumline::data::Cause;
+use drumline::engine::tensor::{Keeps, Variable};
 use drumline::trainer::{Mode, Model};
 use tch::Tensor;
 use tch::nn::Path;
@@ -37,7 +38,7 @@ pub(crate) use attention::{
 };
 pub(crate) use embedding::{Embedding, EmbeddingShape};
 pub(crate) use layer::LayerShape;
-pub(crate) use linear::{By, CutLinear, LayerNorm, Linear};
+pub(crate) use linear::{By, CutLinear, LayerNorm, Linear, ok};
 pub(crate) use rows::Rows;
 pub(crate) use stack::{DecoderStack, Encoder, StackShape};
 
@@ -45,7 +46,7 @@ use stack::Encoded;
 
 use crate::error::ZooError;
 use crate::models::checkpointing::Checkpointing;
-use crate::models::draw::drawn;
+use crate::models::logits::{Classes, Logits, OutputLayer};
 use crate::models::options::{check_dropout, check_heads, check_sizes};
 use crate::models::ranks::ModelRanks;
 
@@ -136,11 +137,35 @@ impl TransformerOptions {
         Ok(())
     }
 
+    fn table(&self, vocab: i64) -> EmbeddingShape {
+        EmbeddingShape { vocab, size: self.d_model, pad: self.pad }
+    }
+
     /// An embedding of so many words.
-    fn embedding(&self, path: Path<'_>, vocab: i64) -> Embedding {
-        let Self { d_model: size, pad, .. } = *self;
+    fn embedding(&self, ranks: &ModelRanks, path: &Path<'_>, vocab: i64) -> Result<Embedding, ZooError> {
         // The standard deviation makes the scaled vectors, and the logits of a shared embedding, about 1.
-        Embedding::new(path, EmbeddingShape { vocab, size, pad }, (size as f64).powf(-0.5))
+        Embedding::new(ranks, path, self.table(vocab), (self.d_model as f64).powf(-0.5))
+    }
+
+    /// The output layer `[tgt_vocab, d_model]`, without bias. Its weight is `shared` with the target embedding, or its own.
+    fn generator(
+        &self,
+        ranks: &ModelRanks,
+        path: &Path<'_>,
+        shared: Option<Tensor>,
+    ) -> Result<OutputLayer, ZooError> {
+        let Self { d_model, tgt_vocab, .. } = *self;
+        let own = Variable { name: "weight", size: &[tgt_vocab, d_model], keeps: Keeps::Along(0) };
+        let weight = match shared {
+            Some(weight) => weight,
+            None => ranks.drawn(&(path / "generator"), own, Linear::xavier(d_model, tgt_vocab))?,
+        };
+        Ok(OutputLayer { weight, bias: None, classes: self.classes(ranks) })
+    }
+
+    /// The target words.
+    pub(crate) fn classes(&self, ranks: &ModelRanks) -> Classes {
+        Classes { count: self.tgt_vocab, tp: ranks.tp.clone() }
     }
 
     fn stack(&self) -> StackShape {
@@ -175,8 +200,7 @@ pub struct Transformer {
     tgt_embed: Embedding,
     encoder: Encoder,
     decoder: DecoderStack,
-    /// The output layer `[tgt_vocab, d_model]`, without bias.
-    generator: Tensor,
+    generator: OutputLayer,
     options: TransformerOptions,
 }
 
@@ -186,25 +210,22 @@ impl Transformer {
         Self::on(&ModelRanks::default(), path, options)
     }
 
-    /// Creates this rank's part of a model whose layers are cut among ranks of `tp`, with the initial weights of the whole.
-    /// All ranks have the embeddings and the logits.
+    /// Creates this rank's part of a model whose layers and vocabularies are cut among ranks of `tp`, with the initial weights
+    /// of the whole.
     pub fn on(ranks: &ModelRanks, path: &Path<'_>, options: &TransformerOptions) -> Result<Self, ZooError> {
         options.check()?;
         ranks.check_no_cp()?;
-        let TransformerOptions { d_model, tgt_vocab, src_vocab, .. } = *options;
-        let tgt_embed = options.embedding(path / "tgt_embed", tgt_vocab);
+        let TransformerOptions { tgt_vocab, src_vocab, .. } = *options;
+        let tgt_embed = options.embedding(ranks, &(path / "tgt_embed"), tgt_vocab)?;
         let src_embed = if options.share_embeddings {
             tgt_embed.shared()
         } else {
-            options.embedding(path / "src_embed", src_vocab)
+            options.embedding(ranks, &(path / "src_embed"), src_vocab)?
         };
         let encoder = Encoder::new(ranks, &(path / "encoder"), options.stack())?;
         let decoder = DecoderStack::new(ranks, &(path / "decoder"), options.stack())?;
-        let generator = if options.proj_share_weight {
-            tgt_embed.weight.shallow_clone()
-        } else {
-            generator(path, [tgt_vocab, d_model])
-        };
+        let shared = options.proj_share_weight.then(|| tgt_embed.weight.shallow_clone());
+        let generator = options.generator(ranks, path, shared)?;
         Ok(Self { src_embed, tgt_embed, encoder, decoder, generator, options: options.clone() })
     }
 
@@ -218,7 +239,8 @@ impl Transformer {
         self.encode_with(source, 0.0).into_memory()
     }
 
-    /// The logits of each next target word `[sentences, places, tgt_vocab]`.
+    /// The logits of each next target word `[sentences, places, tgt_vocab]`. Ranks that have parts of the model call it
+    /// together.
     pub fn forward(&self, source: &Tensor, target: &Tensor, train: bool) -> Tensor {
         let (size, p) = (target.size(), if train { self.options.dropout } else { 0.0 });
         let rows = Rows::all(size[0], size[1]);
@@ -237,8 +259,9 @@ impl Transformer {
         self.encoder.forward(&xs, source, self.options.pad, p)
     }
 
+    /// The logits of all words, for any number of ranks.
     fn generate(&self, states: &Tensor) -> Tensor {
-        generated(states, &self.generator)
+        ok(self.generator.forward(states).and_then(|logits| logits.whole()))
     }
 
     /// The source keys and values for each decoder layer.
@@ -259,26 +282,15 @@ impl Transformer {
     }
 }
 
-/// The weight of an output layer that shares no embedding.
-fn generator(path: &Path<'_>, size: [i64; 2]) -> Tensor {
-    drawn(path / "generator", "weight", &size, Linear::xavier(size[1], size[0]))
-}
-
-/// The logits of states.
-fn generated(states: &Tensor, generator: &Tensor) -> Tensor {
-    // A module cannot return an error; libtorch's own methods would panic too.
-    drumline_torch::linear(states, generator, None).unwrap_or_else(|error| panic!("{error}"))
-}
-
 /// Computes the logits of all target words `[words, tgt_vocab]`, without padding.
 impl Model<Pairs> for Transformer {
-    type Output = Tensor;
+    type Output = Logits;
 
-    fn forward_batch(&self, batch: &Pairs, mode: Mode) -> Result<Tensor, Cause> {
+    fn forward_batch(&self, batch: &Pairs, mode: Mode) -> Result<Logits, Cause> {
         let p = if mode == Mode::Train { self.options.dropout } else { 0.0 };
         let rows = Rows::at(&batch.places, &batch.target_in);
         let states = self.decoded(&batch.source, &batch.target_in, &rows, p);
-        Ok(self.generate(&rows.at_places(states, &batch.places)))
+        Ok(self.generator.forward(&rows.at_places(states, &batch.places))?)
     }
 }
 

@@ -12,6 +12,7 @@ use drumline_text::{
 use tch::{Device, Tensor};
 
 use super::config::{BatchingKey, NmtConfig, VocabularyKeys, VocabularyKind};
+use crate::models::Logits;
 use crate::models::transformer::{Pairs, Specials, Transformer};
 use crate::task::Place;
 
@@ -232,9 +233,9 @@ impl Supervised for NumberedPairs {
 }
 
 impl Model<NumberedPairs> for Transformer {
-    type Output = Tensor;
+    type Output = Logits;
 
-    fn forward_batch(&self, batch: &NumberedPairs, mode: Mode) -> Result<Tensor, Cause> {
+    fn forward_batch(&self, batch: &NumberedPairs, mode: Mode) -> Result<Logits, Cause> {
         self.forward_batch(&batch.pairs, mode)
     }
 }

@@ -8,12 +8,12 @@ use drumline::data::Cause;
 use drumline::trainer::BatchMetric;
 use drumline_text::bleu::{BleuOptions, BleuStats, BleuTokens};
 use drumline_text::{LineFile, TextError, detokenized};
-use tch::Tensor;
 
 use super::bitext::{Bitext, Codecs, NumberedPairs};
 use super::config::NmtConfig;
 use crate::config::PrecisionKind;
 use crate::decode::{BeamOptions, beam_search};
+use crate::models::Logits;
 use crate::models::transformer::{Specials, Transformer};
 
 /// The reference translations: one file or several, line by line.
@@ -162,8 +162,8 @@ impl<'a> Bleu<'a> {
     }
 }
 
-impl BatchMetric<NumberedPairs, Tensor> for Bleu<'_> {
-    fn update(&mut self, _: &Tensor, batch: &NumberedPairs) -> Result<(), Cause> {
+impl BatchMetric<NumberedPairs, Logits> for Bleu<'_> {
+    fn update(&mut self, _: &Logits, batch: &NumberedPairs) -> Result<(), Cause> {
         let source = &batch.pairs.source;
         let _autocast = self.precision.autocast_of_weights(source.device())?;
         let found = beam_search(&[self.model], source, &self.search)?;

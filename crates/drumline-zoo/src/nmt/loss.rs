@@ -6,12 +6,14 @@ use tch::Tensor;
 
 use super::bitext::NumberedPairs;
 use super::config::NmtConfig;
+use crate::models::Logits;
+use crate::words::WordLoss;
 
 /// Label-smoothed cross-entropy, summed over the words of a sentence. The mean is over sentences, or over words with
 /// `norm_by_words`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TranslationLoss {
-    words: CrossEntropy,
+    words: WordLoss,
     by_words: bool,
 }
 
@@ -19,12 +21,12 @@ impl TranslationLoss {
     /// The loss that a configuration asks for.
     pub fn new(config: &NmtConfig) -> Self {
         let words = CrossEntropy { label_smoothing: config.model.label_smoothing, ..CrossEntropy::default() };
-        Self { words, by_words: config.training.norm_by_words }
+        Self { words: WordLoss(words), by_words: config.training.norm_by_words }
     }
 }
 
-impl Loss<NumberedPairs, Tensor> for TranslationLoss {
-    fn sum(&self, output: &Tensor, batch: &NumberedPairs) -> Result<Tensor, Cause> {
+impl Loss<NumberedPairs, Logits> for TranslationLoss {
+    fn sum(&self, output: &Logits, batch: &NumberedPairs) -> Result<Tensor, Cause> {
         self.words.sum(output, batch)
     }
 
@@ -38,8 +40,8 @@ impl Loss<NumberedPairs, Tensor> for TranslationLoss {
 #[derive(Debug, Default)]
 pub(crate) struct TargetWords(f64);
 
-impl BatchMetric<NumberedPairs, Tensor> for TargetWords {
-    fn update(&mut self, _: &Tensor, batch: &NumberedPairs) -> Result<(), Cause> {
+impl BatchMetric<NumberedPairs, Logits> for TargetWords {
+    fn update(&mut self, _: &Logits, batch: &NumberedPairs) -> Result<(), Cause> {
         self.0 += batch.target().numel() as f64;
         Ok(())
     }

@@ -6,7 +6,6 @@ use std::rc::Rc;
 use anyhow::{Context, bail, ensure};
 use drumline::comm::Exchange;
 use drumline::data::{Cause, Sampler};
-use drumline::metrics::Perplexity;
 use drumline::trainer::{Every, MovingAverage, TrainState};
 use drumline_files::{Durability, replace};
 use drumline_torch::{AdagradOptions, AdamOptions, SgdOptions};
@@ -24,7 +23,7 @@ use super::validation::{Due, Validation};
 use crate::config::table;
 use crate::driver::{Job, changes, checksum};
 use crate::models::transformer::{self, Transformer};
-use crate::models::{Net, StagedNet, only};
+use crate::models::{Net, StagedNet, logits_of};
 use crate::optimizer::OptimizerOptions;
 use crate::task::{
     Built, DataSets, Evaluated, Folders, Keep, ModelPlace, Place, Purpose, ReportStyle, ResumeMode, Start,
@@ -32,6 +31,7 @@ use crate::task::{
 };
 use crate::weights;
 use crate::weights_file::weights_file;
+use crate::words::OfWords;
 
 /// The resolved configuration, beside the checkpoints.
 pub(crate) const CONFIG: &str = "config.yaml";
@@ -263,7 +263,10 @@ impl Task for NmtTask {
     fn model(&self, store: &VarStore, place: ModelPlace<'_>) -> anyhow::Result<Built<Self::Model>> {
         let options = options_of(&self.config, &self.texts()?.codecs);
         let model = match place.stages(store, || transformer::layers(place.ranks, &options))? {
-            Some(stages) => Net::Stages(StagedNet { stages, inputs: NumberedPairs::inputs, output: only }),
+            Some(stages) => {
+                let output = logits_of(options.classes(place.ranks));
+                Net::Stages(StagedNet { stages, inputs: NumberedPairs::inputs, output })
+            }
             None => Net::Whole(Transformer::on(place.ranks, &store.root(), &options)?),
         };
         if let Some(path) = &self.config.run.pretrain_path {
@@ -311,7 +314,7 @@ impl Task for NmtTask {
         trainer: Trainer<'a, Self>,
         evaluated: Evaluated<'a, Self>,
     ) -> anyhow::Result<Trainer<'a, Self>> {
-        let trainer = trainer.metric("ppl", Perplexity::default());
+        let trainer = trainer.metric("ppl", OfWords::perplexity());
         if evaluated.model.stages().is_some() {
             let every = Every::Steps(self.config.training.loss_valid_freq);
             return Ok(trainer.metric_key("-ppl").validate_every(every));

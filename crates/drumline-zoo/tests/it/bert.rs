@@ -1,11 +1,12 @@
 //! BERT matches PyTorch's layers for the same weights, read from a file with Hugging Face's names.
 
 use drumline::optim::no_decay_on_norms;
-use drumline::trainer::{CrossEntropy, Loss, Mode, Model};
+use drumline::trainer::{Loss, Mode, Model};
 use drumline_torch::{AdamOptions, AdamW, Optimizer, grad, parameters};
 use drumline_zoo::mlm::weights as bert_weights;
 use drumline_zoo::models::bert::{Bert, BertOptions, MaskedBatch};
 use drumline_zoo::weights;
+use drumline_zoo::words::WordLoss;
 use tch::nn::VarStore;
 use tch::{Device, Kind, Tensor};
 
@@ -46,8 +47,7 @@ fn batch() -> MaskedBatch {
 /// The mean over masked places.
 fn loss(model: &Bert, batch: &MaskedBatch) -> Tensor {
     let logits = model.forward_batch(batch, Mode::Train).unwrap();
-    let loss = CrossEntropy::default();
-    loss.sum(&logits, batch).unwrap() / loss.count(batch).unwrap()
+    WordLoss::default().sum(&logits, batch).unwrap() / batch.words.numel() as f64
 }
 
 fn values(tensor: &Tensor) -> Vec<f64> {
@@ -61,7 +61,7 @@ fn logits_loss_and_gradients_are_pytorchs() {
     let logits = model.logits(&batch.tokens, &batch.types).flatten(0, 1);
     let real = logits.index_select(0, &batch.tokens.ne(0).flatten(0, 1).nonzero().squeeze_dim(1));
     assert_close("logits", &values(&real), &floats(&golden["logits"]), TOLERANCE);
-    let masked = model.forward_batch(&batch, Mode::Train).unwrap();
+    let masked = model.forward_batch(&batch, Mode::Train).unwrap().whole().unwrap();
     assert_close("masked", &values(&masked), &values(&logits.index_select(0, &batch.places)), TOLERANCE);
     let loss = loss(&model, &batch);
     assert_close("loss", &values(&loss), &[golden["loss"].as_f64().unwrap()], TOLERANCE);
@@ -122,7 +122,8 @@ fn padding_and_other_texts_have_no_effect_and_dropout_has_one() {
         let (alone, among) = (model.logits(&tokens, &types), whole.narrow(0, text, 1).narrow(1, 0, len));
         assert!(alone.allclose(&among, 1e-5, 1e-6, false), "text {text}");
     }
-    let [one, two] = [Mode::Eval, Mode::Train].map(|mode| model.forward_batch(&batch, mode).unwrap());
+    let logits = |mode| model.forward_batch(&batch, mode).unwrap().whole().unwrap();
+    let [one, two] = [Mode::Eval, Mode::Train].map(logits);
     assert!(!one.allclose(&two, 1e-3, 1e-3, false));
 }
 

@@ -97,7 +97,8 @@ ranks_test!(a_transformer_is_the_same_with_checkpoints, 1, {
         let (sources, targets) = (vec![vec![4, 5, 6], vec![7]], vec![vec![8, 9], vec![10, 11, 12]]);
         let batch = Pairs::new(&sources, &targets, Specials::default());
         Box::new(move || {
-            model.forward_batch(&batch, Mode::Train).unwrap().cross_entropy_for_logits(&batch.words)
+            let logits = model.forward_batch(&batch, Mode::Train).unwrap();
+            logits.local().cross_entropy_for_logits(&batch.words)
         })
     });
 });
@@ -113,7 +114,8 @@ ranks_test!(bert_is_the_same_with_checkpoints, 1, {
         let words = Tensor::from_slice(&[3i64, 4, 5]);
         let batch = MaskedBatch { types: tokens.zeros_like(), tokens, places, words };
         Box::new(move || {
-            model.forward_batch(&batch, Mode::Train).unwrap().cross_entropy_for_logits(&batch.words)
+            let logits = model.forward_batch(&batch, Mode::Train).unwrap();
+            logits.local().cross_entropy_for_logits(&batch.words)
         })
     });
 });

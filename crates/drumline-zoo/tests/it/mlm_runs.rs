@@ -82,6 +82,32 @@ fn ranks_that_have_parts_of_the_layers_make_the_steps_of_one() {
 }
 
 #[test]
+fn a_run_of_parts_resumes_on_one_rank_and_a_whole_one_on_parts() {
+    let words = |steps: usize, more: &str| {
+        format!(
+            "train MODEL.DROPOUT 0.1 OPTIM.SCHEDULE constant OPTIM.WARMUP 0 TRAIN.PRINT_FREQ 1 TRAIN.SAVE_FREQ 2 TRAIN.MAX_STEPS {steps} {more}"
+        )
+    };
+    let (whole, cut) = (Place::of_masks(&SMALL), Place::of_masks(&SMALL));
+    whole.passes(1, &words(6, ""));
+    cut.passes(2, &words(2, "PARALLEL.TP 2"));
+    let said = cut.passes(1, &words(4, ""));
+    assert!(said.contains("[resume] == after step 2"), "{said}");
+    cut.passes(2, &words(6, "PARALLEL.TP 2 PARALLEL.ZERO 1"));
+    let [one, other] = [&whole, &cut].map(|place| column(&place.events(), "step", "loss"));
+    let near = one.iter().zip(&other).all(|(a, b)| (a - b).abs() < 1e-4 * a.abs());
+    assert!(one.len() == 6 && other.len() == 6 && near, "{one:?}, {other:?}");
+    // Weights of a file are read by parts.
+    let weights = whole.path("exp/checkpoints/latest/model.safetensors").display().to_string();
+    let more = format!("MODEL.WEIGHTS {weights} TEXT.TEST {}", whole.path("data/dev.csv").display());
+    let tested = [(1, ""), (2, "PARALLEL.TP 2"), (4, "PARALLEL.TP 2 PARALLEL.PP 2")].map(|(ranks, mesh)| {
+        let said = line(&whole.passes(ranks, &format!("test {more} {mesh}")));
+        said.split("texts").next().unwrap().to_owned()
+    });
+    tested[1..].iter().for_each(|cut| assert_same_figures(&tested[0], cut));
+}
+
+#[test]
 fn one_rank_and_two_make_the_same_steps() {
     let runs = [(1, 2), (2, 1)].map(|(ranks, accumulate)| {
         let place = Place::of_masks(&SMALL);

@@ -3,7 +3,8 @@
 //! ```text
 //!   batches of a step ─ Staged::inputs ─▶ first stage ─▶ … ─▶ last stage ─ Staged::output ─▶ loss, metrics
 //! ```
-//! All ranks of a pipeline have the same batches; only the last stage has losses and metrics. `on_loss_begin` and
+//! All ranks of a pipeline have the same batches; only the last stage has losses and metrics. Of ranks along `tp`, which
+//! have the same ones, the first counts; the others measure as well, as metrics may communicate along `tp`. `on_loss_begin` and
 //! `on_backward_begin` are not called, as forwards and backwards of a step overlap. Not here: in which order (`Pipeline`).
 
 use drumline_comm::on_behalf_of;
@@ -56,8 +57,9 @@ impl<M: Model<B> + ?Sized, B: Batch> Learner<'_, M, B> {
         let mut loss = |outputs: &[Tensor], index: usize| -> Result<Tensor, LayerError> {
             let (batch, _autocast) = (&batches[index], precision.enter_autocast(device)?);
             let output = staged.output(outputs, batch)?;
-            if counts {
-                no_grad(|| scores.update(&output, batch))?;
+            no_grad(|| scores.update(&output, batch))?;
+            if !counts {
+                scores.reset();
             }
             of_batch.sum(&output, batch)
         };
@@ -128,8 +130,9 @@ impl<B: Batch, O> PipelinedShare<'_, '_, B, O> {
             let mut loss = |outputs: &[Tensor], index: usize| -> Result<Tensor, LayerError> {
                 let (batch, _autocast) = (&batches[index], learner.autocast()?);
                 let output = staged.output(outputs, batch)?;
-                if counts {
-                    self.scores.update(&output, batch)?;
+                self.scores.update(&output, batch)?;
+                if !counts {
+                    self.scores.reset();
                 }
                 learner.loss.sum(&output, batch)
             };

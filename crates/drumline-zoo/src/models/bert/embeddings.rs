@@ -6,8 +6,10 @@ use tch::Tensor;
 use tch::nn::Path;
 
 use super::{BertOptions, EPS, NUM_TYPES, PAD, STDEV, init};
+use crate::error::ZooError;
 use crate::models::draw::drawn;
 use crate::models::dropout::dropout;
+use crate::models::ranks::ModelRanks;
 use crate::models::transformer::{Embedding, EmbeddingShape, LayerNorm};
 
 #[derive(Debug)]
@@ -19,14 +21,19 @@ pub(super) struct Embeddings {
 }
 
 impl Embeddings {
-    /// The embedding of words, which is also the weight of the head.
+    /// The shape of the embedding of words.
+    pub(super) fn table(options: &BertOptions, vocab: i64) -> EmbeddingShape {
+        EmbeddingShape { vocab, size: options.hidden_size as i64, pad: PAD }
+    }
+
+    /// This rank's part of the embedding of words, which is also the weight of the head.
     pub(super) fn words<'a>(
+        ranks: &ModelRanks,
         path: impl Borrow<Path<'a>>,
         options: &BertOptions,
         vocab_size: i64,
-    ) -> Embedding {
-        let shape = EmbeddingShape { vocab: vocab_size, size: options.hidden_size as i64, pad: PAD };
-        Embedding::new(path, shape, STDEV)
+    ) -> Result<Embedding, ZooError> {
+        Embedding::new(ranks, path, Self::table(options, vocab_size), STDEV)
     }
 
     /// Creates the others beside that of words, under the path of the model.

@@ -6,13 +6,16 @@
 //! Layers compute what [`Bert`](super::Bert) computes, of the same variables. Tokens travel with the rows, as they say which
 //! places hold words.
 
-use drumline::engine::pipeline::{Boundary, Layer as PipelineLayer, LayerError, LayerList, LayerSpec, Mode};
+use drumline::engine::pipeline::{
+    Boundary, Layer as PipelineLayer, LayerBuilder, LayerError, LayerList, LayerSpec, Mode,
+};
 use tch::Tensor;
+use tch::nn::Path;
 
 use super::embeddings::Embeddings;
 use super::head::MaskedHead;
 use super::layer::Layer;
-use super::{BertOptions, PAD, Texts, at_places};
+use super::{BertOptions, Texts, at_places};
 use crate::error::ZooError;
 use crate::models::checkpointing::OneBlock;
 use crate::models::ranks::ModelRanks;
@@ -22,7 +25,7 @@ use crate::models::transformer::Embedding;
 const WORDS: &str = "bert.embeddings.word_embeddings.weight";
 
 /// The model as a list of layers, of which a rank has all or its part. The first layer gets tokens and types, both `[texts,
-/// places]`, and the masked places; the last one returns their logits.
+/// places]`, and the masked places; the last one returns their logits, of this rank's classes.
 pub fn layers(ranks: &ModelRanks, options: &BertOptions, vocab_size: i64) -> Result<LayerList, ZooError> {
     options.check()?;
     ranks.check_no_cp()?;
@@ -30,15 +33,17 @@ pub fn layers(ranks: &ModelRanks, options: &BertOptions, vocab_size: i64) -> Res
     let (size, inner) = (options.hidden_size, options.intermediate_size);
     let mut list = LayerList::default();
     let words = {
-        let options = options.clone();
-        move |path: &tch::nn::Path<'_>, _: &str| {
-            Ok::<_, LayerError>(Embeddings::words(path, &options, vocab_size).weight)
+        let (ranks, options) = (ranks.clone(), options.clone());
+        move |layer: &LayerBuilder<'_>| {
+            let created =
+                |path: &Path<'_>, _: &str| Ok(Embeddings::words(&ranks, path, &options, vocab_size)?.weight);
+            let weight = layer.tied(WORDS, created)?;
+            Ok::<_, LayerError>(Embedding::of(&ranks, weight, Embeddings::table(&options, vocab_size)))
         }
     };
     let (of_first, own) = (words.clone(), options.clone());
     let first = LayerSpec::new("embed", move |layer| {
-        let words = Embedding::of(layer.tied(WORDS, &of_first)?, PAD);
-        let embeddings = Embeddings::new(words, &layer.root(), &own);
+        let embeddings = Embeddings::new(of_first(layer)?, &layer.root(), &own);
         Ok(Box::new(First { embeddings, dropout: own.dropout }))
     });
     // Costs are products for each token.
@@ -52,10 +57,9 @@ pub fn layers(ranks: &ModelRanks, options: &BertOptions, vocab_size: i64) -> Res
         let cost = size * (4 * size + 2 * inner + options.max_position_embeddings);
         list.push(spec.cost(cost as f64).names_masks());
     }
-    let own = options.clone();
+    let (ranks, own) = (ranks.clone(), options.clone());
     let last = LayerSpec::new("head", move |layer| {
-        let words = layer.tied(WORDS, &words)?;
-        Ok(Box::new(Last(MaskedHead::new(&words, &layer.root(), &own))))
+        Ok(Box::new(Last(MaskedHead::new(&ranks, &words(layer)?, &layer.root(), &own)?)))
     });
     // About one word in seven is masked.
     let cost = size * (size + vocab_size as usize) / 7;
@@ -106,7 +110,7 @@ impl PipelineLayer for Last {
     fn forward(&self, xs: Boundary, _: Mode) -> Result<Boundary, LayerError> {
         let [rows, tokens, places] = three(xs)?;
         let states = Texts::of(&tokens).rows.unpack(&rows);
-        Ok(vec![self.0.forward(&at_places(&states, &places)?)])
+        Ok(vec![self.0.forward(&at_places(&states, &places)?)?.local().shallow_clone()])
     }
 }
 

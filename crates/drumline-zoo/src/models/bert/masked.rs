@@ -5,7 +5,7 @@ use drumline::trainer::{Batch, Supervised};
 use tch::{Device, Tensor};
 
 /// A batch. Its targets are the words at the masked places in one row. Logits are computed for these only, and
-/// [`CrossEntropy`](drumline::trainer::CrossEntropy) counts no others.
+/// [`WordLoss`](crate::words::WordLoss) counts no others.
 #[derive(Debug)]
 pub struct MaskedBatch {
     /// Tokens with masks `[texts, places]`.

@@ -2,17 +2,24 @@
 
 use std::borrow::Borrow;
 
+use drumline::engine::tensor::{Keeps, TensorParallel, Variable, VocabEmbedding};
 use tch::nn::{Init, Path};
 use tch::{Kind, Tensor, no_grad};
 
-use crate::models::draw::drawn;
+use super::linear::ok;
+use crate::error::ZooError;
 use crate::models::dropout::dropout;
+use crate::models::logits::Classes;
+use crate::models::ranks::ModelRanks;
 
-/// An embedding table. The row of padding is initialised to zero and gets no gradient.
+/// An embedding table. The row of padding is initialised to zero and gets no gradient. Ranks along `tp` have parts of it, by
+/// words.
 #[derive(Debug)]
 pub(crate) struct Embedding {
+    /// This rank's rows.
     pub(crate) weight: Tensor,
-    pad: i64,
+    shape: EmbeddingShape,
+    tp: TensorParallel,
 }
 
 /// The size of the table, and the padding id.
@@ -24,28 +31,46 @@ pub(crate) struct EmbeddingShape {
 }
 
 impl Embedding {
-    /// Creates the table. Weights are normal with standard deviation `stdev`.
-    pub(crate) fn new<'a>(path: impl Borrow<Path<'a>>, shape: EmbeddingShape, stdev: f64) -> Self {
-        let path = path.borrow();
+    /// Creates this rank's part of the table. Weights are normal with standard deviation `stdev`.
+    pub(crate) fn new<'a>(
+        ranks: &ModelRanks,
+        path: impl Borrow<Path<'a>>,
+        shape: EmbeddingShape,
+        stdev: f64,
+    ) -> Result<Self, ZooError> {
         let EmbeddingShape { vocab, size, pad } = shape;
-        let weight = drawn(path, "weight", &[vocab, size], Init::Randn { mean: 0.0, stdev });
-        let _ = no_grad(|| weight.get(pad).zero_());
-        Self { weight, pad }
+        let table = Variable { name: "weight", size: &[vocab, size], keeps: Keeps::Along(0) };
+        let weight = ranks.drawn(path.borrow(), table, Init::Randn { mean: 0.0, stdev })?;
+        let own = ranks.tp.cut(vocab).range(ranks.tp.rank());
+        if own.contains(&pad) {
+            let _ = no_grad(|| weight.get(pad - own.start).zero_());
+        }
+        Ok(Self::of(ranks, weight, shape))
     }
 
-    /// An embedding of a table that exists.
-    pub(crate) fn of(weight: Tensor, pad: i64) -> Self {
-        Self { weight, pad }
+    /// An embedding of a table of which this rank has these rows.
+    pub(crate) fn of(ranks: &ModelRanks, weight: Tensor, shape: EmbeddingShape) -> Self {
+        Self { weight, shape, tp: ranks.tp.clone() }
     }
 
     /// A second handle to the same table.
     pub(crate) fn shared(&self) -> Self {
-        Self { weight: self.weight.shallow_clone(), pad: self.pad }
+        Self { weight: self.weight.shallow_clone(), shape: self.shape, tp: self.tp.clone() }
+    }
+
+    /// The words as classes.
+    pub(crate) fn classes(&self) -> Classes {
+        Classes { count: self.shape.vocab, tp: self.tp.clone() }
     }
 
     /// The rows of tokens, unscaled.
     pub(crate) fn rows(&self, tokens: &Tensor) -> Tensor {
-        Tensor::embedding(&self.weight, tokens, self.pad, false, false)
+        let EmbeddingShape { vocab, pad, .. } = self.shape;
+        if !self.tp.is_cut() {
+            return Tensor::embedding(&self.weight, tokens, pad, false, false);
+        }
+        let own = VocabEmbedding::of(&self.weight, vocab, &self.tp).with_padding_idx(pad);
+        ok(own.forward(tokens).and_then(|rows| rows.sum())).into_tensor()
     }
 
     /// Rows times √size, plus the position encodings from place `first` on. `tokens` is `[batch, places]`.
@@ -90,7 +115,8 @@ mod tests {
     #[test]
     fn padding_is_zero_and_has_no_gradient() {
         let store = VarStore::new(Device::Cpu);
-        let table = Embedding::new(store.root(), EmbeddingShape { vocab: 4, size: 3, pad: 2 }, 1.0);
+        let shape = EmbeddingShape { vocab: 4, size: 3, pad: 2 };
+        let table = Embedding::new(&ModelRanks::default(), store.root(), shape, 1.0).unwrap();
         assert_eq!(table.weight.get(2).abs().sum(Kind::Float).double_value(&[]), 0.0);
         table.rows(&Tensor::from_slice(&[1i64, 2, 2])).sum(Kind::Float).backward();
         assert_eq!(

@@ -12,16 +12,18 @@ use tch::Tensor;
 
 use super::layer::{DecoderLayer, EncoderLayer};
 use super::stack::{Encoded, decoded, decoder_masks, encoder_masks, ended, last_norm};
-use super::{Embedding, LayerNorm, Rows, TransformerOptions, generated, generator};
+use super::{Embedding, LayerNorm, Rows, TransformerOptions};
 use crate::error::ZooError;
 use crate::models::checkpointing::OneBlock;
+use crate::models::logits::OutputLayer;
 use crate::models::ranks::ModelRanks;
 
 /// The variable of the first and of the last layer, if they share one.
 const TARGET: &str = "tgt_embed.weight";
 
 /// The model as a list of layers, of which a rank has all or its part. The first layer gets the source and the decoder's input,
-/// both `[sentences, places]` and padded, and the places at which words are predicted; the last one returns their logits.
+/// both `[sentences, places]` and padded, and the places at which words are predicted; the last one returns their logits, of
+/// this rank's classes.
 pub fn layers(ranks: &ModelRanks, options: &TransformerOptions) -> Result<LayerList, ZooError> {
     options.check()?;
     ranks.check_no_cp()?;
@@ -64,21 +66,21 @@ struct Shared {
 impl Shared {
     /// The embedding of the target.
     fn target(&self, layer: &LayerBuilder<'_>) -> Result<Embedding, LayerError> {
-        let TransformerOptions { tgt_vocab, pad, proj_share_weight, .. } = self.options;
+        let Self { ranks, options } = self;
+        let TransformerOptions { tgt_vocab, proj_share_weight, .. } = *options;
         if !proj_share_weight {
-            return Ok(self.options.embedding(layer.root() / "tgt_embed", tgt_vocab));
+            return Ok(options.embedding(ranks, &(layer.root() / "tgt_embed"), tgt_vocab)?);
         }
-        let weight =
-            layer.tied(TARGET, |path, _| Ok(self.options.embedding(path.clone(), tgt_vocab).weight))?;
-        Ok(Embedding::of(weight, pad))
+        let weight = layer.tied(TARGET, |path, _| Ok(options.embedding(ranks, path, tgt_vocab)?.weight))?;
+        Ok(Embedding::of(ranks, weight, options.table(tgt_vocab)))
     }
 
     fn first(&self, layer: &LayerBuilder<'_>) -> Built {
-        let target = self.target(layer)?;
-        let source = if self.options.share_embeddings {
+        let (target, Self { ranks, options }) = (self.target(layer)?, self);
+        let source = if options.share_embeddings {
             target.shared()
         } else {
-            self.options.embedding(layer.root() / "src_embed", self.options.src_vocab)
+            options.embedding(ranks, &(layer.root() / "src_embed"), options.src_vocab)?
         };
         Ok(Box::new(First { source, target, model: self.clone() }))
     }
@@ -105,13 +107,10 @@ impl Shared {
     }
 
     fn last(&self, layer: &LayerBuilder<'_>) -> Built {
-        let TransformerOptions { tgt_vocab, d_model, proj_share_weight, .. } = self.options;
-        let weight = if proj_share_weight {
-            self.target(layer)?.weight
-        } else {
-            generator(&layer.root(), [tgt_vocab, d_model])
-        };
-        Ok(Box::new(Last(weight)))
+        let Self { ranks, options } = self;
+        let shared = options.proj_share_weight.then(|| self.target(layer)).transpose()?;
+        let generator = options.generator(ranks, &layer.root(), shared.map(|target| target.weight))?;
+        Ok(Box::new(Last(generator)))
     }
 
     fn dropout(&self, mode: Mode) -> f64 {
@@ -137,7 +136,7 @@ struct Decoding {
     model: Shared,
 }
 
-struct Last(Tensor);
+struct Last(OutputLayer);
 
 /// The tensors of a boundary.
 fn of_boundary<const N: usize>(xs: Boundary) -> Result<[Tensor; N], LayerError> {
@@ -181,7 +180,7 @@ impl Layer for Last {
     fn forward(&self, xs: Boundary, _: Mode) -> Result<Boundary, LayerError> {
         let [_, rows, _, target, places] = of_boundary(xs)?;
         let words = Rows::at(&places, &target).at_places(rows, &places);
-        Ok(vec![generated(&words, &self.0)])
+        Ok(vec![self.0.forward(&words)?.local().shallow_clone()])
     }
 }
 

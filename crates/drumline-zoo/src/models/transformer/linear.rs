@@ -53,7 +53,7 @@ pub(crate) enum By {
 }
 
 /// Why these functions panic: modules cannot return errors. The trainer reports the panic.
-fn ok<R>(made: Result<R, ParallelError>) -> R {
+pub(crate) fn ok<R>(made: Result<R, ParallelError>) -> R {
     made.unwrap_or_else(|error| panic!("{error}"))
 }
 

@@ -24,11 +24,12 @@ impl Default for Specials {
 
 /// A batch of pairs. Its targets are the words of all translations in one row, without padding. A
 /// [`Transformer`](super::Transformer) computes the logits of these words only. With
-/// [`CrossEntropy`](drumline::trainer::CrossEntropy), the loss is label-smoothed and counted by words.
+/// [`WordLoss`](crate::words::WordLoss), the loss is label-smoothed and counted by words.
 ///
 /// ```
 /// use drumline::trainer::{CrossEntropy, Loss, Mode, Model};
 /// use drumline_zoo::models::transformer::{Pairs, Specials, Transformer, TransformerOptions};
+/// use drumline_zoo::words::WordLoss;
 /// use tch::{Device, Tensor, nn::VarStore};
 ///
 /// let batch = Pairs::new(&[vec![4, 5, 6], vec![7]], &[vec![8, 9], vec![10, 11, 12]], Specials::default());
@@ -41,10 +42,9 @@ impl Default for Specials {
 ///     n_layers: 1, n_head: 2, d_word_vec, d_model, d_inner_hid: 16, src_vocab, tgt_vocab, ..Default::default()
 /// };
 /// let model = Transformer::new(&store.root(), &small)?;
-/// let loss = CrossEntropy { label_smoothing: 0.1, ..Default::default() };
+/// let loss = WordLoss(CrossEntropy { label_smoothing: 0.1, ..Default::default() });
 /// let logits = model.forward_batch(&batch, Mode::Train)?;
-/// assert_eq!(logits.size(), [7, 13]);
-/// assert_eq!(loss.count(&batch)?, 7.0);
+/// assert_eq!(logits.whole()?.size(), [7, 13]);
 /// (loss.sum(&logits, &batch)? / 7.0).backward();
 /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
 /// ```

@@ -51,6 +51,27 @@ fn ranks_that_have_parts_of_the_layers_make_the_steps_of_one() {
 }
 
 #[test]
+fn a_run_of_parts_resumes_on_one_rank_and_translates() {
+    // The output layer has its own weights.
+    let words = |steps: usize, more: &str| {
+        format!(
+            "{more} model_configs.proj_share_weight False model_configs.label_smoothing 0.2 \
+             training_configs.disp_freq 1 training_configs.save_freq 1 training_configs.max_steps {steps}"
+        )
+    };
+    let (whole, cut) = (Task::new(), Task::new());
+    whole.train(1, &words(4, ""));
+    cut.train(2, &words(2, "PARALLEL.TP 2"));
+    let said = cut.train(1, &words(4, "--reload"));
+    assert!(said.contains("[resume] == after step 2"), "{said}");
+    let [one, other] = [&whole, &cut].map(|task| task.column("step", "loss"));
+    assert!(difference(&one, &other) < 1e-4, "{one:?} {other:?}");
+    cut.train(2, &words(6, "--reload PARALLEL.TP 2"));
+    cut.passes(1, "translate --model DIR/save --source DIR/test.src --out DIR/out.txt");
+    assert_eq!(cut.read("out.txt").lines().count(), 11);
+}
+
+#[test]
 fn ranks_that_have_stages_of_the_layers_make_the_steps_of_one() {
     let losses = |nproc: usize, more: &str| {
         let task = Task::new();
