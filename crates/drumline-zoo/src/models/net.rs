@@ -4,7 +4,7 @@ use std::fmt;
 use std::rc::Rc;
 
 use drumline::data::Cause;
-use drumline::engine::pipeline::Stages;
+use drumline::engine::pipeline::{Boundary, LayerError, Stages};
 use drumline::trainer::{Mode, Model, Staged};
 use tch::Tensor;
 
@@ -111,4 +111,10 @@ pub(crate) fn only(outputs: &[Tensor]) -> Result<Tensor, Cause> {
 /// The logits of these classes, of which the last layer returns what this rank has.
 pub(crate) fn logits_of(classes: Classes) -> OutputOf<Logits> {
     Box::new(move |outputs| Ok(classes.logits(only(outputs)?)?))
+}
+
+/// The tensors between two layers, of which there are `N`.
+pub(crate) fn tensors_of<const N: usize>(xs: Boundary) -> Result<[Tensor; N], LayerError> {
+    let len = xs.len();
+    xs.try_into().map_err(|_| format!("a layer got {len} tensors, expected {N}").into())
 }

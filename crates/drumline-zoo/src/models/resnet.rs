@@ -11,7 +11,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use drumline::engine::pipeline::{Boundary, LayerBuilder, LayerError, LayerList, LayerSpec, layer_fn};
+use drumline::engine::pipeline::{LayerBuilder, LayerList, LayerSpec, layer_fn};
 use drumline_torch::max_pool_cuda;
 use tch::Tensor;
 use tch::nn::{ModuleT, Path};
@@ -21,6 +21,7 @@ use super::checkpointing::{Blocks, OneBlock};
 use super::layers::{Builder, Conv, ConvShape, Linear, draw_again};
 use super::norm::NormLayer;
 use crate::error::ZooError;
+use crate::models::net::tensors_of;
 
 /// The parameters that distinguish the members of the family.
 #[derive(Debug, Clone, Copy)]
@@ -198,7 +199,7 @@ pub(super) fn layers(shape: &Shape, options: &ModelOptions) -> Result<LayerList,
         let made = stem(&builder, &layer.root());
         keep_for_later(&drawn, layer, builder.take_convs());
         Ok(layer_fn(move |xs, mode| {
-            let [images] = of_boundary(xs)?;
+            let [images] = tensors_of(xs)?;
             Ok(vec![pooled(&made.forward_relu(&images, mode.is_train()))])
         }))
     });
@@ -213,7 +214,7 @@ pub(super) fn layers(shape: &Shape, options: &ModelOptions) -> Result<LayerList,
             let made = OneBlock::new(Block::new(&builder, &layer.path(), block), index, how);
             keep_for_later(&drawn, layer, builder.take_convs());
             Ok(layer_fn(move |xs, mode| {
-                let ([x], train) = (of_boundary(xs)?, mode.is_train());
+                let ([x], train) = (tensors_of(xs)?, mode.is_train());
                 let [out, _] = made.forward(&[&x], move |block, xs| block.forward(&xs[0], &xs[0], train));
                 Ok(vec![out])
             }))
@@ -225,7 +226,7 @@ pub(super) fn layers(shape: &Shape, options: &ModelOptions) -> Result<LayerList,
         let fc = Builder::new(&norm).linear(layer.path(), outputs, num_classes);
         draw_again(std::mem::take(&mut *lock(&convs)));
         Ok(layer_fn(move |xs, _| {
-            let [x] = of_boundary(xs)?;
+            let [x] = tensors_of(xs)?;
             Ok(vec![classified(&fc, &x)])
         }))
     });
@@ -240,12 +241,6 @@ fn keep_for_later(kept: &Mutex<Vec<Tensor>>, layer: &LayerBuilder<'_>, mut convs
 
 fn lock(convs: &Mutex<Vec<Tensor>>) -> MutexGuard<'_, Vec<Tensor>> {
     convs.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The only tensor of a boundary.
-fn of_boundary(xs: Boundary) -> Result<[Tensor; 1], LayerError> {
-    let len = xs.len();
-    xs.try_into().map_err(|_| format!("a layer of a ResNet got {len} tensors, expected 1").into())
 }
 
 fn stem(builder: &Builder<'_>, path: &Path<'_>) -> ConvNorm {

@@ -9,7 +9,6 @@
 use drumline::engine::pipeline::{
     Boundary, Layer as PipelineLayer, LayerBuilder, LayerError, LayerList, LayerSpec, Mode,
 };
-use tch::Tensor;
 use tch::nn::Path;
 
 use super::embeddings::Embeddings;
@@ -18,6 +17,7 @@ use super::layer::Layer;
 use super::{BertOptions, Texts, at_places};
 use crate::error::ZooError;
 use crate::models::checkpointing::OneBlock;
+use crate::models::net::tensors_of;
 use crate::models::ranks::ModelRanks;
 use crate::models::transformer::Embedding;
 
@@ -84,15 +84,9 @@ fn dropout(p: f64, mode: Mode) -> f64 {
     if mode.is_train() { p } else { 0.0 }
 }
 
-/// The three tensors of a boundary.
-fn three(xs: Boundary) -> Result<[Tensor; 3], LayerError> {
-    let len = xs.len();
-    xs.try_into().map_err(|_| format!("a layer of a BERT got {len} tensors, expected 3").into())
-}
-
 impl PipelineLayer for First {
     fn forward(&self, xs: Boundary, mode: Mode) -> Result<Boundary, LayerError> {
-        let [tokens, types, places] = three(xs)?;
+        let [tokens, types, places] = tensors_of(xs)?;
         let embedded = self.embeddings.forward(&tokens, &types, dropout(self.dropout, mode));
         Ok(vec![Texts::of(&tokens).rows.pack(&embedded), tokens, places])
     }
@@ -100,7 +94,7 @@ impl PipelineLayer for First {
 
 impl PipelineLayer for Middle {
     fn forward(&self, xs: Boundary, mode: Mode) -> Result<Boundary, LayerError> {
-        let [rows, tokens, places] = three(xs)?;
+        let [rows, tokens, places] = tensors_of(xs)?;
         let rows = Texts::of(&tokens).through(&self.layer, &rows, dropout(self.dropout, mode));
         Ok(vec![rows, tokens, places])
     }
@@ -108,7 +102,7 @@ impl PipelineLayer for Middle {
 
 impl PipelineLayer for Last {
     fn forward(&self, xs: Boundary, _: Mode) -> Result<Boundary, LayerError> {
-        let [rows, tokens, places] = three(xs)?;
+        let [rows, tokens, places] = tensors_of(xs)?;
         let states = Texts::of(&tokens).rows.unpack(&rows);
         Ok(vec![self.0.forward(&at_places(&states, &places)?)?.local().shallow_clone()])
     }

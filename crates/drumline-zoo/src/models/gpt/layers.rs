@@ -16,6 +16,7 @@ use super::embedding::GptEmbedding;
 use super::head::Head;
 use crate::error::ZooError;
 use crate::models::checkpointing::OneBlock;
+use crate::models::net::tensors_of;
 use crate::models::ranks::ModelRanks;
 use crate::models::transformer::LayerNorm;
 
@@ -102,16 +103,9 @@ struct Last {
     model: Shared,
 }
 
-/// The two tensors of a boundary.
-fn two(xs: Boundary) -> Result<[Tensor; 2], LayerError> {
-    let len = xs.len();
-    xs.try_into()
-        .map_err(|_| format!("a layer of a GPT got {len} tensors, expected states and targets").into())
-}
-
 impl Layer for First {
     fn forward(&self, xs: Boundary, mode: Mode) -> Result<Boundary, LayerError> {
-        let [tokens, targets] = two(xs)?;
+        let [tokens, targets] = tensors_of(xs)?;
         let states = match self.model.pass(&targets, mode) {
             Some(pass) => pass.embedded(&self.embedding, &self.model.options, &tokens)?,
             None => self.embedding.forward(&tokens, 0, self.model.dropout(mode)),
@@ -122,7 +116,7 @@ impl Layer for First {
 
 impl Layer for Middle {
     fn forward(&self, xs: Boundary, mode: Mode) -> Result<Boundary, LayerError> {
-        let [states, targets] = two(xs)?;
+        let [states, targets] = tensors_of(xs)?;
         let states = match self.model.pass(&targets, mode) {
             Some(pass) => pass.through(&self.block, &states)?,
             None => {
@@ -139,7 +133,7 @@ impl Layer for Middle {
 
 impl Layer for Last {
     fn forward(&self, xs: Boundary, mode: Mode) -> Result<Boundary, LayerError> {
-        let [states, targets] = two(xs)?;
+        let [states, targets] = tensors_of(xs)?;
         let sum = match self.model.pass(&targets, mode) {
             Some(pass) => pass.loss(&self.ln_f, &self.head, &self.model.options, [&states, &targets])?,
             None => {

@@ -8,7 +8,6 @@
 //! encoder layers, and words travel with them, as they say which places are rows.
 
 use drumline::engine::pipeline::{Boundary, Layer, LayerBuilder, LayerError, LayerList, LayerSpec, Mode};
-use tch::Tensor;
 
 use super::layer::{DecoderLayer, EncoderLayer};
 use super::stack::{Encoded, decoded, decoder_masks, encoder_masks, ended, last_norm};
@@ -16,6 +15,7 @@ use super::{Embedding, LayerNorm, Rows, TransformerOptions};
 use crate::error::ZooError;
 use crate::models::checkpointing::OneBlock;
 use crate::models::logits::OutputLayer;
+use crate::models::net::tensors_of;
 use crate::models::ranks::ModelRanks;
 
 /// The variable of the first and of the last layer, if they share one.
@@ -138,15 +138,9 @@ struct Decoding {
 
 struct Last(OutputLayer);
 
-/// The tensors of a boundary.
-fn of_boundary<const N: usize>(xs: Boundary) -> Result<[Tensor; N], LayerError> {
-    let len = xs.len();
-    xs.try_into().map_err(|_| format!("a layer of a Transformer got {len} tensors, expected {N}").into())
-}
-
 impl Layer for First {
     fn forward(&self, xs: Boundary, mode: Mode) -> Result<Boundary, LayerError> {
-        let [source, target, places] = of_boundary(xs)?;
+        let [source, target, places] = tensors_of(xs)?;
         let (p, pad) = (self.model.dropout(mode), self.model.options.pad);
         // In this order, as dropouts are counted.
         let encoded = Encoded::embedded(&self.source.placed(&source, 0, p), &source, pad);
@@ -158,7 +152,7 @@ impl Layer for First {
 impl Layer for Encoding {
     fn forward(&self, xs: Boundary, mode: Mode) -> Result<Boundary, LayerError> {
         let _masks = encoder_masks();
-        let [states, rows, source, target, places] = of_boundary(xs)?;
+        let [states, rows, source, target, places] = tensors_of(xs)?;
         let encoded = Encoded::of_rows(states, &source, self.model.options.pad);
         let encoded = encoded.through(&self.block, self.model.dropout(mode)).ended(self.norm.as_ref());
         Ok(vec![encoded.states().shallow_clone(), rows, source, target, places])
@@ -168,7 +162,7 @@ impl Layer for Encoding {
 impl Layer for Decoding {
     fn forward(&self, xs: Boundary, mode: Mode) -> Result<Boundary, LayerError> {
         let _masks = decoder_masks();
-        let [states, rows, source, target, places] = of_boundary(xs)?;
+        let [states, rows, source, target, places] = tensors_of(xs)?;
         let encoded = Encoded::of_rows(states.shallow_clone(), &source, self.model.options.pad);
         let at = Rows::at(&places, &target);
         let rows = decoded(&self.block, &rows, &at, &encoded, self.model.dropout(mode));
@@ -178,7 +172,7 @@ impl Layer for Decoding {
 
 impl Layer for Last {
     fn forward(&self, xs: Boundary, _: Mode) -> Result<Boundary, LayerError> {
-        let [_, rows, _, target, places] = of_boundary(xs)?;
+        let [_, rows, _, target, places] = tensors_of(xs)?;
         let words = Rows::at(&places, &target).at_places(rows, &places);
         Ok(vec![self.0.forward(&words)?.local().shallow_clone()])
     }
