@@ -214,4 +214,16 @@ fn pipelines_that_cannot_be_are_one_error() {
         assert!(all.iter().any(|rank| rank.stderr.contains(expected)), "{words}: {}", all[0].stderr);
     }
     assert!(!place.path("exp/checkpoints/latest").exists(), "nothing was trained");
+    let images = Place::of_images(8, 8);
+    for (words, expected) in [
+        (
+            "MODEL.ARCH resnet18 MODEL.SYNCBN True",
+            "MODEL.SYNCBN is True, which PARALLEL.PP 2 does not support; try False",
+        ),
+        ("MODEL.ARCH mlp", "and this model is not cut into stages; try 1"),
+    ] {
+        let all = images.run(2, &format!("train PARALLEL.PP 2 {words}"));
+        assert!(all.iter().all(|rank| !rank.exit.is_success()), "{words}");
+        assert!(all.iter().any(|rank| rank.stderr.contains(expected)), "{words}: {}", all[0].stderr);
+    }
 }
