@@ -50,7 +50,7 @@ impl PreparedModel<StagedModel> {
     /// # use drumline::optim::Sgd;
     /// # use drumline::tch::{Reduction, Tensor};
     /// # use drumline::trainer::StagedModel;
-    /// # fn epoch<D: drumline::data::Dataset<Batch = (Tensor, Tensor)>>(
+    /// # fn epoch<D: drumline::data::Dataset<Batch = (Tensor, Tensor)> + 'static>(
     /// #     model: &PreparedModel<StagedModel>, optimizer: &mut PreparedOptimizer<Sgd>, loader: &PreparedLoader<D>,
     /// # ) -> Result<(), drumline::accelerator::AcceleratorError> {
     /// for batch in loader.epoch(0) {

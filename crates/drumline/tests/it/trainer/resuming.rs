@@ -326,11 +326,11 @@ ranks_test!(the_best_by_another_metric_is_not_compared, 2, {
         let trainer = new(&group, &net, &store)?.n_epochs(epochs).metric_key(key);
         trainer.save_path(&path).resume_from(&path).train(LoadBestModel::No).map_err(anyhow::Error::from)
     };
-    let by_accuracy = run("-acc", 1)?;
-    let by_loss = run("-loss", 3)?;
-    // No loss is smaller than that accuracy, so that none would be better than it.
-    assert!(by_loss.best_metric > by_accuracy.best_metric, "{by_loss:?} {by_accuracy:?}");
-    assert!(by_loss.best_step > by_accuracy.best_step);
+    let by_loss = run("loss", 1)?;
+    let by_accuracy = run("acc", 2)?;
+    // No accuracy is larger than that loss, so that none would be better than it.
+    assert!(by_accuracy.best_metric < by_loss.best_metric, "{by_loss:?} {by_accuracy:?}");
+    assert!(by_accuracy.best_step > by_loss.best_step);
     // The control: the same metric is compared.
-    assert_eq!(run("-loss", 3)?.best_metric, by_loss.best_metric);
+    assert_eq!(run("acc", 2)?.best_metric, by_accuracy.best_metric);
 });
